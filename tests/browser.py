@@ -25,7 +25,7 @@ def found() -> str | None:
 
 @cache
 def installed() -> str | None:
-    """The browser's path. It is installed once, if this machine lets us."""
+    """The browser's path. It is installed once, if this machine allows that."""
     if (browser := found()) is not None or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return browser
     with (Path(tempfile.gettempdir()) / "coatcheck-chromium.lock").open("w") as lock:
@@ -40,7 +40,7 @@ def installed() -> str | None:
 
 
 def chromium() -> str:
-    """The browser's path. Without one, the test is skipped, but fails in CI."""
+    """The browser's path. Without a browser, the test is skipped, but fails in CI."""
     browser = installed()
     if browser is None and os.environ.get("CI"):
         pytest.fail("there is no Chromium on this machine, and it could not be installed")

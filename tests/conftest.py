@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from coatcheck import Store
-from tests import warm_server
+from tests import scratch, warm_server
 from tests.backends import Backend, Clock, Fleet
 from tests.counting import counts as counts  # a fixture, and the hook of its table
 from tests.counting import pytest_configure as pytest_configure
@@ -34,22 +34,24 @@ ABOVE_STORAGE = frozenset({
     "test_toolkit.py",
 })  # fmt: skip
 
+scratch.use_memory()
+
 # A run that a script started with `&` ignores control-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A slow machine is not a wrong answer. CI tries the same few examples each time.
+# Being slow is not a failure. CI tries the same few examples each time.
 settings.register_profile(
-    "short", max_examples=15 if CI else 25, derandomize=CI, print_blob=True, deadline=None,
+    "short", max_examples=10 if CI else 25, derandomize=CI, print_blob=True, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
-settings.register_profile("long", parent=settings.get_profile("short"), max_examples=1_000, derandomize=False)
+settings.register_profile("long", parent=settings.get_profile("short"), max_examples=400, derandomize=False)
 settings.load_profile("long" if LONG_FAULTS else "short")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect tests without looking for garbage. Nearly all that this makes lives to the end."""
+    """Collect tests with garbage collection off. Nearly everything that this creates lives to the end."""
     gc.disable()
     try:
         _import_tests(session)
@@ -60,20 +62,22 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def _import_tests(session: pytest.Session) -> None:
-    """Let each worker begin to import the tests at another file. In a fresh clone pytest compiles them, which takes
-    longer than all else about them: like this a file is compiled by one worker, and the others read what it wrote."""
+    """Let each worker start importing the tests at a different file. In a fresh clone pytest compiles them, which takes
+    longer than everything else: this way one worker compiles a file, and the others read what it wrote."""
     number, count = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "0").strip("gw")) for name in ("", "_COUNT"))
     if count < 2 or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(TESTS.rglob("test_*.py"))]
     start = number * len(names) // count
     for name in names[start:] + names[:start]:
-        with suppress(Exception, pytest.skip.Exception):  # pytest will meet it again, and report it
+        with suppress(Exception, pytest.skip.Exception):  # pytest will run into it again, and report it
             importlib.import_module(name)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark property tests, which `make faults` runs with more examples, and repetitions, which only it runs."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Mark property tests, which `make faults` runs with more examples, and repetitions, which only it runs. Once tests
+    are selected, put slow ones first."""
     tests = [item for item in items if isinstance(item, pytest.Function)]
     for test in tests:
         names = getattr(test.function, "__code__", None) and test.function.__code__.co_names
@@ -84,12 +88,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not LONG_FAULTS:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("repeated")])
         items[:] = [item for item in items if not item.get_closest_marker("repeated")]
+    done = yield
+    items[:] = _slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    return done
+
+
+def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Let each worker begin with some of the slow tests, so that none is left with one at the end. Each worker gets an
+    equal part of the list: see `--dist worksteal`."""
+    slow = [item for item in items if _is_slow(item)]
+    others = [item for item in items if not _is_slow(item)]
+    if workers < 2 or len(slow) > len(others):
+        return items
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        size = (len(items) - len(ordered)) // (workers - number)
+        first = slow[number::workers]
+        ordered += first + others[: size - len(first)]
+        del others[: size - len(first)]
+    return ordered
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None or (LONG_FAULTS and item.path.parent.name == "faults")
 
 
 def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
     """Tests above storage that repeat on another backend what a folder has shown: each of them runs in a folder with
     all values of its parameters. On a fleet, the first test of a file and those marked `on_fleet` run with the first
-    values. None runs in memory, whose catalog is the same as a folder's.
+    values. None of them runs in memory, whose catalog is the same as a folder's.
     """
     kinds = {test: _backend_of(test) for test in tests if _is_above_storage(test)}
     in_folder = {test.function for test, kind in kinds.items() if kind in ("folder", "bytes")}
@@ -115,6 +142,14 @@ def _backend_of(test: pytest.Function) -> object:
 
 def pytest_sessionfinish() -> None:
     warm_server.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what tests wrote in memory. If a test failed, the next run removes it instead."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not (reporter and (reporter.stats.get("failed") or reporter.stats.get("error"))):
+        scratch.remove()
 
 
 @pytest.fixture(scope="session")

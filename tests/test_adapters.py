@@ -15,7 +15,7 @@ from tests.adapters.__main__ import HERE, command
 from tests.adapters.conftest import FRAMEWORKS
 
 ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
-# Starts another process with the framework, where a synchronous run has shown the same. `make adapters` runs it.
+# Starts another process with the framework, but a synchronous run has shown the same. `make adapters` runs it.
 REPEATED = "test_two_processes_on_one_store_send_the_same_bytes and (TestAsync or TestStreaming)"
 
 

@@ -28,7 +28,7 @@ async def opened(backend: Backend) -> AsyncIterator[coatcheck.aio.AsyncStore]:
 
 
 def public_methods(owner: type) -> set[str]:
-    """What users call: no dunders, no properties, and not what the other packages call."""
+    """The methods that users call: no dunders, no properties, and none that only other packages call."""
     inner = {
         "content",
         "lasting_session",
@@ -52,11 +52,11 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
         (coatcheck.ToolExecutor, coatcheck.aio.AsyncToolExecutor),
         (Transcript, coatcheck.aio.AsyncTranscript),
     ):
-        methods = public_methods(plain) - {"arun", "arun_all", "await_"}  # what the wrapper calls
+        methods = public_methods(plain) - {"arun", "arun_all", "await_"}  # the wrapper calls these
         assert public_methods(wrapped) == methods
         for name in methods:
             twin = getattr(wrapped, name)
-            is_iterator = name in ("lines", "messages")  # these give what is awaited, and so does a decorator
+            is_iterator = name in ("lines", "messages")  # these return something to await, as a decorator does
             assert inspect.iscoroutinefunction(twin) or is_iterator or name == "offload", name
             assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
     assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
@@ -181,7 +181,7 @@ def test_errors_are_those_of_the_store(backend: Backend) -> None:
 
 
 class Patient(io.RawIOBase):
-    """A stream that gives nothing before the event loop has said so: it would hang a loop that waited for it."""
+    """A stream that returns nothing until the event loop allows it: it would hang a loop that waited for it."""
 
     def __init__(self) -> None:
         self.started, self.go_on = threading.Event(), threading.Event()

@@ -106,7 +106,7 @@ def test_a_repeated_result_is_one_line_and_costs_no_read() -> None:
     inline, ours = billed(recording, Offloading()), with_coatcheck(recording)
     assert (ours.stubs, ours.reads, ours.calls) == (0, 0, inline.calls)
     assert ours.kept_out > 0.8 * estimate(text)
-    assert with_coatcheck(recording, LIMIT).kept_out == 0  # named limits stay what they are
+    assert with_coatcheck(recording, LIMIT).kept_out == 0  # named limits still apply
 
 
 def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:

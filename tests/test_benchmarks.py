@@ -37,22 +37,33 @@ def run_benchmarks(folder: Path, *args: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def test_a_quick_case_prints_ratios_writes_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = run_benchmarks(tmp_path, "get", "--quick", "--json", "figures.json")
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The folder of a quick run of one case, and what it printed."""
+    folder = tmp_path_factory.mktemp("quick")
+    return folder, run_benchmarks(folder, "get", "--quick", "--json", "figures.json")
+
+
+def test_a_quick_case_prints_ratios_writes_its_figures_and_leaves_nothing_behind(
+    quick: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = quick
     assert done.returncode == 0, done.stderr
     assert re.search(r"get 20 KB +\|.*\| +\d+\.\d\d× \| +≤ 2\.00× \|", done.stdout)
     assert re.search(r"\d of \d rows are within their limit", done.stdout)
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    figures = json.loads((folder / "figures.json").read_text())
     rows = figures["tables"]["get"]["rows"]
     assert all(row["value"] == pytest.approx(row["ours"] / row["floor"], rel=1e-3) for row in rows)
     assert {"cpu", "cores", "file system", "python", "sqlite"} <= figures["machine"].keys()
-    assert list((tmp_path / "build").iterdir()) == []
+    assert list((folder / "build").iterdir()) == []
 
 
-def test_the_report_names_neither_the_host_nor_a_path(tmp_path: Path) -> None:
-    done = run_benchmarks(tmp_path, "get", "--quick")
+def test_the_report_names_neither_the_host_nor_a_path(
+    quick: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    folder, done = quick
     assert os.uname().nodename not in done.stdout
-    assert str(tmp_path) not in done.stdout
+    assert str(folder) not in done.stdout
 
 
 def test_an_unknown_case_is_a_usage_error_that_names_the_known_ones(tmp_path: Path) -> None:

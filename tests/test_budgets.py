@@ -1,7 +1,7 @@
 """Hostile content and arguments on the wire of every surface: what each may cost in CPU seconds and memory.
 
 The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find what grows without a
-limit, not what became slower. The answer, an error included, stays within its cap.
+limit, not what became slower. Every answer, including an error, stays within its cap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = [
 
 MIB = 1 << 20
 MAX_CHARS = 8_000
-CAP = 10 * MAX_CHARS  # bytes of an answer on the wire: escapes and what surrounds the page included
+CAP = 10 * MAX_CHARS  # bytes of an answer on the wire, including escapes and what surrounds the page
 SECONDS = 100.0  # of CPU for one row; the limits of a read are 10 to 30 seconds
 PEAK = 1_600 * MIB  # of any process; the limit of a child that reads is 1 GiB
 
@@ -141,7 +141,7 @@ ROWS = [
 
 @dataclass
 class Usage:
-    """What processes used: CPU seconds of all, and the largest peak of memory of one."""
+    """What processes used: the CPU seconds of all, and the highest memory peak of any one."""
 
     seconds: float
     peak: int
@@ -162,7 +162,7 @@ json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss << 10], sys.stderr)
 def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
     """Run a command to its end, and return its output and what it and its children used.
 
-    A small process starts it: on Linux, the peak of a process begins with that of the one that started it."""
+    A small process starts it: on Linux, the peak of a process begins with its parent's."""
     done = subprocess.run([sys.executable, "-c", MEASURED, *command], env=env, capture_output=True, check=True)
     return done.stdout.decode("utf-8", "replace"), Usage(*json.loads(done.stderr))
 

@@ -432,7 +432,7 @@ def test_an_interrupt_ends_quietly_and_stores_nothing() -> None:
         ),  # workers of xdist ignore it, and so would this
     )
     assert process.stdin
-    process.stdin.write(b"x" * 4_000_000)  # more than a pipe holds: by now it is reading
+    process.stdin.write(b"x" * 4_000_000)  # more than fits into a pipe: by now it is reading
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()  # ends its input, as Ctrl-C ends the writer of a pipe too
@@ -559,7 +559,7 @@ def test_hostile_content_never_reaches_a_terminal(hostile: str) -> None:
 
 
 def test_hostile_names_and_summaries_never_reach_a_terminal() -> None:
-    everything = "".join(HOSTILE).replace("\0", "")  # which no argument of a process can hold
+    everything = "".join(HOSTILE).replace("\0", "")  # which no argument of a process can contain
     answer("put", "-", "--name", everything, "--tool", everything, "--summary", everything, "--session", everything,
            stdin=b"x")  # fmt: skip
     for args in (("ls", "--session", everything), ("ls", "--sessions"), ("show", everything, "--session", everything),

@@ -37,7 +37,7 @@ def chat(content: str, answer: str = "Fine.", turns: int = 5) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a session that pays, one that does not, and a file that is none."""
+    """A folder with a session that pays off, one that does not, and a file that is not a session."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "store"))

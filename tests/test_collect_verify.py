@@ -461,7 +461,7 @@ def test_content_that_cannot_be_read_can_be_put_again(folder: Backend, monkeypat
 def test_a_catalog_that_is_damaged_itself_removes_no_copy(folder: Backend) -> None:
     with folder.open() as store:
         ref = store.session("s").put(NOISE)
-    # The index over digests loses its entries: to look one up by it finds nothing.
+    # The index over digests loses its entries: a lookup through it finds nothing.
     edit_catalog(
         folder.path,
         "PRAGMA writable_schema = ON",
@@ -586,7 +586,7 @@ def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
 
 
 def _without_its_row(backend: Backend, clock: Clock) -> tuple[Store, Ref]:
-    """A store whose catalog has lost the row of a blob, as one that was restored from an older backup."""
+    """A store whose catalog has lost the row of a blob, like one that was restored from an older backup."""
     store = backend.open(clock=clock)
     ref = store.session("s", ttl=None).put(NOISE)
     store.close()

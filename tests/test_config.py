@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and how, and that each reaches what it sets."""
+"""Settings: which source wins, what is refused and how, and that each setting takes effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def right(setting: Setting) -> st.SearchStrategy[Any]:
-    """Values that a setting takes."""
+    """Values that a setting accepts."""
     if setting.choices:
         return st.sampled_from(setting.choices)
     return {
@@ -224,7 +224,7 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
         "render",
         "resolves",
         "ttl",
-    }  # the host's to say
+    }  # only the host can set these
     assert set(found.section("policy")) == taken
 
 

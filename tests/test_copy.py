@@ -1,4 +1,4 @@
-"""Copying a store: everything means the same over there, whatever the backends, and a copy that broke off goes on."""
+"""Copying a store: everything means the same in the target, whatever the backends; an interrupted copy continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iter
 
 
 def filled(store: Store) -> dict[str, Any]:
-    """Some of everything: what each name must give."""
+    """Put some of everything, and return the value that each name must have."""
     parent = store.session("parent", ttl=None)
     child = store.session("child", parent="parent", quota_bytes=10_000_000)
     values: dict[str, Any] = {"text": "small", "rows": [{"a": 1}], "bytes": b"\x00\x01", "large": "line\n" * LARGE}
@@ -41,7 +41,7 @@ def filled(store: Store) -> dict[str, Any]:
 
 
 def seen(store: Store) -> dict[str, Any]:
-    """All that a user can see, but for the address."""
+    """Everything that a user can see, except the address."""
     return {
         info.session_id: (
             info.parent, info.ttl, info.quota, info.created, info.used_bytes,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import Limit, Policy, Session, errors, toolkit
 from coatcheck.externalize import Prices, Situation
-from coatcheck.externalize.decision import LEAST_TOKENS, Estimate, break_even, use_of
+from coatcheck.externalize.decision import LEAST_TOKENS, Estimate, use_of
 from coatcheck.models import model
 
 WORDS = "one two three four five six seven eight nine ten "
@@ -196,7 +196,7 @@ def test_a_stub_pays_from_the_break_even_on(
 ) -> None:
     situation = Situation(context_tokens=context, calls_to_come=calls, prices=Prices(read=read))
     expected = Estimate(use, situation, rate)
-    limit = break_even(expected)
+    limit = expected.break_even()
     assert limit >= LEAST_TOKENS
     if limit < 1_000_000:
         for tokens in (limit, limit + 1, 2 * limit, 10 * limit):

@@ -1,5 +1,5 @@
-"""Two ways to the same answer: the three backends on one trace of calls, a fragment and a JSONPath, and a builder that
-has seen the whole conversation and one that was made just now."""
+"""Different ways to the same answer: the three backends on one trace of calls, a fragment and a JSONPath, and a builder
+that has seen the whole conversation and one that was just made."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Side:
         return self.store.session(f"{name} {self._example}", parent=parent)
 
     def do(self, operation: Sequence[Any]) -> Any:
-        """Return what a call gives, in a form that does not name the backend, or its error."""
+        """Return the result of a call, in a form that does not name the backend, or its error."""
         name, *given = operation
         try:
             return _plain(getattr(self, f"_{name}")(*given))

@@ -283,14 +283,14 @@ def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Bac
     ref = reader.session("s", ttl=100).put("x")
     clock.advance(80)
     assert reader.session("s").get(ref) == "x"
-    reader._activity.flush()  # what a timer does in time
+    reader._activity.flush()  # what a timer eventually does
     clock.advance(80)
     assert other.session("s").get(ref) == "x"
 
 
 def test_uses_are_written_by_a_timer(lasting: Backend, clock: Clock) -> None:
     reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
-    session = reader.session("s", ttl=0.5)  # the timer goes by the time to live, and by the time of the machine
+    session = reader.session("s", ttl=0.5)  # the timer depends on the time to live, and on the machine's clock
     ref = session.put("x")
     clock.advance(0.4)
     assert session.get(ref) == "x"

@@ -1,4 +1,4 @@
-"""What a model gets of a tool's result: the value itself, a stub, or a bounded part of it if the store fails."""
+"""What a model gets for a tool's result: the value itself, a stub, or a bounded part of it if the store fails."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Break = Callable[[Exception], Session]
 
 @pytest.fixture
 def broken(session: Session, monkeypatch: pytest.MonkeyPatch) -> Break:
-    """`broken(error)`: a session whose catalog takes nothing."""
+    """`broken(error)`: a session whose catalog accepts no writes."""
 
     def breaking(error: Exception) -> Session:
         def refuse(*args: object, **kwargs: object) -> None:

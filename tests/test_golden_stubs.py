@@ -1,7 +1,7 @@
 """The bytes of stubs and fall-backs, pinned: a stub is a pure function of content, policy and name.
 
-`golden_stubs.json` has what a model gets of each value, as text and in the shape the value had. To accept a change that
-is meant, run this file as a module: `python -m tests.test_golden_stubs`.
+`golden_stubs.json` has what a model gets for each value, as text and in the shape the value had. To accept an intended
+change, run this file as a module: `python -m tests.test_golden_stubs`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a host needs that runs its tools itself: tools without a session, metadata, names, more kinds of sessions."""
+"""For a host that runs its tools itself: tools without a session, metadata, names, more kinds of sessions."""
 
 from __future__ import annotations
 

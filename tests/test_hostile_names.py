@@ -53,7 +53,7 @@ KNOWN = {"blobs", "catalog.sqlite", "catalog.sqlite-shm", "catalog.sqlite-wal", 
 
 
 def check_layout(root: Path) -> None:
-    """Everything below the folder has a name that we made from digests and random numbers."""
+    """Check that everything below the folder has a name that we made from digests and random numbers."""
     for path in root.rglob("*"):
         parts = path.relative_to(root).parts
         if parts[0] == "blobs" and len(parts) > 1:
@@ -208,7 +208,7 @@ def test_a_file_where_the_folder_should_be_is_a_clear_error(folder: Backend, bel
     assert folder.path.read_text() == "a file"
 
 
-# Everything is imported before the process gives its rights away: another user may not be able to read this Python.
+# Everything is imported before the process drops its rights: another user may not be able to read this Python.
 AS_NOBODY = """
 import os, sys, tempfile
 import coatcheck
@@ -229,7 +229,7 @@ def as_nobody(root: Path) -> str:
     """What happens when a user without rights opens this store; as root, that user is `nobody`."""
     for folder in (root.parent, *root.parent.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
-            folder.chmod(0o711)  # the way there is not what is tested
+            folder.chmod(0o711)  # access to the parent folders is not tested here
     return run_python(AS_NOBODY, root, env={"PYTHONPATH": ":".join(sys.path)}).strip()
 
 

@@ -1,4 +1,4 @@
-"""Pointers, prefixes and fragments: what is one, what is not, and where a fragment leads."""
+"""Pointers, prefixes and fragments: what is valid, what is not, and where a fragment leads."""
 
 import hashlib
 import json

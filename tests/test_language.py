@@ -53,7 +53,7 @@ def files() -> Iterator[Path]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a page without its code blocks; of a module, the strings and comments."""
+    """The lines of a page without its code blocks, or the strings and comments of a module."""
     text = path.read_text()
     if path.suffix == ".md":
         text = re.sub(r"^```.*?^```$", lambda found: "\n" * found[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)

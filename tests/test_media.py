@@ -1,4 +1,4 @@
-"""What content is, told from its first bytes and its name."""
+"""The type of content, detected from its first bytes and its name."""
 
 import codecs
 import io

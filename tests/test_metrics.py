@@ -464,7 +464,7 @@ def test_a_rise_is_reported_once_and_again_only_when_it_continues(session: Sessi
     rises = [turn for turn, figure in notices if figure == "est_tokens"]
     assert len(rises) == 2
     assert rises == [10, 18]
-    again = Meter(session, budget=Budget(max_prompt_tokens=10**6))  # another process: it knows what was reported
+    again = Meter(session, budget=Budget(max_prompt_tokens=10**6))  # like another process: it knows what was reported
     found = again.call(messages=[{"role": "user", "content": "word " * 4_500}])
     assert found is not None
     assert not [one for one in found.warnings if one.reason == "session" and one.figure == "est_tokens"]
@@ -611,7 +611,7 @@ def test_a_failure_never_reaches_the_agent_and_is_logged_once(
     assert meter.failures == 2
     assert len(caplog.records) == 1
     store.close()
-    assert meter.call(messages=START) is not None  # nothing can be kept any more
+    assert meter.call(messages=START) is not None  # nothing can be recorded any more
     assert meter.call(messages=5) is None  # type: ignore[arg-type]
     assert meter.call(messages=[object(), {1: b"\xff"}, None]) is not None
     assert meter.failures > 4

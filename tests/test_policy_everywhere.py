@@ -1,7 +1,7 @@
 """The policy in `coatcheck.toml` applies to every way into a store: its masking, its limit for a tool, its switch.
 
-Each way gets the result of a tool and returns what the model sees of it. The secrets are put together here, so that no
-scanner takes this file for a leak."""
+Each way gets the result of a tool and returns what the model sees of it. The secrets are assembled here, so that no
+scanner reports this file as a leak."""
 
 import json
 from collections.abc import Callable
@@ -93,7 +93,7 @@ def mcp_proxy(place: Path, folder: Path, tool: str) -> str:
 
 
 class Way(NamedTuple):
-    """A way in. It `decides` if the policy says what it stores; otherwise the caller has asked for it."""
+    """A way in. `decides` says whether the policy decides what is stored; otherwise the caller has asked for it."""
 
     send: Callable[[Any, Path, str], str]
     in_process: bool = True

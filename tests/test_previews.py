@@ -134,7 +134,7 @@ documents = st.recursive(
 
 
 def begins_like(cut: object, whole: object) -> bool:
-    """Whether what was seen of a value is true of it."""
+    """Whether the part of a value that was seen is true of the whole."""
     if isinstance(cut, CutText):
         return isinstance(whole, str) and whole.startswith(cut)
     if isinstance(cut, CutList):

@@ -114,7 +114,7 @@ def test_a_forked_child_can_use_the_store(folder: Backend) -> None:
     before = session.put("before", name="before")
     large = session.put(value_of(0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is part of the test
+        warnings.simplefilter("ignore", DeprecationWarning)  # the threads are part of the test
         child = os.fork()
     if not child:
         failed = 1

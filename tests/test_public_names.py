@@ -15,7 +15,7 @@ PUBLIC = {
     "default", "errors", "is_pointer", "open", "toolkit",
 }  # fmt: skip
 
-# What only the command line, an extra or a caller's own models need: importing coatcheck must not pay for it.
+# What only the command line, an extra or a caller's own models need: importing coatcheck must not import it.
 HEAVY = {
     "asyncio", "click", "duckdb", "hypothesis", "jsonpath_rfc9535", "mcp", "obstore", "psycopg", "pydantic",
     "pydantic_core", "pytest", "re2", "rich", "splintr", "starlette", "uvicorn",

@@ -298,7 +298,7 @@ def test_a_forked_child_claims_and_writes_on_its_own(lasting: Backend) -> None:
     token = session.claim("parent")
     session.record("hot", b"parent's", token=token)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)  # about forking beside threads, which is what is tested
         child = os.fork()
     if child == 0:
         code = 1

@@ -1,6 +1,6 @@
-"""With `redact="store"` a secret is in no file of the store, whichever way a value came in and whatever its encoding.
+"""With `redact="store"`, no file of the store contains a secret, however a value came in and whatever its encoding.
 
-The canaries are put together here, so that no scanner takes this file for a leak."""
+The canaries are assembled here, so that no scanner reports this file as a leak."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ STORE = Policy(redact="store")
 
 @dataclass(frozen=True)
 class Way:
-    """What a way in is given. `policy` is None where the settings say what the policy is."""
+    """What a way in is given. `policy` is None where the settings define the policy."""
 
     session: Session
     policy: Policy | None
@@ -325,7 +325,7 @@ def test_values_and_streams_that_are_not_utf_8_are_stored_masked(encoding: str, 
     assert leaks(place) == []
 
 
-# What becomes of a transcript whose payloads are stored masked
+# What happens to a transcript whose payloads are stored masked
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Secrets in what is shown: none in summaries, previews, lists, hits, errors and exports, all of them exact in `get`.
 
-The canaries are put together here, so that no scanner takes this file for a leak."""
+The canaries are assembled here, so that no scanner reports this file as a leak."""
 
 import base64
 import io
@@ -48,7 +48,7 @@ def armoured(kind: str, body: str = BODY) -> str:
     return f"{FENCE}BEGIN {kind}{FENCE}\n{body}\n{FENCE}END {kind}{FENCE}"
 
 
-# What it is, the text that holds it, and the part that nobody may see.
+# What it is, the text that contains it, and the part that nobody may see.
 CANARIES: dict[str, tuple[str, str]] = {
     name: (text.replace("§", secret), secret)
     for name, text, secret in (
@@ -586,7 +586,7 @@ def test_any_part_of_a_text_can_be_masked(text: str, data: st.DataObject) -> Non
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     masked = mask(text, start, end)
-    # What stands around a part may show that a word in it is no secret; by itself the rest of that word may look so.
+    # The text around a part may show that a word in it is not a secret; the rest of that word alone may look like one.
     assert mask(masked) == masked or mask(text[start:end]) != masked
 
 
@@ -655,7 +655,7 @@ LEADS = ('token: "', "cookie: ", "-----BEGIN PRIVATE" + " KEY-----\n")
 def test_a_megabyte_of_what_is_nearly_a_secret_takes_a_moment(piece: str, long_faults: bool) -> None:
     leads = ("", *LEADS)
     for lead in leads if long_faults else [leads[NEAR.index(piece) % len(leads)]]:
-        text = lead + piece * (250_000 // len(piece))
+        text = lead + piece * ((250_000 if long_faults else 100_000) // len(piece))
         assert len(mask(text)) <= 3 * len(text)
 
 

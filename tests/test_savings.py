@@ -52,7 +52,7 @@ def read(session: Session, pointer: str) -> int:
 
 
 def saved_by(stub: str, name: str) -> int:
-    """Return the tokens that a stub kept out: those that it names, which are about those of the result."""
+    """Return the tokens that a stub kept out: those that it names, about as many as the result has, minus its own."""
     tokens: int = json.loads(stub)["tokens"]
     assert tokens == pytest.approx(estimate(log(name)), rel=0.05)
     return tokens - estimate(stub)

@@ -1,4 +1,4 @@
-"""What a session holds, sees and says: values, names, pointers, provenance, limits, families and grants."""
+"""What a session stores, sees and returns: values, names, pointers, provenance, limits, families and grants."""
 
 import dataclasses
 import hashlib

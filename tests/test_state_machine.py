@@ -1,7 +1,7 @@
 """A store against a model made of dicts: whatever is done to both, they answer the same.
 
-The machine reopens the store, and abandons it as a crash would: without close, its journal not taken over, its uses not
-written. It knows nothing of blobs, rows, files or objects.
+The machine reopens the store, and abandons it as a crash would: without close, with its journal not taken over and its
+uses not written. It knows nothing of blobs, rows, files or objects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TTL, GRACE = 100.0, 50.0
 SESSIONS = ("one", "two", "child of one")
 PARENTS = {"child of one": "one"}
 
-# Few enough to meet again, and some the same bytes in another type.
+# Few enough to repeat, and some with the same bytes in another type.
 VALUES = st.sampled_from(["a", "[1]", [1], b"[1]", "x" * LARGE, b"x" * LARGE])
 NAMES = st.sampled_from([None, "n", "m"])
 WHICH = st.sampled_from(SESSIONS)
@@ -308,7 +308,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.backend.lasts)
     @rule()
     def move(self) -> None:
-        """What reopening is to the others, an export and an import are to memory."""
+        """Export and import: the equivalent, in memory, of reopening a store."""
         target = io.BytesIO()
         self.store.export(target)
         self.store.close()
@@ -341,7 +341,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # to explain takes longer than to understand
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # Phase.explain takes longer than it saves
 
 
 @pytest.mark.timeout(0)

@@ -25,7 +25,7 @@ CALL = PromptMetrics(
 
 
 def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-    """What the SDK has of these calls: for each metric its points, with their attributes."""
+    """What the SDK records for these calls: for each metric its points, with their attributes."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     found = Telemetry(provider, trace)

@@ -1,4 +1,4 @@
-"""What one tenant has never touches or tells of another's, on every backend."""
+"""What one tenant has never touches or reveals what another has, on every backend."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_an_estimate_is_not_more_than_5_percent_low_on(kind: str) -> None:
     assert error(SAMPLES[kind]) > -0.05
 
 
-# Not the other languages: their samples are made of the commonest words alone, which cost far less than real prose.
+# Not the other languages: their samples contain only the most common words, which cost far less than real prose.
 @pytest.mark.parametrize("kind", [kind for kind, text in SAMPLES.items() if text.isascii()])
 def test_an_estimate_is_not_more_than_a_quarter_high_on(kind: str) -> None:
     assert error(SAMPLES[kind]) < 0.25
@@ -69,7 +69,7 @@ def test_an_estimate_never_fails_and_is_zero_for_the_empty_text_alone(text: str)
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_two_texts_together_cost_little_more_than_apart(one: str, other: str) -> None:
-    # A text that costs as much as it has bytes is capped: beside a cheap one it may cost more.
+    # The estimate of a text is capped at its bytes: a text at the cap may cost more beside a cheap one.
     assume(all(tokens.estimate(text) < size(text) for text in (one, other) if text))
     assert tokens.estimate(one + other) <= tokens.estimate(one) + tokens.estimate(other) + 12
 

@@ -44,7 +44,7 @@ def cursor(answer: str) -> str | None:
     return match[1] if match else None
 
 
-# What a model is told
+# What a model is shown
 
 
 def test_all_three_schemas_together_have_fewer_than_420_tokens_and_one_alone_than_190(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Values come back as they were put, in content and in type; what could not is refused by name."""
+"""Values come back as they were put, in content and in type; a value that could not is refused by name."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ JSON_VALUES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, and of equal types all the way down: 1, 1.0 and True are three things, and so are 0.0 and -0.0."""
+    """Equal, with equal types all the way down: 1, 1.0 and True are three things, and 0.0 and -0.0 are two."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):

@@ -59,7 +59,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 def link_dependencies(target: Path, *names: str, seen: set[str] | None = None) -> None:
-    """Link distributions of this environment into another, with all that they need without extras."""
+    """Link distributions of this environment into another, with everything that they need without extras."""
     seen = set() if seen is None else seen
     for name in names:
         if name in seen:

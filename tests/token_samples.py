@@ -1,6 +1,6 @@
-"""Texts to hold token estimates against: generated ones of every kind, and the texts inside the corpus.
+"""Texts for checking token estimates: generated ones of every kind, and the texts inside the corpus.
 
-Tests use them, and `benchmarks/calibrate_tokens.py`.
+Tests and `benchmarks/calibrate_tokens.py` use them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def corpus_files(folder: Path) -> list[Path]:
 
 
 def corpus_texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each corpus file that tests use, and of the tool results and documents inside them."""
+    """The name and text of each corpus file that tests use, and of the tool results and documents inside them."""
     for path in corpus_files(folder):
         name, text = path.relative_to(folder).as_posix(), path.read_bytes().decode()
         yield name, text
@@ -157,7 +157,7 @@ def corpus_texts(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _results(value: Any) -> Iterator[str]:
-    """The texts of tool results anywhere in a message, in each of the formats that the corpus holds."""
+    """The texts of tool results anywhere in a message, in each format that the corpus contains."""
     if isinstance(value, list):
         for item in value:
             yield from _results(item)

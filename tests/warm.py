@@ -1,9 +1,9 @@
-"""Commands that start quickly, for tests in which the start of Python is not what is tested.
+"""Commands that start quickly, for tests that do not test the start of Python.
 
 `command("coatcheck", "ls")` is like `python -m coatcheck ls`, but the process is forked from a server that has already
-imported what most commands need. It has its own environment, folder and standard streams. What is started is this
-file, as a script: it hands all that to the server, forwards signals and ends as the forked process does. Its process
-id is not that of the command. If it is killed, so is the command.
+imported what most commands need. It has its own environment, folder and standard streams. The test starts this file,
+as a script: it hands all of that to the server, forwards signals and ends as the forked process does. Its process id
+is not the command's. If it is killed, so is the command.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run(address: str, words: list[str]) -> int:
         socket.send_fds(server, [len(job).to_bytes(_HEAD, "big")], [0, 1, 2])
         server.sendall(job)
         null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # only the command has them open: who reads them must see them close
+        for stream in (0, 1, 2):  # only the command keeps them open: their reader must see them close
             os.dup2(null, stream)
         for number in _FORWARDED:
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
@@ -91,7 +91,7 @@ def serve(address: str) -> list[str] | None:
 
 
 def _received(client: socket.socket) -> tuple[list[str], list[int]]:
-    """Receive a command with its streams, environment and folder, and take on the last two."""
+    """Receive a command with its streams, environment and folder, and adopt the last two."""
     head, streams, _, _ = socket.recv_fds(client, _HEAD, 3)
     job, size = b"", int.from_bytes(head, "big")
     while len(job) < size:
@@ -105,7 +105,7 @@ def _received(client: socket.socket) -> tuple[list[str], list[int]]:
 
 
 def _obey(client: socket.socket, clients: dict[socket.socket, int]) -> None:
-    """Forward the signals that a client sends. One that is gone was killed."""
+    """Forward the signals that a client sends. A client that is gone was killed."""
     for number in client.recv(64) or [signal.SIGKILL]:
         os.kill(clients[client], number)
         if number == signal.SIGKILL:
@@ -114,7 +114,7 @@ def _obey(client: socket.socket, clients: dict[socket.socket, int]) -> None:
 
 
 def _reap(clients: dict[socket.socket, int]) -> None:
-    """Tell the clients of processes that ended how they did."""
+    """Tell the clients of processes that ended how they ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -50,11 +50,10 @@ def open(
     """Open a store. A new one is created, unless `create` is False.
 
     `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. With `durability="power"`,
-    acknowledged writes survive a power cut, with `"process"` the end of the process. `ttl` is the time to live of new
+    acknowledged writes survive a power cut; with `"process"`, the end of the process. `ttl` is the time to live of new
     sessions; `quota_bytes` limits the whole store, `max_artifact_bytes` one artifact. With `tenant`, only the store of
-    that tenant is opened, the same as `store.tenant` returns. Options that are not given come from `settings`, by
-    default those of `coatcheck.toml` and the environment (COATCHECK_STORE, …). The default url is the user's data
-    folder."""
+    that tenant is opened, the same as `store.tenant` returns. Other options come from `settings`, by default read from
+    `coatcheck.toml` and the environment (COATCHECK_STORE, …). The default url is the user's data folder."""
     options = {
         "store.url": _UNSET if url is None else os.fspath(url),
         "store.durability": durability,
@@ -120,8 +119,8 @@ def _connect_memory(tenant: str | None) -> tuple[BlobStore, Catalog, PassageInde
 
 
 def open_on(root: Path, disk: Disk, tenant: str | None = None, **options: Any) -> Store:
-    """Open a store in a folder. All of its changes go through this disk. The store of a tenant is in a folder of its
-    own, named by a digest."""
+    """Open a store in a folder. All of its changes go through this disk. A tenant's store is in a folder of its own,
+    named by a digest."""
 
     def connect(name: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
         from coatcheck.storage.folder import open_folder_store

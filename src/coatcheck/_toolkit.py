@@ -150,7 +150,7 @@ class Waited(Protocol):
 
 
 class Handles(Protocol):
-    """What knows the calls that were started: a `ToolExecutor`."""
+    """The object that knows the started calls: a `ToolExecutor`."""
 
     def wait(self, handle: str, /, *, timeout: float | None) -> Waited: ...
 
@@ -188,7 +188,7 @@ class Description:
 @dataclass(frozen=True, slots=True)
 class _Options:
     """What the tools of a kit have in common. `list_tool` is the name under which the model knows that tool, empty if
-    it has none. None for a limit means that of the store's settings."""
+    it has none. A limit of None means the one in the store's settings."""
 
     max_chars: int | None
     max_store_bytes: int | None
@@ -424,12 +424,12 @@ class _Answers:
         return part
 
     def read_back(self, ref: Ref, tokens: int) -> None:
-        """Count what a model read. That must never cost the answer."""
+        """Count what a model read. This must never prevent the answer."""
         with suppress(Exception):
             counts_of(self.session.store).read_back(self.session, ref, tokens)
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
-        """Read what the model asked for. If that has no answer but another way to write it has, return that page, and
+        """Read what the model asked for. If that has no answer but another way to write it does, return that page, and
         what it answers. The artifact is opened once for all of them."""
         source = source_of(self.session, target)
 
@@ -508,7 +508,7 @@ class _Answers:
             return False
 
     def _missing(self, asked: str, error: NotFound | InvalidPointer) -> str:
-        """Return that there is no such artifact, with the nearest names. For an expired one, say what it was."""
+        """Say that there is no such artifact, with the nearest names. For an expired one, say what it was."""
         if isinstance(error, Expired) or (
             isinstance(error, InvalidPointer) and _POINTER.fullmatch(self._target(asked))
         ):
@@ -543,7 +543,7 @@ class _Answers:
             columns = "pointer, kind, bytes, name, passage"
         else:
             wanted = skip + _ROWS + 1
-            refs = self.session.list(limit=2 * wanted + 64)[:wanted]  # a ref without a name gets that of an older one
+            refs = self.session.list(limit=2 * wanted + 64)[:wanted]  # a ref without a name takes that of an older one
             rows = [(ref, _row(ref, "", ref.summary)) for ref in refs]
             columns = "pointer, kind, bytes, name, summary"
         at = next((number + 1 for number, (ref, _) in enumerate(rows) if ref.artifact_id.startswith(last or "-")), skip)
@@ -564,7 +564,7 @@ class _Answers:
         listed = "\n".join(row for _, row in page)
         with suppress(Exception):  # as above
             asked = estimate(json.dumps(arguments, ensure_ascii=False))
-            counts_of(self.session.store).listed(self.session.store, asked + estimate(listed))
+            counts_of(self.session.store).listed(asked + estimate(listed))
         return self._marked(f"[{first}]", listed)
 
     def store(self, arguments: dict[str, Any]) -> str:

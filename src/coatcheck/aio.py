@@ -1,7 +1,7 @@
 """The API for async callers: the same methods, each run in a worker thread.
 
 Each method takes the same arguments as its synchronous counterpart, and is awaited. A task that is cancelled stops
-waiting at once; its call still runs to its end in the thread. Long calls (grep, query, diff, search, collect, verify)
+waiting at once; its call still runs to the end in the thread. Long calls (grep, query, diff, search, collect, verify)
 have a few threads of their own, so that short calls do not wait for them.
 
     async with await coatcheck.aio.open("./.coatcheck") as store:
@@ -82,7 +82,7 @@ def _awaited(
 def _threaded(
     call: Callable[P, R], wrap: Callable[[R], W], run: Callable[..., Awaitable[R]] = in_thread
 ) -> Callable[P, Coroutine[Any, Any, W]]:
-    """Make an async function of a plain one: it runs in a thread, and its result is wrapped."""
+    """Make an async function from a plain one: it runs in a thread, and its result is wrapped."""
 
     @functools.wraps(call)
     async def hopped(*args: P.args, **kwargs: P.kwargs) -> W:
@@ -299,7 +299,7 @@ class AsyncStore(_Closing[Store]):
         return self._wrapped.url
 
     async def sessions(self) -> list[SessionInfo]:
-        """All sessions of the store, with expired ones until they are collected."""
+        """All sessions of the store, including expired ones until they are collected."""
         return await in_thread(lambda: list(self._wrapped.sessions()))
 
     async def copy_to(self, other: AsyncStore | Store, *, progress: Progress | None = None) -> CopyReport:

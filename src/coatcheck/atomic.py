@@ -14,8 +14,8 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0
 
 
 class Draft:
-    """A new file under a hidden, random name in a folder. `replace` gives it its name; a draft that is left without
-    that is removed. Write to `file`."""
+    """A new file under a hidden, random name in a folder. `replace` gives it its final name; otherwise it is
+    removed on exit. Write to `file`."""
 
     def __init__(self, folder: Path, *, mode: int = 0o600) -> None:
         self._path = folder / f".{os.urandom(16).hex()}"

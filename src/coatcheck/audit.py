@@ -10,7 +10,7 @@ context again, and its pages are what the tool really returns for a grep for the
 Tools are described from the first stub on.
 
 What this cannot see: uses that leave no trace in the answer, questions that a model would ask differently, compactions
-that would have come later, and the quality of answers. It charges each use, also where a model would have remembered.
+that would have come later, and the quality of answers. It charges each use, even where a model would have remembered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -45,11 +45,11 @@ HOSTS: Final = ("~/.claude/projects", "~/.codex/sessions", "~/.pi/agent/sessions
 """Where Claude Code, Codex and pi keep their sessions."""
 
 WORSE: Final = 1.01
-"""A session whose cost is a larger part of its cost inline counts as worse."""
+"""A session counts as worse if the ratio of its cost to its cost inline is larger than this."""
 
 THING: Final = re.compile(r"[A-Za-z0-9][\w.:/@%+-]{4,100}[A-Za-z0-9]")
 DISTINCT: Final = re.compile(r"\d|[a-z][A-Z]|[A-Za-z0-9][._/@:-][A-Za-z0-9]")
-"""A name, number or address, and what tells it from a word."""
+"""What distinguishes a name, number or address from a word."""
 
 _LINE: Final = 30  # characters of a line that is recognized as a whole
 _ASKED: Final = 12  # things that one read asks for
@@ -61,7 +61,7 @@ _NOT_A_CONVERSATION: Final = "no recorded conversation"
 
 @dataclass(slots=True)
 class Bill:
-    """What calls cost, in the price of an input token, and what happened in them."""
+    """What calls cost, as a multiple of the price of an input token, and what happened in them."""
 
     cost: float = 0.0
     calls: int = 0
@@ -72,7 +72,7 @@ class Bill:
     stubs: int = 0
     reads: int = 0
     extra_calls: int = 0
-    """Calls only to read back."""
+    """Calls made only to read back."""
     kept_out: int = 0
     """Tokens of results that never entered the context."""
     lost: int = 0
@@ -86,21 +86,21 @@ class Bill:
 
 @dataclass(slots=True)
 class Shown:
-    """What a model gets for a result: the result itself, or something shorter. `pointer` is set if the rest can be
-    asked for, '' if it is lost."""
+    """What a model gets for a result: the result itself, or something shorter. `pointer` is set if the rest can be read
+    back, '' if it is lost."""
 
     text: str
     pointer: str | None = None
     content: str = ""
     without: set[str] = field(default_factory=set)
-    """Things that the content does not have, so that they are looked for once."""
+    """Things that the content does not contain, so that they are looked for only once."""
 
 
 class Offloading:
     """How results are shown to a model. This one shows them as they are."""
 
     tool_tokens: int = 0
-    """Tokens of the descriptions of its tools, from the first stub on."""
+    """Tokens of its tool descriptions, which count from the first stub on."""
 
     def begin(self) -> None:
         """Begin a new conversation."""
@@ -114,8 +114,8 @@ class Offloading:
 
 
 class WithCoatcheck(Offloading):
-    """Results as Coatcheck shows them: repeated and changed ones in short unless a limit is named, those that the
-    policy lets leave as stubs. Without `policy`, that of the settings applies."""
+    """Results as Coatcheck shows them: repeated and changed ones in short form unless a limit is named, those that the
+    policy offloads as stubs. The default policy comes from the settings."""
 
     def __init__(self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None) -> None:
         self._session = session
@@ -187,17 +187,15 @@ class _Replay:
     def _add(self, given: RecordedInput) -> None:
         text = given.text
         if given.is_result:
-            situation = Situation(
-                context_tokens=self._sent + self._new,
-                prices=self._prices,
-                tool_tokens=0 if self._stubs else self._offloading.tool_tokens,
-            )
+            tool_tokens = 0 if self._stubs else self._offloading.tool_tokens
+            context = self._sent + self._new
+            situation = Situation(context_tokens=context, prices=self._prices, tool_tokens=tool_tokens)
             shown = self._offloading.show(given, situation)
             text = shown.text
             if text is not given.text:
                 self._bill.kept_out += max(0, _tokens(given.text) - _tokens(text))
             if shown.pointer is not None:
-                self._new += 0 if self._stubs else self._offloading.tool_tokens
+                self._new += tool_tokens
                 self._stubs.append(shown)
                 self._bill.stubs += 1
         self._known.append(text)
@@ -226,7 +224,7 @@ class _Replay:
         return pages
 
     def _unseen(self, stub: Shown, things: Iterable[str]) -> list[str]:
-        """Return the things of a stored result that the model has not seen."""
+        """Return the things in a stored result that the model has not seen."""
         found: list[str] = []
         for one in things:
             if one in self._seen or one in stub.without:
@@ -258,7 +256,7 @@ def _tokens(text: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Audited:
     """A recorded session: what it cost, and what it would have cost with Coatcheck. `skipped` says why a file is not
-    a recorded session; then both are empty."""
+    a recorded session; both costs are then empty."""
 
     path: str
     name: str
@@ -277,10 +275,7 @@ class Audited:
     def to_record(self) -> dict[str, Any]:
         if self.skipped:
             return {"path": self.path, "skipped": self.skipped}
-        bills = {
-            key: {one.name: getattr(bill, one.name) for one in fields(bill)}
-            for key, bill in (("inline", self.inline), ("coatcheck", self.ours))
-        }
+        bills = {"inline": asdict(self.inline), "coatcheck": asdict(self.ours)}
         return {"path": self.path, "name": self.name, "ratio": self.ratio, **bills}
 
 
@@ -295,8 +290,8 @@ def audit(
     """Replay recorded sessions: files, or folders with them. Yields one report for each session, and for each file that
     has none. Nothing is written to disk.
 
-    Without `policy`, that of the settings applies. `tool_tokens` is the size of the tools' descriptions, which are
-    counted from the first stub on. `progress` gets the bytes that were read and their total."""
+    The default policy comes from the settings. `tool_tokens` is the size of the tools' descriptions, which are counted
+    from the first stub on. `progress` gets the bytes that were read and their total."""
     files = list(files_in(paths))
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     for number, path in enumerate(files):
@@ -326,7 +321,7 @@ def total(audited: Iterable[Audited]) -> Audited:
 
 
 def usual_folders() -> list[Path]:
-    """Return the folders of session files of known hosts that exist."""
+    """Return the existing folders where known hosts keep session files."""
     return [path for one in HOSTS if (path := Path(one).expanduser()).is_dir()]
 
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes or artifacts that are done, and the total, None if it is unknown."""
+"""Called with the number of bytes or artifacts that are done, and the total, or None if it is unknown."""
 
 _Kind = Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
 TOMBSTONES_KEPT = 7 * 86_400.0
-QUARANTINE = 7 * 86_400.0  # seconds that copies are kept which a repair set aside, or which nothing refers to
+QUARANTINE = 7 * 86_400.0  # seconds to keep copies that a repair set aside, or that nothing refers to
 COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
 _GIVE_UP = 3  # failures in a row after which a backend is not asked again
-_LOOK = 3_600.0  # seconds after which a long-lived process looks again whether a collection is due
-_LAST = 5.0  # seconds that a process which ends waits for one
+_LOOK = 3_600.0  # seconds after which a long-lived process checks again whether a collection is due
+_LAST = 5.0  # seconds that an ending process waits for a collection
 _LOG = logging.getLogger("coatcheck")
 _MENDED = (": set right", ": removed")
 _T = TypeVar("_T")
@@ -48,7 +48,7 @@ def collecting_daily(
     every: float = 86_400.0,
 ) -> Iterator[None]:
     """Collect at most once a day while a long-lived surface runs, in a thread of its own: the store, and those of its
-    tenants that the surface serves. A failure is logged, and the next try comes with the next look, an hour later."""
+    tenants that the surface serves. A failure is logged, and the next attempt follows an hour later."""
     over = threading.Event()
 
     def work() -> None:
@@ -205,8 +205,8 @@ def verify(
 
 
 class _Upkeep:
-    """The steps of both, and the problems that were met. Work continues after each problem, until the backend fails
-    several times in a row."""
+    """The steps of `collect` and `verify`, and the problems that they met. Work continues after each problem, until the
+    backend fails several times in a row."""
 
     def __init__(self, blobs: BlobStore, catalog: Catalog, now: float) -> None:
         self._blobs = blobs
@@ -224,7 +224,7 @@ class _Upkeep:
         self.problems.append(StoreProblem(kind, message, digest, repaired))
 
     def note(self, error: StoreError | OSError) -> str:
-        """Count a failure and return its message. Raises if the work cannot go on."""
+        """Count a failure and return its message. Raises if the work cannot continue."""
         if isinstance(error, OSError):
             error = storage_error(error, "maintaining the store")
         if isinstance(error, StoreClosed):
@@ -256,14 +256,14 @@ class _Upkeep:
         return sum(self.try_one(blob, act) for blob in every)
 
     def orphans(self) -> Iterator[tuple[Blob, bool]]:
-        """Copies without a row that are not being published, and that no repair keeps aside. Each comes with whether a
+        """Yield copies without a row that are not being published and that no repair keeps aside, each with whether a
         repair had set it aside earlier."""
         replaced: set[str] = set()
 
         def unnamed(copies: Sequence[Blob]) -> list[Blob]:
             known = self._catalog.places({copy.digest for copy in copies})
             found = [copy for copy in copies if known.get(copy.digest) != copy.place]
-            # Asked after the places: a row is removed in the transaction that sets its blob aside.
+            # Queried after the places: a row is removed in the transaction that sets its blob aside.
             aside = self._catalog.aside({copy.digest for copy in found})
             kept = {one.blob.digest for one in aside if one.refs and one.until > self._now}
             replaced.update(one.blob.digest for one in aside)
@@ -366,7 +366,7 @@ class _Upkeep:
         return None if is_sound else StoreProblem("damaged", "the bytes do not match their digest")
 
     def sized(self, blob: Blob, content: bytes | StoreError | None, sizes: Collection[int], *, repair: bool) -> Blob:
-        """Return a blob with the one of its sizes that its bytes confirm, and set the others right."""
+        """Return a blob with the one of its sizes that its bytes confirm, and correct the others."""
         for size in (blob.size, *sizes):
             one = replace(blob, size=size)
             if size == len(content) if isinstance(content, bytes) else self._failure(one, content) is None:

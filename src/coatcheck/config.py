@@ -1,8 +1,8 @@
-"""Settings. Code takes precedence over `coatcheck.toml`, the file over the environment, that over the default.
+"""Settings, in order of precedence: code, `coatcheck.toml`, the environment, the default.
 
 `load()` reads them; `coatcheck.open` does so for a store, and `store.settings` is the result. `coatcheck config` shows
-each value and its origin. A mistake is refused with its place and the key that was probably meant. A settings file is
-trusted like code, so one that was found by searching, and that another user could have written, is skipped.
+each value and its origin. The error for a mistake names its place and the key that was probably meant. A settings file
+is trusted like code, so one that was found by searching, and that another user could have written, is skipped.
 
 One table defines all settings: key, type, default, environment variable, meaning. The names under a section are the
 parameters of what the section configures: `Policy(**settings.section("policy"))`. A default here is the default there.
@@ -23,7 +23,6 @@ from coatcheck.checks import is_seconds, is_whole
 from coatcheck.deferred import lazy_pattern, logger
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
-from coatcheck.redaction import mask, mask_url
 
 FILE: Final = "coatcheck.toml"
 VARIABLE: Final = "COATCHECK_CONFIG"
@@ -211,6 +210,8 @@ class Settings:
 
     def shown(self, key: str) -> str:
         """A value for display: secrets, such as a password in a url, are masked."""
+        from coatcheck.redaction import mask, mask_url
+
         value = self[key]
         if isinstance(value, bool):
             return str(value).lower()

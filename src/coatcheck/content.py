@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 CHUNK = 1 << 20
-_CHECKED_EVERY: Final = 64  # files, after which those that are gone are dropped from the list
+_CHECKED_EVERY: Final = 64  # files written between two checks for files that are gone
 _SUFFIXES: Final = {
     media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv", "text/tab-separated-values": ".tsv",
     "text/markdown": ".md", "text/html": ".html", "application/xml": ".xml", "text/x-python": ".py",
@@ -43,7 +43,7 @@ class Content:
 
     `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of returning wrong bytes.
     `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact. In a `with` block
-    the bytes are opened once for all reads, also those of a copy with another ref; otherwise each read opens them."""
+    the bytes are opened once for all reads, even by a copy with another ref; otherwise each read opens them."""
 
     ref: Ref
     frames: bytes
@@ -79,8 +79,8 @@ class Content:
 class BlobReader:
     """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with the new one.
 
-    Between `keep_open` and the `close` that belongs to it, the copy is opened once, and its first frame is read once:
-    all that recognize a kind of content look at it."""
+    Between `keep_open` and the matching `close`, the copy is opened once, and its first frame is read once: every check
+    for a kind of content looks at it."""
 
     def __init__(self, blobs: BlobStore, entry: Entry, moved: Callable[[Entry], Entry]) -> None:
         self._blobs = blobs
@@ -117,7 +117,7 @@ class BlobReader:
         return self._blobs, self._entry.blob
 
     def keep_open(self) -> None:
-        """Keep the copy open from the next read on, until `close` was called as often as this."""
+        """Keep the copy open from the next read on, until `close` has been called as often as this."""
         self._users += 1
 
     def close(self) -> None:

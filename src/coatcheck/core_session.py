@@ -34,9 +34,7 @@ from coatcheck.errors import (
 )
 from coatcheck.ids import MIN_PREFIX, SCHEME, clip, is_encodable, is_pointer, is_prefix, parse_pointer, pointer_of
 from coatcheck.intake import About, Onlooker, Parts, Scope, metadata_text
-from coatcheck.redaction import mask
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
-from coatcheck.search import Hit, follow, search
 from coatcheck.storage import (
     TRANSCRIPT,
     Claimant,
@@ -46,10 +44,11 @@ from coatcheck.storage import (
     SessionInfo,
     merged,
 )
-from coatcheck.values import Encoded, decode
 
 if TYPE_CHECKING:
+    from coatcheck.search import Hit
     from coatcheck.store import Store
+    from coatcheck.values import Encoded
 
 _PAGE = 128  # refs in one query
 _MAX_LENDERS = 500  # transcripts that one search covers, those that were used last
@@ -80,7 +79,7 @@ class CoreSession(ABC):
         return f"Session({self.session_id!r} of {self.store!r})"
 
     def viewed(self) -> Self:
-        """Return this session for a person who looks at it: reads do not count as its use, nor as shown to a model."""
+        """Return this session for a person who looks at it: reads do not count as use, nor as shown to a model."""
         return type(self)(self.store, self._parts._replace(activity=Onlooker(self._parts.activity)), self._scope)
 
     def put(
@@ -146,6 +145,8 @@ class CoreSession(ABC):
         except NotFound:
             return None
         self._note(entry)
+        from coatcheck.values import decode
+
         return decode(entry.ref.codec, data)
 
     def open(self, target: Ref | str) -> BinaryIO:
@@ -164,8 +165,8 @@ class CoreSession(ABC):
         return cast(BinaryIO, io.BufferedReader(ArtifactStream(content), 64 * 1024))
 
     def content(self, target: Ref | str) -> Content:
-        """The bytes of an artifact, by range; a fragment is ignored. Raises what `open` raises, or else its first read
-        does."""
+        """The bytes of an artifact, by range; a fragment is ignored. Either this call or the first read raises what
+        `open` raises."""
         entry, _ = self._resolve(target, content=True)
         self._note(entry)
         return self._content(entry)
@@ -200,7 +201,7 @@ class CoreSession(ABC):
         return Coverage(merged((*known, *self._parts.activity.shown(session_id, digest))), entry.ref.size_bytes)
 
     def shown_of(self, refs: Iterable[Ref]) -> set[str]:
-        """Return the ids of those artifacts of which this session has been shown something."""
+        """Return the ids of those artifacts that this session has been shown at least a part of."""
         session_id, digests = self.session_id, [ref.artifact_id for ref in refs]
         recent = {digest for digest in digests if self._parts.activity.shown(session_id, digest)}
         return recent | set(self._parts.catalog.shown(session_id, digests))
@@ -229,6 +230,8 @@ class CoreSession(ABC):
     def _follow(self) -> dict[str, Entry]:
         """Index what is new in the session, its ancestors, and the transcripts that lend it something. Return what they
         lend."""
+        from coatcheck.search import follow
+
         parts = self._parts
         for session_id in self._scope.lineage:
             follow(parts.passages, parts.catalog, session_id, self._live, self._content)
@@ -239,6 +242,8 @@ class CoreSession(ABC):
         return lent
 
     def _search(self, words: str, limit: int, lent: Mapping[str, Entry]) -> builtins.list[Hit]:
+        from coatcheck.search import search
+
         hits = search(
             self._parts.passages,
             (*self._scope.lineage, *_lenders(lent)),
@@ -262,7 +267,7 @@ class CoreSession(ABC):
 
     def artifacts(self, *, after: str | None = None, limit: int = 50) -> builtins.list[Ref]:
         """Return a page of what this session sees, each artifact once: own ones first, newest first, then those that
-        only transcripts still have. `after` is the id of the last artifact of the page before. A page costs the same
+        only transcripts still have. `after` is the id of the last artifact of the previous page. A page costs the same
         wherever it begins. Raises `NotFound` for an unknown id."""
         places = {session_id: index for index, session_id in enumerate(self._scope.lineage)}
 
@@ -333,7 +338,7 @@ class CoreSession(ABC):
         return self._refs(found[:limit], [entry.ref.artifact_id for entry in found] if is_all else None)
 
     def names(self, *, prefix: str = "") -> builtins.list[str]:
-        """Return the names that begin with `prefix` and resolve in this session, the one that was put last first."""
+        """Return the names that begin with `prefix` and resolve in this session, the most recent put first."""
         found: dict[str, None] = {}
         for session_id in self._scope.lineage:
             before: int | None = None
@@ -349,9 +354,9 @@ class CoreSession(ABC):
         """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
         `record` with an earlier token raises `Fenced`.
 
-        With `idle`, the claim raises `Fenced` unless other holders have not claimed or written for that many seconds;
-        the same holder can claim again at any time. With `instead_of`, it raises `Fenced` unless that is still the
-        newest token (0: no claim yet). An empty holder releases the claim. For the hot state, use
+        With `idle`, the claim raises `Fenced` if another holder has claimed or written within that many seconds; the
+        same holder can claim again at any time. With `instead_of`, it raises `Fenced` unless that is still the newest
+        token (0: no claim yet). An empty holder releases the claim. For the hot state, use
         `coatcheck.context.claim`."""
         if holder != "":
             check_name(holder, "holder")
@@ -371,7 +376,7 @@ class CoreSession(ABC):
     def record(self, series: str, body: bytes, *, token: int | None = None, keep: int | None = None) -> int:
         """Append bytes (at most 1 MiB) to a series of this session, and return their number in the series.
 
-        Raises `Fenced` if `token` is not that of the newest claim; nothing is written then. With `keep`, only that many
+        Raises `Fenced` and writes nothing if `token` does not belong to the newest claim. With `keep`, only that many
         of the newest records stay. Records end with the session. Returns when the record is durable."""
         _check_record(series, body, keep)
         whole(token, "token", least=1, optional=True)
@@ -413,7 +418,7 @@ class CoreSession(ABC):
         )
 
     def first_records(self, series: Collection[str]) -> dict[str, Record]:
-        """Return the oldest record of each of these series that has one, with one question to the store."""
+        """Return the oldest record of each of these series that has one, with one query."""
         for one in series:
             check_name(one, "series")
         return self._parts.catalog.first_records(self.session_id, series)
@@ -472,6 +477,8 @@ class CoreSession(ABC):
     def annotate(self, target: Ref | str, summary: str) -> Ref:
         """Write a summary beside an artifact of this session, for example one that a model made later. It replaces the
         one that was detected or given at the put. Return the new ref."""
+        from coatcheck.redaction import mask
+
         while True:
             entry, _ = self._resolve(target)
             if entry.ref.session_id != self.session_id:
@@ -613,7 +620,7 @@ class CoreSession(ABC):
         return found
 
     def _only_lent(self, lent: Iterable[str]) -> Iterator[str]:
-        """Yield those of the lent artifacts that have no live ref in the scope any more."""
+        """Yield the lent artifacts that no longer have a live ref in the scope."""
         ids = list(lent)
         for some in (ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)):
             found = self._parts.catalog.find_many(self._scope.lineage, some)
@@ -692,7 +699,7 @@ class CoreSession(ABC):
         self._used(None if entry.blob.coding == "inline" else entry.ref.artifact_id)
 
     def _used(self, digest: str | None) -> None:
-        """Note that the session was used now, and a blob that has a copy of its own."""
+        """Note that the session was used now, and also a blob, if it has a copy of its own."""
         self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
 
 

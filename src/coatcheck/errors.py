@@ -124,6 +124,15 @@ class MissingExtra(CoatcheckError, ImportError):
         super().__init__(f"this needs the extra '{extra}'", hint=f"pip install 'coatcheck[{extra}]'")
 
 
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn the `ImportError` of an import inside into a `MissingExtra`."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(extra) from error
+
+
 class UpstreamFailed(CoatcheckError):
     code = "upstream_failed"
     default_hint = "try again; the server's stderr says why it failed"

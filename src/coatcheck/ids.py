@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidPointer
-from coatcheck.redaction import CONTEXT, mask
 
 SCHEME = "art:"
 MIN_PREFIX = 12
@@ -64,8 +63,8 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 def follow(value: Any, fragment: str) -> Any:
-    """Return the part of a JSON value that a fragment names. The error of one that does not exist says how far it
-    got."""
+    """Return the part of a JSON value that a fragment names. If there is no such part, the error says how far
+    it got."""
     if not fragment:
         return value
     at = value
@@ -96,6 +95,8 @@ def is_encodable(text: str) -> bool:
 
 def clip(text: str, limit: int = 80) -> str:
     """Quote untrusted text for an error: bounded, printable, secrets masked."""
+    from coatcheck.redaction import CONTEXT, mask  # here, so that a command starts quickly
+
     shown = mask(text[: limit + CONTEXT])
     return repr(shown if max(len(text), len(shown)) <= limit else f"{shown[:limit]}… ({len(text)} characters)")
 

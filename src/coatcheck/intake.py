@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 
 from coatcheck import media
-from coatcheck.checks import check_name, one_of, seconds
+from coatcheck.checks import NAME_LIMIT, check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
 from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
-from coatcheck.redaction import mask
 from coatcheck.refs import METADATA_LIMIT, PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
 from coatcheck.storage import (
     BlobStore,
@@ -38,7 +37,9 @@ from coatcheck.storage import (
 )
 from coatcheck.storage.forks import Mutex, watch
 from coatcheck.storage.frames import FramedChunks
-from coatcheck.values import Encoded, decode_text, encode
+
+if TYPE_CHECKING:
+    from coatcheck.values import Encoded
 
 _TAIL = 64
 _SUMMARIZED, _LOOKED_AT = 201, 320  # characters; the text after a summary shows a secret that the summary would cut
@@ -48,7 +49,7 @@ _SLOWEST, _QUICKEST = 30.0, 0.05  # seconds until uses are written
 
 
 class About(NamedTuple):
-    """What the caller of a put says about the value. None means: find out."""
+    """What the caller of a put says about the value. None means: detect it."""
 
     name: str | None = None
     tool: str | None = None
@@ -66,14 +67,14 @@ class About(NamedTuple):
     def check(self) -> None:
         for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
                            ("media type", self.media_type), ("request", self.request)):  # fmt: skip
-            if text is not None:
-                check_name(text, what)
+            if text is not None and not (type(text) is str and text.isascii() and 0 < len(text) <= NAME_LIMIT):
+                check_name(text, what)  # most are ASCII, and not worth a call
         if self.name is not None and is_pointer(self.name):
             raise InvalidArgument(
                 f"the name {clip(self.name)} is a pointer, so it could not be looked up as a name",
                 hint="choose a name that is not art: followed by hex digits",
             )
-        if self.kind is not None:
+        if self.kind is not None and self.kind not in media.KINDS:
             one_of(self.kind, "kind", media.KINDS, optional=True)
         if self.producer is not None:
             one_of(self.producer, "producer", PRODUCERS, optional=True)
@@ -122,7 +123,7 @@ class Activity:
         if digest is not None:
             self._blobs[digest] = now
         delay = _SLOWEST if ttl is None else min(_SLOWEST, max(_QUICKEST, ttl / 10))
-        if self._timer is None or now + delay < self._due or not self._timer.is_alive():
+        if self._timer is None or now + delay < self._due or (now > self._due and not self._timer.is_alive()):
             self._schedule(now, delay)
 
     def show(self, session_id: str, digest: str, start: int, end: int) -> None:
@@ -148,7 +149,7 @@ class Activity:
                 self._catalog.touch(sessions, blobs, shown)
 
     def _taken(self) -> tuple[dict[str, float], dict[str, float], dict[tuple[str, str], Ranges]]:
-        """What was noted until now; from here on, nothing is."""
+        """Return what was noted so far, and start again with nothing."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -196,8 +197,8 @@ class Onlooker(Activity):
 
 
 class Parts(NamedTuple):
-    """The parts of a store, which its sessions share, and the put path. `ttl` is that of new sessions; `make_room`
-    collects what has expired, if a quota is exceeded."""
+    """The parts of a store, which its sessions share, and the put path. `ttl` applies to new sessions; `make_room`
+    collects what has expired when a quota is exceeded."""
 
     blobs: BlobStore
     catalog: Catalog
@@ -211,6 +212,8 @@ class Parts(NamedTuple):
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
+        from coatcheck.values import Encoded, encode  # here and below, so that a command that only reads starts quickly
+
         if type(value) is bytes:
             return self.put_encoded([scope], Encoded("bytes", value), about)
         if isinstance(value, Path):
@@ -285,6 +288,8 @@ class Parts(NamedTuple):
         chunks = chunks_of(stream)
         head = next(chunks, b"")
         if len(head) < CHUNK:
+            from coatcheck.values import Encoded, decode_text
+
             codec = _codec_of(stream)
             value = Encoded(codec, head, decode_text(head) if codec == "text" else None)
             return self._put_bytes(scope, value, about, hashlib.sha256(head).hexdigest())
@@ -314,7 +319,7 @@ class Parts(NamedTuple):
             known = self.catalog.look(digest, scope.lineage, blob=False)._replace(blob=blob)
             is_sound = None if blob is None else self._is_sound(blob)
             for entry in known.entries if is_sound else ():
-                # Put it once more, so that it is durable. Nothing is stored twice.
+                # Put it again, so that it is durable. Nothing is stored twice.
                 again = replace(entry, content=None)
                 if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
                     return self.ref_for_caller(entry, known.ids)
@@ -332,7 +337,7 @@ class Parts(NamedTuple):
         stage: Callable[[], AbstractContextManager[Staged]],
     ) -> Ref:
         """Add a ref to the copy that the store has, if it is the same, or else to a new copy. Then remove the damaged
-        copy that it replaces; one that only could not be read stays."""
+        copy that it replaces; a copy that merely could not be read stays."""
         if known.blob and is_same:
             entry = Entry(ref, known.blob, info)
             if self.add(entry, reuse=True):
@@ -379,6 +384,8 @@ class Parts(NamedTuple):
         kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
         summary = about.summary
         if summary is None and (start or not size):
+            from coatcheck.redaction import mask
+
             shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)[:_SUMMARIZED]
             summary = " ".join(shown.splitlines())[: _SUMMARIZED - 1]
         elif summary is None:
@@ -462,8 +469,8 @@ class Parts(NamedTuple):
         )  # fmt: skip
 
     def _check_quotas(self, info: SessionInfo, size: int) -> None:
-        """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or session. So a stream
-        does not fill the disk before its end."""
+        """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or session. This stops a
+        stream before it fills the disk."""
         for whose, quota in (("store", self.limits.store_quota), ("session", info.quota)):
             if quota is not None and size > quota:
                 raise QuotaExceeded(f"the value has at least {size} bytes; the {whose}'s quota is {quota}")
@@ -498,9 +505,12 @@ def _codec_of(stream: IO[bytes]) -> Codec:
 
 def _checked(about: About) -> About:
     about.check()
-    if about.summary is not None and (summary := mask(about.summary)) != about.summary:
-        return about._replace(summary=summary[:SUMMARY_LIMIT])
-    return about
+    if about.summary is None:
+        return about
+    from coatcheck.redaction import mask
+
+    summary = mask(about.summary)
+    return about if summary == about.summary else about._replace(summary=summary[:SUMMARY_LIMIT])
 
 
 def _file_name(path: Path) -> str | None:

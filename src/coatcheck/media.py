@@ -24,10 +24,10 @@ BINARY: Final = "application/octet-stream"
 REPR: Final = "text/x-python-repr"
 """Python's `repr` of rows, dicts or lists, as tools print them."""
 CHECKED: Final = 8 << 20
-"""Maximum length of content that is parsed before it is called JSON. What is longer is judged by its ends."""
+"""Maximum length of content that is parsed before it is called JSON. Longer content is judged by its ends."""
 
 LOOK: Final = 4_096
-"""Bytes of which `look` needs no more."""
+"""Maximum number of bytes that `look` needs."""
 _CONTROL: Final = bytes([*range(7), *range(0x0E, 0x1B), *range(0x1C, 0x20)])
 PLAIN: Final = bytes(set(range(0x80)) - set(_CONTROL))
 """ASCII without control characters. Content that begins with nothing else is `PLAIN_TEXT`."""
@@ -114,8 +114,8 @@ def is_jsonl(media_type: str) -> bool:
 
 
 def sniff_text(head: str, tail: str, name: str | None = None, whole: str | bytes | None = None) -> str:
-    """The media type of text, from its first and last characters and its name, and from all of it if that is given:
-    then JSON is called so only if it parses."""
+    """The media type of text, from its first and last characters, its name, and all of it if that is given: then only
+    text that parses is called JSON."""
     named = _named(name)
     if named not in (None, JSON, JSONL):
         return named or TEXT
@@ -135,8 +135,8 @@ def sniff_text(head: str, tail: str, name: str | None = None, whole: str | bytes
 
 
 def sniff_bytes(head: bytes, tail: bytes, name: str | None = None, whole: bytes | None = None) -> str:
-    """The media type of bytes, and from all of them if they are given. Magic numbers take precedence over the name, and
-    the name over the look of the text."""
+    """The media type of bytes, from all of them if they are given. Magic numbers take precedence over the name, and the
+    name over the look of the text."""
     if head.startswith(_MAGICS):
         return next(media for magic, media in _MAGIC.items() if head.startswith(magic))
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
@@ -167,7 +167,7 @@ def parses(text: str | bytes) -> bool:
         text = text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return False
-    if "\0" in text:  # the end of a text for SQLite
+    if "\0" in text:  # SQLite would end the text here
         return False
     text = text.removeprefix("\ufeff")
     short = _without_rows(text)
@@ -255,7 +255,7 @@ def _has_time_below(head: str) -> bool:
 
 
 def _json_by_ends(head: str, tail: str) -> str | None:
-    """JSON or JSONL, if a text begins and ends so."""
+    """JSON or JSONL, if a text begins and ends like that."""
     if not _JSON_START.match(head):
         return None
     closing = "}" if head.lstrip("\ufeff \t\r\n")[:1] == "{" else "]"
@@ -287,13 +287,13 @@ def _has_json_lines(whole: str | bytes, *, is_named: bool) -> bool:
         lines.append(cut)
     if not lines or not (is_named or (len(lines) > 1 and all(line.lstrip()[:1] in ("{", "[") for line in lines))):
         return False
-    # One call for all lines: as an array, they must parse and have their number of items.
+    # One call for all lines: as an array, they must parse, and give as many items as there are lines.
     together = f"[{','.join(lines)}]"
     return parses(together) and _sqlite("json_array_length", together) == len(lines)
 
 
 def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> int:
-    """Apply a function of SQLite to a JSON text. It builds no objects, so it takes a tenth of the time of `json`."""
+    """Apply an SQLite function to a JSON text. It builds no objects, so it takes a tenth of the time of `json`."""
     import sqlite3  # here, so that importing coatcheck stays quick
 
     if (database := getattr(_local, "database", None)) is None:
@@ -310,7 +310,7 @@ def _without_rows(text: str) -> str:
     """Replace rows in the middle of a long JSON text by two values, if they parse: in pieces, which need little memory.
 
     A piece is a sequence of whole rows if it parses between brackets. If it is inside a string or an object instead,
-    what replaces it makes the text invalid. A text without such rows is returned as it is."""
+    the replacement makes the text invalid. A text without such rows is returned as it is."""
     first = _BETWEEN_ROWS.search(text, 0, _PIECE)
     if first is None or len(text) < 4 * _PIECE:
         return text

@@ -1,6 +1,6 @@
 """Mask secrets of known shapes in what is shown: summaries, previews, hits, errors. Stored bytes stay exact.
 
-`mask` puts a marker such as `[masked: aws key]` in the place of each secret; it does not tell the length. Its time is
+`mask` replaces each secret with a marker such as `[masked: aws key]`, which does not reveal its length. The time is
 proportional to the text, whatever the text is: every repetition in a pattern is bounded, possessive, or begins only
 where the one before it ended. Hashes, UUIDs, pointers and images are left alone.
 """
@@ -313,8 +313,8 @@ _PROSE: Final = lazy_pattern(
 
 
 def named_secrets(text: str, low: str) -> Iterator[Secret]:
-    """Secrets that follow their name: `password = …`, `"api_key": "…"`, headers, cookies. What the name is followed by
-    must look like a value, not like a type, a variable or a placeholder. `low` is the text in lower case."""
+    """Secrets that follow their name: `password = …`, `"api_key": "…"`, headers, cookies. What follows the name must
+    look like a value, not like a type, a variable or a placeholder. `low` is the text in lower case."""
     at = header = 0
     while (match := _NAME.search(low, at)) is not None:
         at = match.end()
@@ -436,7 +436,7 @@ def _authorization(text: str, low: str, at: int, *, is_header: bool) -> Secret |
 
 
 def _is_named_secret(low: str, word: str, start: int) -> bool:
-    """Whether a word names a secret with the text before it: `api_key` does, `cache_key` does not."""
+    """Whether a word, with the text before it, names a secret: `api_key` does, `cache_key` does not."""
     if word == "key":
         return low[max(0, start - 16) : start].rstrip("_-. ").endswith(_KEYS)
     return word != "ken" or not low[max(0, start - 16) : start - 2].rstrip("_-. ").endswith(_DULL_BEFORE)
@@ -816,7 +816,7 @@ class _Literal:
 
     def __init__(self, label: str, lead: str, rest: str, quick: str) -> None:
         self.label, self.quick = label, quick
-        self.literal = re.sub(r"[\[(].*", "", rest).replace("\\", "")  # `in` finds it faster
+        self.literal = rest.partition("[")[0].partition("(")[0].replace("\\", "")  # `in` finds it faster
         self.lead, self.rest = (
             lazy_pattern(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII),
             lazy_pattern(rf"{rest}(?![\w+/-])", re.ASCII),

@@ -21,7 +21,7 @@ SUMMARY_LIMIT: Final = 500  # characters
 RECORD_LIMIT: Final = 1 << 20  # bytes
 METADATA_LIMIT: Final = 4_096  # bytes of JSON
 FENCED_SERIES: Final = frozenset({"hot"})
-"""The series that only take records under a claim."""
+"""The series that accept records only under a claim."""
 
 LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may end after the last datetime
 
@@ -77,7 +77,7 @@ class Ref:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The small JSON object that its put gave, for the host's own use; {} if there is none."""
+        """The small JSON object given at the put, for the host's own use; {} if there is none."""
         return json.loads(self.metadata_json) if self.metadata_json else {}
 
     @property

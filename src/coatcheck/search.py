@@ -54,7 +54,7 @@ def search(
     live: Live,
     content: Callable[[Entry], Content],
 ) -> list[Hit]:
-    """Return the best hits in these sessions, each artifact once. Call `follow` for each session before."""
+    """Return the best hits in these sessions, each artifact once. Call `follow` for each session first."""
     asked = limit * 8 + 32
     while True:
         matches = passages.match(words, sessions, asked)
@@ -87,7 +87,7 @@ def follow(
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
-    for entry in reversed(fresh):  # the oldest first: an index may go by the order in which it got them
+    for entry in reversed(fresh):  # the oldest first: an index may rely on the order in which it got them
         if not entry.gone:
             ref = entry.ref
             ends = None if ref.pinned else ref.expires
@@ -163,7 +163,7 @@ def _batches(digests: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[
 
 
 def _prefetch(wanted: Iterable[tuple[Content, int, int]]) -> None:
-    """Load ranges of contents that are blobs of their own, those of one store in one step."""
+    """Load ranges of contents that are blobs of their own, in one step per store."""
     ranges: dict[BlobStore, list[tuple[Blob, int, int]]] = {}
     for content, start, length in wanted:
         if isinstance(content.read, BlobReader):
@@ -222,7 +222,7 @@ def _hits(
 
 
 def _span(ref: Ref, match: Match, data: bytes, head: str, words: str) -> tuple[str, int, int, tuple[int, int] | None]:
-    """A text with the beginning and end of what is shown of it, and its lines. The text is longer than a passage: a
+    """Return a text, the start and end of the part that is shown, and its lines. The text is longer than a passage: a
     secret may begin or end outside. `head` is the passage if it is the beginning of the artifact."""
     if match.first == 0:
         return " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text), 0, SHOWN_CHARS, None

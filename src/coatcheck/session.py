@@ -46,8 +46,8 @@ class Session(CoreSession):
         expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
         JSON and accessibility snapshots, else none, and "auto" adds as many as a short page has room for. `query` is
         `"shape"`, a JSONPath, SQL on the table `artifact`, or `"text"` of a document. `diff` is another artifact to
-        compare with. Lines are shown as on a terminal, without colours and with progress bars as they ended, unless
-        `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
+        compare with. Lines are shown as on a terminal, without colours and with progress bars in their final state,
+        unless `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
         from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
 
         request = Request(

@@ -150,7 +150,7 @@ class Store:
         return self.session(session_id, ttl=ttl, parent=parent)
 
     def unchecked_session(self, session_id: str, *, ttl: float | None) -> Session:
-        """Return a session object without asking the store, for a caller that must go on if the store fails."""
+        """Return a session object without asking the store, for a caller that must continue if the store fails."""
         check_name(session_id, "session id")
         now = self._clock()
         info = SessionInfo(session_id, None, ttl, None, now, now)
@@ -159,7 +159,7 @@ class Store:
     @property
     def batching(self) -> AbstractContextManager[None]:
         """A context for many puts of one thread. Each returns at once, and all are durable when the context ends, at
-        the cost of one sync. Puts of a context that ends with an error were not acknowledged."""
+        the cost of one sync. If the context ends with an error, its puts are not acknowledged."""
         return self._catalog.batch()
 
     def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
@@ -195,15 +195,15 @@ class Store:
         wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
         """Return a page of the sessions whose ids begin with `prefix` and that pass the filter, newest first, with
-        expired ones until they are collected. `before` has the time of creation and the id of the last session of the
-        page before."""
+        expired ones until they are collected. `before` is the creation time and the id of the last session of the
+        previous page."""
         whole(limit, "limit", least=1)
         return self._catalog.session_page(prefix, before, limit, wanted)
 
     def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
         """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.
 
-        For the store's owner only: a session must not learn of artifacts of others."""
+        For the store's owner only: a session must not learn about the artifacts of others."""
         if not is_pointer(pointer) and not is_prefix(pointer):
             return []
         prefix = parse_pointer(pointer).prefix if is_pointer(pointer) else pointer
@@ -261,7 +261,7 @@ class Store:
         return report
 
     def collect_if_due(self, *, every: float = 86_400.0) -> CollectReport | None:
-        """Collect, unless this or another process has begun to within `every` seconds. For long-lived processes."""
+        """Collect, unless this or another process began to in the last `every` seconds. For long-lived processes."""
         return self.collect() if self._catalog.note_collection(self._clock(), every=every) else None
 
     def note_collected(self) -> None:
@@ -287,8 +287,8 @@ class Store:
         return verify(self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress)
 
     def stats(self) -> Totals:
-        """Return counts of sessions, refs, artifacts, tombstones and bytes. `quarantined_bytes` are those of copies
-        that nothing refers to, which a collection has set aside for seven days."""
+        """Return counts of sessions, refs, artifacts, tombstones and bytes. `quarantined_bytes` is the size of copies
+        that nothing refers to and that a collection set aside for seven days."""
         totals = self._catalog.totals()
         with suppress(StoreError):  # the counts of the catalog do not depend on the blob store
             totals = replace(totals, quarantined_bytes=sum(one.size for one in self._blobs.quarantined()))
@@ -313,7 +313,7 @@ class Store:
 
         The archive is untrusted. It must contain the bytes of every artifact; quotas and size limits apply. Its
         sessions become new sessions. If a session with that id exists already, the import is refused, unless `sessions`
-        maps the id to another one, or `merge` allows to add to it. Importing the same archive again adds nothing."""
+        maps the id to another one, or `merge` allows adding to it. Importing the same archive again adds nothing."""
         from coatcheck.transfer import import_lines
 
         now = self._clock()
@@ -337,7 +337,7 @@ class Store:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What returns the store's time, in seconds since 1970."""
+        """The function that returns the store's time, in seconds since 1970."""
         return self._clock
 
     @property

@@ -24,7 +24,7 @@ TokenCounter = Callable[[str], int]
 """A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count` have this type."""
 
 LARGEST: Final = 1 << 53
-"""No text has more tokens: a larger count is an error of the counter."""
+"""No text has more tokens: a larger count is a bug in the counter."""
 
 # Longer texts are sampled: this many pieces of this many characters, spread evenly.
 _PIECES: Final = 512
@@ -39,7 +39,7 @@ CLEARLY: Final = 1.5
 # Three tables of costs in parts of a token, looked up for every character.
 #
 # 1. The class of a character between those of its neighbours. Tokenizers such as o200k first cut a text by classes: a
-#    space joins the word after it, signs beside signs are one piece, digits go by three.
+#    space joins the word after it, signs beside signs are one piece, digits are grouped by three.
 # 2. A character after the one before it, both in 16 groups. Pairs that are frequent inside a word or between signs
 #    (`th`, `":`, `--`) are mostly inside a token, others (`qz`, `Xp`) rarely.
 # 3. The script of a character that is not ASCII.
@@ -107,7 +107,7 @@ def _script_cost(code_point: int) -> int:
     return min(255, round(rate * _SCRIPT_PARTS))
 
 
-# The first byte of UTF-8 says which script it is, except for these: there half of the second byte's values are a block.
+# The first byte of UTF-8 says which script it is, except for these: there, two values of the second byte are a block.
 _BLOCKED: Final = (0xD1, 0xE0, 0xE1, 0xE2, 0xE3, 0xEF, 0xF0)
 
 
@@ -134,13 +134,13 @@ _BLOCK_OF: Final = bytes((_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED els
 _HALF_OF: Final = bytes((byte & 63) >> 1 if 0x80 <= byte < 0xC0 else 0 for byte in range(256))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 _ASCII: Final = bytes(range(0x80))
-_SUMMED: Final = 256  # as many bytes as `adler32` certainly adds up
+_SUMMED: Final = 256  # bytes that `adler32` can certainly add up
 
 
 def estimate(text: str) -> int:
     """Estimate the tokens of a text, rounded up; 0 only for the empty text. Pure: the same answer everywhere.
 
-    Never more than the bytes of the text in UTF-8. Up to 262,144 characters are all looked at. A longer text is
+    Never more than the bytes of the text in UTF-8. A text of up to 262,144 characters is read in full. A longer text is
     sampled, so that a gigabyte costs no more than a megabyte.
     """
     if not text:
@@ -187,7 +187,7 @@ def _sample(text: str, pieces: int) -> float:
 
 
 def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
-    """Pieces of a long text of this many characters, spread evenly from its beginning to its end."""
+    """Pieces of this many characters of a long text, spread evenly from its beginning to its end."""
     step = len(text) - size
     return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
 
@@ -225,11 +225,11 @@ def _at_most_bytes(tokens: int, text: str) -> int:
 def _weigh_bytes(data: bytes) -> float:
     plain = data.isascii()
     seen = data if plain else data.translate(None, _CONTINUATION)
-    parts = _total(_windows(seen).translate(_WINDOW_TABLE)) + _total(_pairs(seen).translate(_PAIR_COST))
+    parts = _total(_windows(seen).translate(_WINDOW_TABLE) + _pairs(seen).translate(_PAIR_COST))
     if plain:
         return parts / _PARTS
     other = data.translate(None, _ASCII)
-    scripts = _total(other.translate(_LEAD_COST)) + _total(_blocks(other).translate(_BLOCK_COST))
+    scripts = _total(other.translate(_LEAD_COST) + _blocks(other).translate(_BLOCK_COST))
     return parts / _PARTS + scripts / _SCRIPT_PARTS
 
 

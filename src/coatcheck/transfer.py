@@ -157,7 +157,7 @@ class _Lines:
             yield piece
 
     def parsed(self, line: dict[str, Any]) -> _Item:
-        """Return what a line describes. All fields must be there, with the type that the dataclass says."""
+        """Return what a line describes. All fields must be there, with the types that the dataclass declares."""
         kind = next((one for one in _PARSERS if one in line), None)
         if kind is None:
             raise self.wrong("expected a session, a blob, a ref or a record")
@@ -294,8 +294,8 @@ class _Target:
         return 1
 
     def is_new(self, series: str, record: Record) -> bool:
-        """Whether the session did not have a record before. One that is older than the newest of its series is not new,
-        even if it is gone by now: the current record must stay current."""
+        """Whether a record is new to the session. One that is older than the newest of its series is not new, even if
+        it is gone by now: the current record must stay current."""
         if series not in self._had:
             records = _all_records(self._side.catalog, self.info.session_id, series)
             had = Counter((one.at, digest_of(one.body)) for one in records)
@@ -316,9 +316,9 @@ class _Import:
     lend artifacts only to them: an archive must not give a session access to another one. `_brought` are the digests of
     all bytes that the archive has brought so far.
 
-    If an earlier import created a session, this must be the same archive once more; the author of another one may know
+    If an earlier import created a session, this must be the same archive again; the author of a different one may know
     the creation time. After a complete import, only refs that the session had may be added again. After an interrupted
-    one, new refs may follow when the archive has repeated all that the session has (`_unseen`)."""
+    one, new refs may follow once the archive has repeated everything that the session has (`_unseen`)."""
 
     store: Parts
     lines: _Lines

@@ -1,5 +1,5 @@
-"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type. And the text that
-`repr` wrote back to values, as nearly as that is possible without running it.
+"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type. Also what `repr`
+wrote, back to values, as closely as possible without running it.
 
 Text becomes UTF-8 and JSON values become compact JSON in their own order; bytes stay as they are. Models and
 dataclasses are stored as the JSON they describe. A value that would come back different (a tuple, a key that is not a
@@ -161,7 +161,7 @@ def _jsonable(value: object) -> Any:
     """Convert what JSON has no form for. Sets are sorted, so that the same set gives the same text in every process."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=as_text)
-    import pydantic_core  # here, so that text needs none of it
+    import pydantic_core  # here, so that text does not need it
 
     return pydantic_core.to_jsonable_python(
         value, fallback=_printed, bytes_mode="base64", inf_nan_mode="constants", serialize_unknown=False
@@ -249,12 +249,12 @@ _UTC: Final = ("datetime.timezone.utc", "datetime.UTC")
 
 
 def read_repr(text: str, start: int = 0, *, most: int = 1 << 62) -> tuple[Any, int]:
-    """Parse what `repr` or `pprint` wrote of a list, a tuple, a set or a dict, and return it with where it ends.
+    """Parse what `repr` or `pprint` wrote for a list, tuple, set or dict, and return the value and where its text ends.
 
     Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a number; NaN and
     infinities become None. Dates and times stay what they are. An object with named fields becomes a dict, one with a
-    single argument becomes that, and any other its text. Raises ValueError if there is something else, or more than
-    `most` tokens."""
+    single argument becomes that argument, and any other becomes its text. Raises ValueError for anything else, or more
+    than `most` tokens."""
     stack: list[_Open] = []
     at, value, has_value = start, None, False
     while (match := _TOKEN.match(text, at)) and (most := most - 1):

@@ -182,7 +182,7 @@ def test_a_new_builder_gives_the_prompt_of_the_running_one_and_the_provider_acce
     rng = random.Random(29)
     found = list(conversations(corpus))
     short = [one for one in found if one.provider == "openai"]
-    chosen = found if long_faults else [one for one in found if one.provider != "openai"][::2] + rng.sample(short, 3)
+    chosen = found if long_faults else [one for one in found if one.provider != "openai"][::3] + rng.sample(short, 3)
     most, budgets = (70, (None, 1_500, 4_000, 15_000)) if long_faults else (10, (None, 2_500))
     steps, wrong = 0, []
     for one in chosen:

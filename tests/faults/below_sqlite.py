@@ -1,7 +1,7 @@
-"""Everything that SQLite writes, seen below it: a VFS around SQLite's own.
+"""Everything that SQLite writes, seen from below: a VFS around SQLite's own.
 
 The standard library's `sqlite3` uses a shared SQLite library, whose VFS can be wrapped through ctypes: no compiler, no
-other process, and the product's code and connections stay as they are. A listener is asked before each write,
+other process, and the product's code and connections are unchanged. A listener is asked before each write,
 truncation, sync and removal of a file; it may do other things first, and it may refuse. Reads, locks and shared memory
 pass through.
 """
@@ -33,14 +33,14 @@ class Listener(Protocol):
     def opened(self, path: str) -> None: ...
 
     def write(self, path: str, offset: int, data: bytes, do: Callable[[int], int]) -> int:
-        """`do` takes the number of bytes to write. Returns an SQLite result code."""
+        """Write. `do` takes the number of bytes to write. Returns an SQLite result code."""
 
     def truncate(self, path: str, size: int, do: Callable[[], int]) -> int: ...
 
     def sync(self, path: str, do: Callable[[], int]) -> int: ...
 
     def remove(self, path: str, do: Callable[[], int], *, sync: bool) -> int:
-        """With `sync`, the folder is synced too."""
+        """Remove a file. With `sync`, the folder is synced too."""
 
     def sleep(self) -> bool:
         """Called where SQLite would sleep until another connection is ready. Return False to let it sleep."""
@@ -163,7 +163,7 @@ class WrappedVfs:
 
 
 def _answer(call: Callable[[], int]) -> int:
-    """An exception cannot pass through SQLite: it is a failed call there."""
+    """Return the result of a call. An exception cannot pass through SQLite: it becomes a failed call."""
     try:
         return call()
     except BaseException:  # noqa: BLE001 - the caller's next step raises again

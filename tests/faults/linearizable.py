@@ -2,7 +2,7 @@
 
 Each call took effect at one instant between its start and its end; a call that a crash cut short took effect before the
 crash, or never. After a power cut the artifact is in the state before it, except that changes that were not durable may
-be undone. The search is that of Wing and Gong: try each call that may come first, and remember what was tried.
+be undone. The search is Wing and Gong's: try each call that may come first, and remember what was tried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 Held = Literal["present", "absent", "damaged"]
 CallKind = Literal["put", "get", "forget", "heal"]
 State = tuple[Held, frozenset[Held]]
-"""What the artifact is, and what it may be after a power cut instead."""
+"""What the artifact is, and what it may be instead after a power cut."""
 NEW: State = ("absent", frozenset())
 
 

@@ -101,7 +101,7 @@ class FleetWorld(World):
             self.pause(process, wait=True)
 
     def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
-        """`half` of a request to the object store does it later."""
+        """Make a fault happen. `half` of a request to the object store does it later."""
         where = f"'{what}' of process {process.number}"
         fault = self.choose.choice(("kill", "kill", "lost request", "lost answer", "late request", "failover"))
         is_done = self.choose.random() < 0.5
@@ -182,7 +182,7 @@ class _Connections(Connections):
 
 
 class _LeaseConnection:
-    """A connection that only takes advisory locks, which it has until it is closed."""
+    """A connection that only takes advisory locks, which it keeps until it is closed."""
 
     def __init__(self, world: FleetWorld, process: Process | None) -> None:
         self.process = process
@@ -230,7 +230,7 @@ class _Objects:
         self._late: list[Callable[[], object]] = []
 
     def finish(self) -> None:
-        """Do what was asked and is still under way."""
+        """Finish the requests that are still under way."""
         late, self._late = self._late, []
         for do in late:
             with contextlib.suppress(AlreadyExistsError):

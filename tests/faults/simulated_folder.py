@@ -112,7 +112,7 @@ class FolderWorld(World):
             do()
         elif when == "halfway" and half is not None:
             half()
-        if not process.is_dead:  # otherwise of a fault inside this step
+        if not process.is_dead:  # otherwise it died of a fault inside this step
             where = f"{when} '{what}' of process {process.number}"
             if is_cut:
                 self._cut_power(self.choose.choice(CUTS), where)
@@ -128,8 +128,8 @@ class FolderWorld(World):
         self._cuts += 1
         self.injected["simulated power cuts"] += 1
         if not all(self.plan.power):
-            # What a process without durability has put. A torn record may be that of a put that was acknowledged, so it
-            # is reported too.
+            # What a process without durability has put. A torn record may belong to an acknowledged put, so it is
+            # reported too.
             self.excused = ("damaged", "missing", "catalog: the journal was damaged")
         root, running = self._base / str(self._cuts), self.running
         self.running = None  # nobody runs meanwhile

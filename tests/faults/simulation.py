@@ -2,7 +2,7 @@
 
 One seed decides everything: what each process does, which of them runs at each system call or request, which faults
 happen where, and how far the clock jumps. A process is a thread with a store of its own; exactly one of them runs at a
-time. `simulated_folder` and `simulated_fleet` say what a process may be interrupted at, and which faults there are.
+time. `simulated_folder` and `simulated_fleet` define where a process may be interrupted, and which faults there are.
 
 What is checked: bytes are never wrong, the calls on each artifact are linearizable across all faults, `verify` finds
 nothing, and `collect` leaves nothing behind. A failing seed is made smaller by leaving out operations and faults.
@@ -104,7 +104,7 @@ class Plan:
         kinds = {kind: weight * choose.choice((0.3, 1, 1, 3)) for kind, weight in KINDS.items()}
         values = choose.sample(range(len(VALUES)), choose.choice((1, 2, 3)))
         jumps: tuple[float, ...] = (1.0, 50.0, 1.5 * DAY, 3 * DAY, -30.0, -2 * DAY)
-        if choose.random() < 0.25:  # much that is compressed, and read meanwhile
+        if choose.random() < 0.25:  # much is compressed, and read meanwhile
             values, jumps = [3, choose.randrange(len(VALUES))], (3 * DAY, 1.5 * DAY)
             kinds |= {"get": 40, "collect": 20, "jump": 15}
         operations = tuple(
@@ -215,7 +215,7 @@ class Process:
                 raise
 
     def _abandon(self) -> None:
-        """Let go of everything as the system does when a process ends."""
+        """Release everything as the system does when a process ends."""
         store, self.store, self.is_dead = self.store, None, True
         if store is not None:
             self.world.abandon(store)
@@ -271,7 +271,7 @@ class World(Steps):
         self.steps: list[str] = []
         self.injected: Counter[str] = Counter()
         self.failure: BaseException | None = None
-        self.suspect: tuple[str, int] | None = None  # session and value of what is not linearizable
+        self.suspect: tuple[str, int] | None = None  # session and value of the artifact that is not linearizable
         self.choose = random.Random(f"schedule {plan.seed}")
         self.running: Process | None = None
         self.processes = [
@@ -292,10 +292,10 @@ class World(Steps):
 
     @abstractmethod
     def abandon(self, store: Store) -> None:
-        """Let go of the files and connections of a store, without its own steps."""
+        """Release the files and connections of a store, without its own steps."""
 
     def ended(self, process: Process) -> None:
-        """Called when a process was killed or is over."""
+        """Called when a process was killed or has ended."""
 
     def excuses(self, error: BaseException) -> bool:
         """Return whether a process that was not killed may see this error."""
@@ -310,18 +310,18 @@ class World(Steps):
         """Make a fault happen at a step."""
 
     def weight(self, what: str) -> int:
-        """Return how much likelier than others a step meets a fault."""
+        """Return how much more likely than others a step is to meet a fault."""
         return 1
 
     def before_last_look(self) -> None:
-        """Called when all processes are over."""
+        """Called when all processes have ended."""
 
     def first_state(self, value: int) -> State:
         """Return what is in each session before the first operation."""
         return NEW
 
     excused: tuple[str, ...] = ()
-    """How the problems begin, with their kinds, that verify may find after the faults that happened."""
+    """Prefixes, starting with the kind, of problems that verify may find after the faults that happened."""
 
     def run(self) -> None:
         """Run all processes to their end, then check what is left."""
@@ -372,7 +372,7 @@ class World(Steps):
         return running if running is not None and running.thread is threading.current_thread() else None
 
     def pause(self, process: Process, *, wait: bool = False, slow: bool = False) -> None:
-        """Let another process run, perhaps; with `wait`, surely, if there is one; with `slow`, for some time."""
+        """Let another process run, perhaps; with `wait`, always if there is one; with `slow`, for some time."""
         if len(self.processes) > 1 and (wait or slow or self.choose.random() < self.plan.switching):
             others = [one for one in self.processes if not one.is_done and one is not process]
             ready = others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
@@ -476,7 +476,7 @@ def _effect(one: Operation | None, session_id: str, number: int) -> CallKind | N
 
 @contextmanager
 def drawn_names(seed: int) -> Iterator[None]:
-    """Let a seed decide about names that are drawn, and keep threads and timers from deciding about order."""
+    """Let a seed decide randomly drawn names, and keep threads and timers from deciding the order."""
     choose = random.Random(f"tokens {seed}")
     with (
         patch.object(os, "urandom", lambda size: choose.randbytes(size)),

@@ -145,7 +145,7 @@ def small_reserve() -> Iterator[None]:
 
 
 def recorded(folder: Path, *work: tuple[bool, Callable[[Use], None]]) -> Recording:
-    """Record what is written while a new store is opened for each work, with or without durability."""
+    """Record what is written while a new store is opened for each piece of work, with or without durability."""
     recording = Recording()
     folder.mkdir(mode=0o700)
     volume = Volume(folder, recording.log)

@@ -1,4 +1,4 @@
-"""A closed store, also if another thread closes it during a call: the error is always StoreClosed."""
+"""A closed store, even if another thread closes it during a call: the error is always StoreClosed."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ def _call_until_error(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_closing_while_other_threads_are_in_a_call_raises_store_closed_there(name: str, in_memory: Path) -> None:
-    for round_ in range(12):
+def test_closing_while_other_threads_are_in_a_call_raises_store_closed_there(
+    name: str, in_memory: Path, long_faults: bool
+) -> None:
+    for round_ in range(12 if long_faults else 5):
         store = coatcheck.open(in_memory / str(round_), durability="process")
         session = store.session("s", ttl=None)
         session.put("something small", name="small")

@@ -1,7 +1,7 @@
 """A crash at every single step of every change: after reopening, the store is as before the change or as after it.
 
-Each case first runs once to count its steps, then once for each instant before, during and after a step. The same with
-a power cut, which drops, zeroes or tears unsynced data.
+Each case first runs once to count its steps, then once for each instant before, during and after a step. Then the same
+is done with a power cut, which drops, zeroes or tears unsynced data.
 """
 
 from __future__ import annotations
@@ -192,14 +192,14 @@ def _copied(folder: Path, target: Path) -> Path:
 
 def _steps(disk: FaultyDisk, long_faults: bool) -> Iterator[tuple[int, int, str]]:
     """Yield steps with their number and a running count. An import repeats the same steps for each of its artifacts:
-    the short form takes every third of its hundred."""
-    stride = 1 if long_faults else 1 + len(disk.steps) // 40
+    the short form takes about twenty of its one hundred."""
+    stride = 1 if long_faults else 1 + len(disk.steps) // 20
     for count, step in enumerate(range(0, len(disk.steps), stride)):
         yield count, step, disk.steps[step]
 
 
 def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[tuple[At, int]]:
-    """Yield the instants to crash at, each with a seed. The short form takes a step once: killed, or with one of the
+    """Yield the instants to crash at, each with a seed. The short form takes each step once: killed, or with one of the
     three power cuts, in turn."""
     for count, step, what in _steps(disk, long_faults):
         is_turn = long_faults or CRASHES[count % len(CRASHES)] == cut
@@ -209,7 +209,7 @@ def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[
             yield At(step, "halfway"), step
         if long_faults:
             yield At(step, "before"), step
-            for seed in range(12 if cut == "torn" else 0):
+            for seed in range(6 if cut == "torn" else 0):
                 yield At(step, "before"), seed
                 yield At(step, "after"), seed
 

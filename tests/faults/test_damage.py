@@ -98,7 +98,7 @@ def _damage_inline(folder: Path, ref: Ref, data: bytes, damage: str, rng: random
     path = folder / "catalog.sqlite"
     pages = path.read_bytes()
     places: list[int] = []
-    while not places:  # a piece that goes over the end of a page is nowhere
+    while not places:  # a piece that crosses the end of a page is not found
         at = rng.randrange(len(data) - 15)
         places = [found.start() for found in re.finditer(re.escape(data[at : at + 16]), pages)]
     piece = bytes(16) if damage == "zero" else bytes([data[at] ^ 1 << rng.randrange(8)])

@@ -109,7 +109,7 @@ def _kill_while(server: Server, wait: Callable[[Server], None], work: Callable[[
 
 @pytest.mark.timeout(0)
 def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
-    url, seconds = fleet.new_url(), "60" if long_faults else "2"
+    url, seconds = fleet.new_url(), "60" if long_faults else "1"
     with coatcheck.open(url):
         pass
     started = [

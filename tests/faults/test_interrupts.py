@@ -35,7 +35,7 @@ from coatcheck.intake import About
 from coatcheck.storage.forks import Mutex
 from coatcheck.values import Encoded, encode
 from tests.counting import Counts
-from tests.faults.world import ROOT, assert_clean, problems
+from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.transcript.samples import SAMPLES, as_lines
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
@@ -59,12 +59,12 @@ class Interrupt:
         return sorted({*self._first.values(), *self._last.values()})
 
     def new(self, known: set[object]) -> list[int]:
-        """Numbers of the first time that each bytecode was reached that is not in `known`, and of the last time of a
-        tenth of all. Adds to `known`."""
+        """Numbers of the first time that each bytecode not in `known` was reached, and of the last time for a thirtieth
+        of all bytecodes. Adds to `known`."""
         rng = random.Random(self.count)
         first = {number for where, number in self._first.items() if where not in known}
         known.update(self._first)
-        return sorted(first.union(number for number in self._last.values() if not rng.randrange(10)))
+        return sorted(first.union(number for number in self._last.values() if not rng.randrange(30)))
 
     def __enter__(self) -> Interrupt:
         sys.settrace(self._trace)
@@ -91,7 +91,7 @@ class Interrupt:
 
 
 def in_thread(call: Callable[..., Any], *args: Any) -> Any:
-    """Return what a call returns in another thread. If the thread waits for a lock, this fails, and nothing waits."""
+    """Return what a call returns in another thread. If the thread waits for a lock, this fails after a timeout."""
     done: Future[Any] = Future()
 
     def run() -> None:
@@ -352,7 +352,7 @@ def test_every_public_call_is_interrupted() -> None:
 def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
     of: str, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
 ) -> None:
-    numbers, known = itertools.count(), set[object]()
+    numbers, known, rng = itertools.count(), set[object](), random.Random(chosen_seed())
     with (
         coatcheck.open(tmp_path / "store", durability="process") as store,
         coatcheck.open("memory:") as other,
@@ -365,8 +365,8 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
             with Interrupt() as counted:
                 act(world, prepared)
             instants = counted.new(known) if long_faults else counted.distinct()
-            if not long_faults:
-                instants = sorted(random.Random(name).sample(instants, min(len(instants), 2)))
+            wanted = len(instants) // 3 if long_faults else 1  # a long run takes a third, by its seed
+            instants = sorted(rng.sample(instants, min(len(instants), wanted)))
             for instant in instants:
                 world.number = next(numbers)
                 prepared = prepare(world)
@@ -396,14 +396,15 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
         assert problems(store) == []
 
 
-def _instants(count: int, name: str, long_faults: bool) -> list[int]:
-    return list(range(count)) if long_faults else sorted(random.Random(name).sample(range(count), min(count, 20)))
+def _instants(counted: Interrupt, name: str, long_faults: bool) -> list[int]:
+    instants = counted.distinct()
+    return instants if long_faults else sorted(random.Random(name).sample(instants, min(len(instants), 10)))
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.replace(" ", "_"))
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
-    call: Call, tmp_path: Path, another: Callable[[], None], long_faults: bool
+    call: Call, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
 ) -> None:
     folder = tmp_path / "store"
     with coatcheck.open(folder, durability="process") as store:
@@ -413,7 +414,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
         call.prepare(store, -1)
         with Interrupt() as counted:
             call.act(store, -1)
-        for number in _instants(counted.count, call.name, long_faults):
+        for number in _instants(counted, call.name, long_faults):
             call.prepare(store, number)
             kept: BaseException | None = None
             try:
@@ -431,6 +432,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
                 error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
                 raise
             del kept
+            counts("interrupts")
         store.verify(repair=True)
         assert problems(store) == []
         assert session.get("same") == "the same"
@@ -439,14 +441,14 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_an_interrupt_at_any_bytecode_of_an_opening_leaves_no_lock_behind(
-    durability: Any, tmp_path: Path, another: Callable[[], None], long_faults: bool
+    durability: Any, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
 ) -> None:
     folder = tmp_path / "store"
     with coatcheck.open(folder, durability=durability) as store:
         ref = store.session("s", ttl=None).put("kept")
     with Interrupt() as counted:
         coatcheck.open(folder, durability=durability).close()
-    for number in _instants(counted.count, "open", long_faults):
+    for number in _instants(counted, "open", long_faults):
         kept: BaseException | None = None
         try:
             with Interrupt(number) as interrupt:
@@ -462,6 +464,7 @@ def test_an_interrupt_at_any_bytecode_of_an_opening_leaves_no_lock_behind(
             error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
             raise
         del kept
+        counts("interrupts")
     with coatcheck.open(folder) as store:
         assert_clean(store)
 
@@ -502,7 +505,7 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
-    tmp_path: Path, another: Callable[[], None], long_faults: bool
+    tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
 ) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s", ttl=None)
@@ -523,7 +526,7 @@ def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
             if not child:
                 os._exit(0)
         os.waitpid(child, 0)
-        for number in _instants(counted.count, "fork", long_faults):
+        for number in _instants(counted, "fork", long_faults):
             interrupt = Interrupt(number)
             try:
                 with contextlib.suppress(KeyboardInterrupt), interrupt:
@@ -535,6 +538,7 @@ def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
             except BaseException as error:
                 error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
                 raise
+            counts("interrupts")
 
 
 @pytest.mark.parametrize("wait", [True, False])
@@ -566,7 +570,7 @@ def test_several_interrupts_during_a_release_leave_the_lock_free(times: int) -> 
 
 def test_a_lock_that_was_left_behind_outside_a_call_is_released_by_the_next_call() -> None:
     mutex = Mutex()
-    mutex.acquire()  # what more interrupts than releases would leave
+    mutex.acquire()  # the state that more interrupts than releases would leave
     assert mutex.run(lambda: "works") == "works"
     assert in_thread(mutex.run, lambda: "free") == "free"
 

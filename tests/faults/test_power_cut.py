@@ -264,7 +264,7 @@ def test_without_durability_a_change_after_compressing_loses_nothing_that_was_th
     disk = FaultyDisk(folder, durable=False, image=image, cut=cut)
     with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as store:
         assert store.collect().compressed == 2
-        CHANGES[change](store)  # the database begins its WAL again
+        CHANGES[change](store)  # the database restarts its WAL
         disk.stop()
         disk.revive()
     with coatcheck.open(image) as store:
@@ -298,8 +298,8 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memo
 
 
 class Raced(Interrupted):
-    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. Stops the
-    machine, if asked, when a compressed copy was removed."""
+    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. If asked to,
+    stops the machine when a compressed copy has been removed."""
 
     before_stage: Callable[[], object] | None = None
     stops_at_sweep = False
@@ -333,7 +333,7 @@ def _replace_copy(folder: Path, disk: Raced) -> coatcheck.Store:
         with open_on(folder, disk, clock=lambda: NOW + 3 * DAY) as other:
             assert other.collect().compressed == 1
 
-    copy.rename(hidden)  # as if it were compressed after the put has looked at the row
+    copy.rename(hidden)  # as if it were compressed after the put looked at the row
     disk.before_stage = compress
     store.session("new", ttl=None).put(TEXT)
     assert disk.before_stage is None

@@ -41,7 +41,7 @@ def _run(*commands: tuple[str, ...]) -> None:
 def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref(
     tmp_path: Path, long_faults: bool
 ) -> None:
-    folder, seconds = tmp_path / "store", "60" if long_faults else "2"
+    folder, seconds = tmp_path / "store", "60" if long_faults else "1"
     _run(*(("race", str(folder), str(seed), seconds) for seed in range(8)))
     with coatcheck.open(folder) as store:
         assert problems(store) == []
@@ -53,7 +53,7 @@ def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref
 def test_a_collection_by_a_clock_that_is_an_hour_off_removes_nothing_that_lives(
     tmp_path: Path, long_faults: bool
 ) -> None:
-    folder, seconds = tmp_path / "store", "60" if long_faults else "2"
+    folder, seconds = tmp_path / "store", "60" if long_faults else "1"
     _run(
         ("collect with a clock that is off", str(folder), "0", seconds),
         *(("live", str(folder), str(seed), seconds) for seed in range(3)),

@@ -1,4 +1,4 @@
-"""Seeds of the simulation, and proof that it finds mistakes: each of the classic ones is found within some seeds."""
+"""Seeds of the simulation, and proof that it finds mistakes: each classic mistake is found within a number of seeds."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ MISTAKES = {
     "a read does not look again after a compression": Mistake(change=no_second_look, plan=read_during_compression),
     "the journal is replaced before the database is synced": Mistake(change=journal_replaced_too_early),
 }
-FOUND_LATE = {"the row comes before the blob", "the row comes before the object"}  # after some hundred seeds
+FOUND_LATE = {"the row comes before the blob", "the row comes before the object"}  # after a few hundred seeds
 
 
 @contextmanager

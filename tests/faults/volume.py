@@ -1,7 +1,7 @@
 """A model of a disk: which bytes and names under a folder are durable, and what a power cut leaves of the others.
 
-The folder itself is real, and lies in memory. Each change to it is noted here as well: those of the store through a
-`RecordedDisk`, those of SQLite through a `RecordedSqlite`, both in the order in which they happen.
+The folder itself is real, and is in memory. Each change to it is noted here as well: the store's through a
+`RecordedDisk`, SQLite's through a `RecordedSqlite`, both in the order in which they happen.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Volume:
                 self._bytes[inside], self._writes[inside] = bytearray(data), []
 
     def number(self, info: os.stat_result, *, new: bool = False) -> int:
-        """Return the number of a file or folder. The system uses inode numbers again, so a new one gets a new one."""
+        """Return the number of a file or folder. The system reuses inode numbers, so a new file gets a new number."""
         if new or info.st_ino not in self._inodes:
             self._count += 1
             self._inodes[info.st_ino] = self._count
         return self._inodes[info.st_ino]
 
     def number_at(self, path: str) -> tuple[int, int, str]:
-        """Return the numbers of a file and of its folder, and its name. A file that nobody has noted is new."""
+        """Return the numbers of a file and of its folder, and its name. A file that was never noted is new."""
         folder, name = os.path.split(path)
         above = self.number(os.stat(folder))
         found = self._names_now[above].get(name)
@@ -113,7 +113,7 @@ class Volume:
             self._names_now[folder].pop(name, None)
 
     def leave(self, target: Path, cut: Cut | None, choose: random.Random) -> None:
-        """Write what a power cut, or without `cut` the end of all processes, leaves to a new folder."""
+        """Write to a new folder what a power cut leaves; without `cut`, what the end of all processes leaves."""
         self._leave_folder(ROOT, target, cut, choose)
 
     def _leave_folder(self, number: int, target: Path, cut: Cut | None, choose: random.Random) -> None:
@@ -219,7 +219,7 @@ class RecordedDisk(Disk):
         self._steps.step(f"truncate to {size}", do)
 
     def allocate(self, file: int, size: int) -> None:
-        """Only the size is noted: the bytes of the reserve have no meaning."""
+        """Allocate space. Only the size is noted: the bytes of the reserve have no meaning."""
 
         def do() -> None:
             os.ftruncate(file, size)

@@ -19,7 +19,7 @@ series and digest of every record."""
 
 
 def chosen_seed() -> int:
-    """The seed of a test that damages or kills at random: `COATCHECK_SEED`, else always the same in CI."""
+    """The seed of a test that damages or kills at random: `COATCHECK_SEED`, else a fixed one in CI."""
     return int(os.environ.get("COATCHECK_SEED") or ("1" if os.environ.get("CI") else random.randrange(1 << 32)))
 
 

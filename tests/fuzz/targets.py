@@ -26,7 +26,7 @@ from coatcheck.reading.page import Request, continues_slice, seal, unseal
 from coatcheck.refs import Blob
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import INVALID, _unpack
-from coatcheck.storage.frames import FRAME, SeekTable, check_frame, compressed, frames_of
+from coatcheck.storage.frames import FRAME, SeekTable, check_frame, compressed, framed
 from coatcheck.storage.journal import START, Journal
 from coatcheck.storage.memory import MemoryCatalog
 from coatcheck.transcript.keep import Keeper, fetch_from
@@ -121,7 +121,7 @@ def record(data: bytes) -> None:
 @cache
 def _packed() -> tuple[bytes, bytes]:
     pieces = (_FRAMED[at : at + FRAME] for at in range(0, len(_FRAMED), FRAME))
-    return b"".join(compressed(pieces)), frames_of(_FRAMED)
+    return b"".join(compressed(pieces)), framed(_FRAMED).frames
 
 
 def frame(data: bytes) -> None:

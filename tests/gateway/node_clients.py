@@ -1,4 +1,4 @@
-"""The clients from npm that the tests put behind a gateway: installed once, as `node/package-lock.json` has them.
+"""The clients from npm that the tests put behind a gateway: installed once, as locked in `node/package-lock.json`.
 
 `python -m tests.gateway.node_clients` puts them into the environment. `make test` runs that first."""
 

@@ -1,9 +1,9 @@
 """A strict provider on loopback: the three APIs with a scripted model, streaming and not.
 
 It refuses what the providers refuse: calls and results that are not paired, unknown fields, and thinking that comes
-back behind something else than what it was signed for. It keeps a prefix cache, and reports reads and writes. A script
+back after anything other than what it was signed for. It keeps a prefix cache, and reports reads and writes. A script
 says what the model answers and what goes wrong: pauses, odd splits, statuses, errors inside a stream, connections that
-break. Every request is recorded, and what tests assert is asserted on that log."""
+break. Every request is recorded, and tests make their assertions on that log."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Turn:
     pause_after: int | None = None
     pause: threading.Event | None = None
     raw: bytes | None = None
-    """The whole body of the answer, as it is."""
+    """The whole body of the answer, sent unchanged."""
     content_type: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     more: tuple[tuple[str, Any], ...] = ()
@@ -88,7 +88,7 @@ def turn(*blocks: Say | Think | Use, **how: Any) -> Turn:
 
 @dataclass
 class Seen:
-    """One request as it arrived, and what became of it."""
+    """One request as it arrived, and what happened to it."""
 
     path: str
     query: str
@@ -252,7 +252,7 @@ class Provider:
             _check_reasoning(items)
 
     def _usage(self, api: Api, body: dict[str, Any]) -> dict[str, int]:
-        """Count the prompt, with a cache. Anthropic reads and writes at the marks of the request alone, and looks back
+        """Count the prompt, with a cache. Anthropic reads and writes only at the marks of the request, and looks back
         20 positions; OpenAI takes the longest prefix."""
         parts, marks = _parts(api, body)
         digests, sizes, running = [], [], hashlib.sha256()
@@ -275,7 +275,7 @@ class Provider:
         return f"{start}{next(self._ids):06d}"
 
     def _name(self, body: dict[str, Any], name: str) -> str:
-        """Return the name under which the request offers a tool of ours, for a purpose."""
+        """Return the name under which the request offers our tool for a purpose."""
         words = {"get": "Read a stored artifact", "list": "List stored artifacts", "store": "Store a text or JSON"}
         if name not in words:
             return name
@@ -362,7 +362,7 @@ def _additional(body: dict[str, Any]) -> list[Any]:
 
 
 def _check_reasoning(items: list[Any]) -> None:
-    """A reasoning item needs the item that followed it."""
+    """Check that each reasoning item comes with the item that followed it."""
     for at, item in enumerate(items):
         follows = items[at + 1] if at + 1 < len(items) else {}
         if item.get("type") == "reasoning" and follows.get("type") not in ("function_call", "reasoning", "message"):
@@ -517,7 +517,7 @@ _EVENTS: dict[str, Callable[..., Iterator[Event]]] = {
 
 
 def written_events(events: Sequence[Event], ends: bytes = b"\n") -> list[bytes]:
-    """Return events as bytes. Events of OpenAI's Responses are numbered."""
+    """Return events as bytes. Events of OpenAI's Responses API are numbered."""
     found = []
     for number, (name, data) in enumerate(events):
         if name.startswith("response."):

@@ -20,7 +20,7 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 BIG = "\n".join(
     f"2026-11-17 10:{i // 60 % 60:02}:{i % 60:02} INFO worker {i} finished job {i * 7919}" for i in range(2_000)
 )
-"""A result that leaves."""
+"""A result that leaves the context."""
 
 
 class Replicas:
@@ -63,7 +63,7 @@ class Talk:
         self.last: Any = None
 
     def ask(self, content: Any) -> Any:
-        """Send a message of the user, and return the answer as the SDK gives it."""
+        """Send a user message, and return the answer as the SDK returns it."""
         self.held.append({"role": "user", "content": content})
         return self.send()
 
@@ -135,7 +135,7 @@ class Chat:
 
 
 def joined(chunks: Sequence[Any]) -> dict[str, Any]:
-    """Join the chunks of a completion as clients do, and check that they are those of one answer."""
+    """Join the chunks of a completion as clients do, and check that they belong to one answer."""
     assert len({(one.id, one.created, one.model) for one in chunks}) == 1
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: list[dict[str, Any]] = []

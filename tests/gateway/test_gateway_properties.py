@@ -1,4 +1,4 @@
-"""What holds for every split of a stream, every script, and many streams at once."""
+"""Properties for every split of a stream, every script, and many streams at once."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_body_that_begins_like_an_earlier_one_is_read_as_any_other(
 
 
 def seen_by(api: MessagesApi, body: bytes) -> Any:
-    """All that is read of a body."""
+    """Everything that is read from a body."""
     try:
         request = api.read(body)
     except Unreadable:
@@ -108,7 +108,7 @@ def seen_by(api: MessagesApi, body: bytes) -> Any:
 
 
 def steps_of(api: str, blocks: list[Any]) -> bytes:
-    """The bytes of one answer of a provider."""
+    """The bytes of one answer from a provider."""
     provider = Provider()
     made = {"anthropic": provider._message, "chat": provider._completion, "responses": provider._response}[api]
     body: dict[str, Any] = {"model": "m", "input": "x", "stream_options": {"include_usage": True}}
@@ -163,7 +163,7 @@ def test_any_script_only_grows_whatever_replica_takes_a_request(
     turns: list[list[Any]], is_streamed: bool, cut: int
 ) -> None:
     def model(seen: Seen) -> Turn:
-        """Think before speaking, as the API does, and end at last."""
+        """Think before speaking, as the API does, and finally end."""
         number = sum(one["role"] == "assistant" for one in seen.messages)
         blocks = turns[number] if number < len(turns) else [Say("End.")]
         ordered = sorted(blocks, key=lambda one: (isinstance(one, Use), not isinstance(one, Think)))

@@ -1,4 +1,4 @@
-"""Recorded exchanges with the providers pass byte for byte, in `observe` and, without calls of ours, in `loop`."""
+"""Recorded exchanges with the providers pass byte for byte, in `observe` and, without calls of our tools, in `loop`."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from coatcheck import Store, toolkit
+from coatcheck import Policy, Store, toolkit
 from coatcheck.gateway.api import Unreadable
 from coatcheck.gateway.messages_api import MessagesApi
 from tests.gateway.provider import Provider, Say, Think, Use, turn
@@ -17,7 +18,7 @@ NAME = "mcp__coatcheck__get_artifact"
 
 
 def described(store: Store) -> list[dict[str, Any]]:
-    """Our tools as a client describes them that has them through MCP: with a prefix of its own."""
+    """Our tools as described by a client that has them through MCP: with a prefix of its own."""
     tools = [tool.as_anthropic() for tool in toolkit(store.session("mine"))]
     return [{**tool, "name": f"mcp__coatcheck__{tool['name']}"} for tool in tools]
 
@@ -46,6 +47,21 @@ def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(store: St
     assert store.session("mine").get(stub["artifact"]) == BIG
 
 
+@pytest.mark.parametrize("client", [Talk, Chat])
+def test_short_results_that_a_rule_lets_leave_keep_their_own_content(
+    store: Store, client: type[Talk] | type[Chat]
+) -> None:
+    script: list[Any] = [turn(Use("search", {"q": "a"}), Use("search", {"q": "b"})), turn(Say("Found."))]
+    rules = Policy(tools={"search": "always"})
+    with Provider(script) as provider, serving(store, provider, mode="loop", session="mine", policy=rules) as url:
+        talk = client(url)
+        talk.ask("find both")
+        results: Any = talk.results("first " * 100, "second " * 100)
+        talk.ask(*results) if isinstance(talk, Chat) else talk.ask(results)
+        stubs = re.findall("art:[0-9a-f]{12,64}", provider.answered[1].raw.decode())
+    assert [store.session("mine").get(one) for one in dict.fromkeys(stubs)] == ["first " * 100, "second " * 100]
+
+
 def test_a_client_without_our_tools_is_left_alone(store: Store) -> None:
     script = [turn(Use("search", {"q": "x"})), turn(Say("Found."))]
     with Provider(script) as provider, serving(store, provider, mode="stub") as url:
@@ -64,7 +80,7 @@ def test_a_client_with_our_tools_gets_no_others_in_loop_mode(store: Store) -> No
 
 
 def test_a_decision_is_made_once_whatever_the_client_changes_around_it(store: Store) -> None:
-    """Marks, key order, outer whitespace and the form of a text do not make another result of it."""
+    """Marks, key order, outer whitespace and the form of a text do not make it a different result."""
     script: list[Any] = [
         turn(Think(), Use("search", {"q": "x"})),
         turn(Say("Found.")),

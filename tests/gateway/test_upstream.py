@@ -27,7 +27,7 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Answering:
-    """Answers each request with the next bytes, None to close the connection instead. `requests` is what arrived."""
+    """Answers each request with the next bytes; None closes the connection instead. `requests` is what arrived."""
 
     def __init__(self, *answers: bytes | None, context: ssl.SSLContext | None = None) -> None:
         self._answers = list(answers)

@@ -40,7 +40,7 @@ def test_every_operation_has_a_name_of_its_own_and_a_scope() -> None:
 @pytest.mark.slow
 def test_requests_made_of_the_document_get_the_answers_that_it_describes(tmp_path: Path, long_faults: bool) -> None:
     """Schemathesis sends valid and invalid requests, and sequences of them, and checks each answer."""
-    amount = ["--max-time", "600"] if long_faults else ["--max-time", "15", "--seed", "1"]
+    amount = ["--max-time", "240"] if long_faults else ["--max-time", "15", "--seed", "1"]
     with served(tmp_path / "store", COATCHECK_STORE_DURABILITY="process") as web:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("st")), "--config-file", str(HERE / "schemathesis.toml"), "run",

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import itertools
+import json
 import os
 import random
 import resource
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,21 @@ def peak(pid: int) -> int:
     """The most memory that a process has had, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def test_a_body_whose_last_bytes_cross_a_megabyte_is_taken_whole(web: Web) -> None:
+    """The server reads a megabyte at a time; what comes with its last bytes belongs to the body too."""
+    data = random.Random(1).randbytes(MIB + 4_000)
+    value = json.dumps({"value": "x" * MIB}).encode()
+    for path, body in ((path_of("s"), data), ("/api/v1/sessions/s/externalize", value)):
+        with connection(web) as one:
+            one.sendall(head(web, f"Content-Length: {len(body)}", "Connection: close", path=path) + body[: MIB - 1_000])
+            time.sleep(0.5)  # so that the rest comes by itself
+            one.sendall(body[MIB - 1_000 :])
+            answer = answer_of(one)
+        assert answer.split(b" ", 2)[1] in (b"200", b"201"), answer
+    with web.client() as client:
+        assert client.get(path_of("s", hashlib.sha256(data).hexdigest())).content == data
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -5,6 +5,8 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -231,6 +233,27 @@ def test_an_escape_at_the_border_of_two_parts_of_a_line_is_found() -> None:
         text = json.dumps([filler + "\u00e9" * 10 + "-" * (size - len(filler))])
         page = read(make_content(text.encode(), "application/json"), Request(grep="é"))
         assert (page.matches, page.matches_exact) == (10, True)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"context": 3}, {"context": 100}, {"invert": True}, {"ignore_case": True}])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [b"needle here\n", b"nothing\n", b"caf\xc3 \xff\n"],
+        [b"needle\n" + b"long \xff" * 300_000 + b"\n", b"broken \xff\n" * 90, b"the last needle"],
+        [b"NEEDLE \xff\n", b"nee\x1b[31mdle\n", b"50%\r60% needle\n", b"need\xffle\n", b"crlf needle\r\n"],
+    ],
+)
+def test_a_plain_text_is_found_like_any_pattern_among_invalid_bytes_and_colours(
+    ends: list[bytes], arguments: dict[str, Any]
+) -> None:
+    filler = "ordinary line é\n".encode() * (2 * PIECE // 16)
+    content = content_of(b"".join(filler + end for end in ends) + b"\n\xff after\n" * 5)
+    plain, pattern = (
+        [(page.text, page.shown, page.matches, page.hits) for page in islice(pages(content, request), 3)]
+        for request in (Request(grep=text, **arguments) for text in ("needle", "needl[e]"))
+    )
+    assert plain == pattern
 
 
 @pytest.mark.parametrize("size", [FRAME // 3, 3 * FRAME, 2 * PIECE + FRAME // 2])

@@ -56,7 +56,7 @@ def first(fleet: Fleet) -> str:
 
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From then on, this process opens stores like the next version. Stores that it has open are of the first."""
+    """A function that makes this process open stores like the next version. Stores already open stay at the first."""
     return lambda: monkeypatch.setattr(postgres, "STEPS", [*STEPS, *MADE_UP])
 
 

@@ -127,7 +127,7 @@ def test_a_busy_object_store_is_retried(troubled: Store, between: Between) -> No
 
 @pytest.fixture
 def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience for the database alone, which answers, though perhaps slowly."""
+    """Patience only for the database, which answers, though perhaps slowly."""
     real = storage.postgres.Connections
     monkeypatch.setattr(storage.postgres, "Connections", lambda *args, **named: real(*args, **named | {"patience": 30}))
 
@@ -237,7 +237,7 @@ def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(fleet: Fleet, monk
 def _losing(
     connected: Callable[..., AbstractContextManager[Any]], meanwhile: list[Callable[[], object]]
 ) -> Callable[..., AbstractContextManager[Any]]:
-    """Connections whose next transactions are committed without an answer; what happens meanwhile is done then."""
+    """Connections whose next transactions are committed without an answer; each then makes a call from `meanwhile`."""
 
     @contextmanager
     def losing(*args: Any, **more: Any) -> Iterator[Any]:

@@ -2,15 +2,18 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 import coatcheck
+from coatcheck.reading.text import sample_of
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog, catalog, frames
-from coatcheck.storage.disk import Disk
+from coatcheck.storage.disk import Disk, open_root
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
+from coatcheck.storage.journal import Journal
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 from tests.backends import released_by
 
@@ -134,3 +137,62 @@ def test_digest_and_frames_of_content_are_those_of_its_chunks(size: int) -> None
         framer.update(data[at : at + 70_000])
     assert frames.framed(data) == framer.finish()
     assert sum(frames.line_counts(framer.finish().frames)) == data.count(b"\n")
+
+
+@pytest.mark.parametrize("length", [1, 10, 60, 5_000, 400_000])
+def test_lines_of_any_length_are_counted(length: int) -> None:
+    data = b"".join(b"x" * (length - 1) + b"\n" for _ in range(900_000 // length))
+    counts = frames.line_counts(frames.framed(data).frames)
+    assert list(counts) == [data.count(b"\n", at, at + frames.FRAME) for at in range(0, len(data), frames.FRAME)]
+
+
+def test_frames_that_begin_with_long_lines_and_go_on_with_short_ones_are_counted() -> None:
+    data = (b"x" * 8_000 + b"\n" * 100_000) * 5
+    assert sum(frames.line_counts(frames.framed(data).frames)) == 500_000
+
+
+@pytest.mark.parametrize("size", [200_000, 1 << 20, (1 << 20) + 1])
+def test_line_numbers_do_not_depend_on_when_lines_are_counted(size: int, tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(size // 8))[:size]
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
+        session = store.session("lines")
+        session.put(text, name="numbered")
+        page = session.read("numbered", lines="9000:9001")
+        sample = sample_of(session.content("numbered"))
+    total = len(text.splitlines())
+    assert (page.text, page.total, sample.lines) == ("line 8999\nline 9000\n", total, total)
+
+
+class _SlowSync(Disk):
+    """Each sync of a journal waits until it is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.allowed = threading.Semaphore(0), threading.Semaphore(0)
+
+    def sync_data(self, file: int) -> None:
+        self.started.release()
+        assert self.allowed.acquire(timeout=30)
+        super().sync_data(file)
+
+
+def test_a_record_that_is_durable_does_not_wait_for_the_sync_of_a_later_one(tmp_path: Path) -> None:
+    disk = _SlowSync()
+    journal = Journal(open_root(tmp_path / "store", "lock"), disk)
+    journal.refresh()
+    early = [journal.append(b"one"), journal.append(b"two"), journal.append(b"three")]
+    threads = [threading.Thread(target=journal.sync, args=(each,)) for each in early]
+    for thread in threads:
+        thread.start()
+    assert disk.started.acquire(timeout=30)
+    late = threading.Thread(target=journal.sync, args=(journal.append(b"late"),))
+    late.start()
+    disk.allowed.release()  # for one sync
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert late.is_alive()
+    disk.allowed.release()
+    late.join(30)
+    assert not late.is_alive()
+    journal.close()

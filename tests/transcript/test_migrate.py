@@ -17,7 +17,7 @@ import pytest
 
 from coatcheck import Policy, Session, Store, transcript
 from coatcheck.errors import Damaged, InvalidArgument, StoreUnavailable
-from coatcheck.transcript import swap
+from coatcheck.transcript import migrate, swap
 from tests.backends import Backend, Clock
 from tests.transcript.samples import LARGE, SAMPLES, as_lines
 
@@ -496,3 +496,34 @@ def test_a_line_that_is_nested_too_deep_is_appended_as_it_is_or_refused(
         log.append(good)
         expected.append(good)
         assert [line.data.decode().rstrip("\n") for line in log.lines(mode="whole")] == expected
+
+
+def test_a_payload_that_a_host_repeats_is_one_artifact(tmp_path: Path, session: Session) -> None:
+    path, store = tmp_path / "session.jsonl", session.store
+    path.write_bytes(as_lines([{"type": "file-history-snapshot", "toolUseResult": {"stdout": LARGE}}] * 3))
+    before = path.read_bytes()
+    assert only(transcript.externalize(path, session, format="claude-code")).artifacts == 1
+    assert [ref.path for _, ref in migrate.refs_in(path)] == [("toolUseResult", "stdout")] * 3
+    assert store.stats().referenced_bytes == len(LARGE.encode())
+    assert whole(path, store) == before
+
+
+def test_a_file_that_cannot_be_synced_is_not_replaced(
+    file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoSync:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def fsync(self, handle: int) -> None:
+            raise OSError("the disk is broken")
+
+    before = file.read_bytes()
+    monkeypatch.setattr(swap, "os", NoSync())
+    with pytest.raises(OSError, match="broken"):
+        transcript.externalize(file, session)
+    assert file.read_bytes() == before
+    assert beside(file) == []
+    monkeypatch.undo()
+    assert only(transcript.externalize(file, session)).status == "externalized"
+    assert whole(file, session.store) == before

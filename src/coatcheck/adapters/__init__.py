@@ -30,12 +30,15 @@ from coatcheck.store import private_id
 from coatcheck.values import as_text
 
 __all__ = [
-    "TTL", "Adapter", "ContentPart", "Kit", "Refusal", "current_session", "in_thread", "missing", "shortened",
-    "widened", "widened_schema", "within",
+    "LANGGRAPH", "TTL", "Adapter", "ContentPart", "Kit", "Refusal", "current_session", "in_thread", "missing",
+    "shortened", "widened", "widened_schema", "within",
 ]  # fmt: skip
 
 TTL: Final = 30 * 86_400.0
 """The time to live of a conversation's session, in seconds after its last use: hosts keep threads for weeks."""
+
+LANGGRAPH: Final = "langgraph"
+"""The host name that all adapters for LangGraph share, so that a thread has one session."""
 
 _PREFIX: Final = "coatcheck_"
 _LONGEST_ID: Final = 200
@@ -48,7 +51,7 @@ _session: ContextVar[Session | None] = ContextVar("coatcheck_session", default=N
 class within(AbstractContextManager[Session]):  # noqa: N801 - reads like contextlib.suppress
     """Make this the session of everything that runs inside: nested agents with an adapter of the same store use it.
 
-    A host with callbacks in place of a wrapper can call `__enter__` alone, if it runs each call in a context of its
+    A host with callbacks instead of a wrapper can call only `__enter__`, if it runs each call in a context of its
     own."""
 
     def __init__(self, session: Session) -> None:
@@ -92,8 +95,8 @@ class Refusal:
 class Kit:
     """Our tools beside those of a host, and what happens to the arguments and results of the host's own tools.
 
-    `tools` are descriptions that are bound to no session. `policy` writes stubs that name them as they are named
-    here. `source` is where results enter, for the figures of savings."""
+    `tools` are descriptions that are not bound to a session. `policy` writes stubs that name them as they are named
+    here. `source` is where results enter, for the savings figures."""
 
     tools: tuple[Tool, ...]
     policy: Policy
@@ -130,7 +133,7 @@ class Kit:
     ) -> Mapping[str, Any] | Refusal:
         """Return the arguments of a host's tool with values in place of pointers, as the JSON schema wants them; the
         same object if there are none. If a pointer leads nowhere, return what to tell the model: the tool must not run
-        then. `foreign` and `max_bytes` are those of `resolve_arguments`."""
+        then. `foreign` and `max_bytes` are as in `resolve_arguments`."""
         if self.is_ours(tool) or not self.policy.enabled:
             return given
         try:
@@ -156,8 +159,8 @@ class Kit:
         arguments: Mapping[str, Any] | None = None,
         server: str | None = None,
     ) -> Outcome:
-        """Return what the model gets of a tool's result. `content` has the shape of the value, and is the same object
-        if nothing changed. `arguments` are those of the call, as the model sent them. `server` has the tool."""
+        """Return what the model gets for a tool's result. `content` has the shape of the value, and is the same object
+        if nothing changed. `arguments` are the call's, as the model sent them. `server` is the tool's server."""
         source = self.source if server is None else replace(self.source, server=server)
         try:
             return session.externalize(
@@ -208,9 +211,8 @@ class Adapter:
     """The store, the policy and the sessions of one host.
 
     `store` is a `Store`, or what `coatcheck.open` takes; a `Session` serves every conversation instead. `host` is the
-    beginning of session ids, so that two hosts do not share a conversation by accident. `only` names our tools that
-    are offered, e.g. `("get",)`; with `()` there are none. The policy of the store's settings applies if none is
-    given."""
+    prefix of session ids, so that two hosts do not share a conversation by accident. `only` names those of our tools
+    that are offered, e.g. `("get",)`; with `()` there are none. The default policy comes from the store's settings."""
 
     def __init__(
         self,
@@ -236,9 +238,9 @@ class Adapter:
         self._kits: dict[str, Kit] = {}
 
     def session(self, host_id: str | None) -> Session:
-        """Return the session of a conversation: that of the `within` around this call if it is of this store, else the
-        one for the host's id. Without an id it is a new private one: ask once for each run, and keep it. A store that
-        fails raises nothing here."""
+        """Return the session of a conversation: the one of the `within` around this call if it belongs to this store,
+        else the one for the host's id. Without an id it is a new private one: ask once for each run, and keep it. A
+        store that fails does not raise here."""
         if self._fixed is not None:
             return self._fixed
         around = current_session()

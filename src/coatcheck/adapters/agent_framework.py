@@ -1,7 +1,7 @@
 """Microsoft Agent Framework: `Agent(client, context_providers=[Coatcheck(store)])`.
 
 One context provider adds our tools and a function middleware to each run. The middleware resolves pointers before a
-function runs, and replaces large results after it. Approvals and the history have the pointers.
+function runs, and replaces large results after it. Approvals and the history keep the pointers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _SECURED: Final = "security_original_runtime_kwargs"
 class Coatcheck(ContextProvider):
     """A context provider that takes large function results out of an agent's context.
 
-    The session is that of the `AgentSession`. A run without one has a private session. An agent that runs inside a tool
-    of another shares that agent's session, with or without `propagate_session`."""
+    The `AgentSession` names the session. A run without one has a private session. An agent that runs inside a tool of
+    another shares that agent's session, with or without `propagate_session`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ def _slimmed(kit: Kit, session: Session, result: Any, about: dict[str, Any]) -> 
 
 
 def _json_in(content: Content) -> Any:
-    """The list or object that the framework has written as text: it can be passed on as such. None if it is not one."""
+    """The list or object that the framework has written as text, to be passed on as such. None if it is neither."""
     text = content.text or "" if content.type == "text" else ""
     if not text.startswith(("[", "{")):
         return None

@@ -49,7 +49,7 @@ def slim(
     """Return the arguments for `ClaudeAgentOptions`: our hooks and our server, added to those of `options`.
 
     Claude Code cuts results of MCP tools at 25,000 tokens, and drops pictures beside them, before a hook sees them. So
-    its limit is raised, unless the environment has one. A `Session` serves all conversations, forks of one too. With a
+    its limit is raised, unless the environment sets one. A `Session` serves all conversations, including forks. With a
     disabled policy, nothing is added."""
     given = options or ClaudeAgentOptions()
     arguments = {} if options is None else {one.name: getattr(options, one.name) for one in fields(options) if one.init}

@@ -4,8 +4,8 @@ Before a tool runs, pointers in its arguments become values. After it, a large o
 accepts a changed output only in the tool's own shape and ignores any other, so `_SHAPES` has the place of the long text
 for each tool that is known. Outputs of other built-in tools, and shapes that are not known, stay as they are.
 
-Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of a shell over 30,000
-characters, those of MCP tools over 25,000 tokens. They are read from there.
+Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of shells over 30,000
+characters, and those of MCP tools over 25,000 tokens. They are read from that file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOOK: Final = "hook"
 """The tool of our MCP server that answers the hooks. It is not listed: only Claude Code itself calls it."""
 
 CALL_ID: Final = "claudecode/toolUseId"
-"""The key in a request's metadata for the id of the call: a model made it. Hooks are called without one."""
+"""The key in a request's metadata for the id of a call that a model made. Hooks are called without one."""
 
 HOST: Final = "claude-code"
 PLUGIN_SERVER: Final = "plugin_coatcheck_artifacts"
@@ -56,7 +56,7 @@ _LOG: Final = logging.getLogger("coatcheck")
 class Hooks:
     """Answers hooks, and knows the session of each call.
 
-    `server` is the name of our MCP server as it is in the names of tools: `mcp__<server>__get_artifact`. `first` is the
+    `server` is our MCP server's name as it appears in tool names: `mcp__<server>__get_artifact`. `first` is the
     host's session before a hook names another. `restricted` has the tools that types of sub-agents are limited to, or
     None if they are not; for other types, their files are read."""
 
@@ -78,14 +78,14 @@ class Hooks:
         self._newest = first or private_id()
 
     def session_of(self, call_id: str | None) -> Session:
-        """Return the session of a call to one of our tools; if no hook was called for it, that of the newest hook."""
+        """Return the session of a call to one of our tools; the newest hook's if no hook was called for it."""
         return self._adapter.session(self._calls.get(call_id or "", self._newest))
 
     def answer(self, event: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the output of a hook for its input, as Claude Code has them; {} changes nothing. Never raises.
+        """Return the output of a hook for its input, both in Claude Code's form; {} changes nothing. Never raises.
 
         Claude Code does not say what an MCP tool's arguments are. With its JSON `schema`, a pointer in place of a list
-        becomes a list; without it, the text of any content."""
+        becomes a list; without it, a pointer becomes a text, whatever the content."""
         try:
             return self._answer(event, schema)
         except Exception as error:  # noqa: BLE001 - whatever is wrong here, the call of the tool is not
@@ -139,8 +139,8 @@ class Hooks:
         return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
 
     def _failed(self, host_id: str, tool: str, call_id: str, error: Any) -> dict[str, Any]:
-        """Claude Code lets no hook replace an error, and shows the model 10,000 characters of it. If there is more, add
-        the pointer to all of it."""
+        """Add the pointer to the whole of a long error: Claude Code lets no hook replace an error, and shows the model
+        only 10,000 characters of it."""
         if not isinstance(error, str) or len(error) <= _CUT or not self.kit.policy.read_tool:
             return {}
         kit = replace(self.kit, source=UNCOUNTED)  # the model gets the beginning of the error, not a stub
@@ -155,7 +155,7 @@ class Hooks:
         return _output("PostToolUseFailure", additionalContext=text)
 
     def _can_read(self, agent: str, folder: str) -> bool:
-        """Whether a sub-agent of this type has our tools. One that is limited to others could not open a stub."""
+        """Whether a sub-agent of this type has our tools. One that is limited to other tools could not open a stub."""
         if agent and agent not in self._restricted and _AGENT.fullmatch(agent):
             self._restricted[agent] = _tools_in_file(agent, Path(folder))
         allowed = self._restricted.get(agent) or ("*",)
@@ -170,8 +170,8 @@ def _output(event: str, **fields: Any) -> dict[str, Any]:
 
 
 def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input of a hook from the arguments of the MCP tool that answers it: objects and lists are JSON there,
-    a text is as it is."""
+    """Return the input of a hook from the arguments of the MCP tool that answers it, where objects and lists are JSON
+    and texts are unchanged."""
     event = dict(arguments)
     for key in ("tool_input", "tool_response"):
         try:
@@ -213,7 +213,7 @@ class _Call:
 
     @property
     def _ruled(self) -> str:
-        """The name that the policy has a rule for: `search` is also that of `mcp__server__search`."""
+        """The name that the policy has a rule for: a rule for `search` also covers `mcp__server__search`."""
         bare = self.tool.split("__", 2)[-1]
         return bare if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools else self.tool
 
@@ -235,8 +235,8 @@ class _Call:
 
 
 def _in_blocks(response: Any, call: _Call) -> Any:
-    """An MCP tool: content blocks. Claude Code checks nothing there. More than 25,000 tokens are in a file: as a text,
-    or as the JSON of the blocks."""
+    """An MCP tool: content blocks. Claude Code checks nothing there. Over 25,000 tokens are in a file: as a text, or as
+    the JSON of the blocks."""
     if not isinstance(response, str):
         return call.slim(response) if isinstance(response, list) else response
     found = _SAVED_MCP.match(response)

@@ -10,11 +10,11 @@ import base64
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from coatcheck import CoatcheckError, Session, Store
-from coatcheck.adapters import TTL, Adapter, missing
+from coatcheck.adapters import LANGGRAPH, TTL, Adapter, missing
 from coatcheck.errors import NotFound
 
 try:
@@ -46,9 +46,6 @@ try:
 except ImportError as error:
     raise missing("deepagents", "deepagents>=0.7.14,<0.8") from error
 
-HOST: Final = "langgraph"
-"""The host of the sessions. It is the same in all adapters for LangGraph: a thread has one session."""
-
 
 class Coatcheck(BackendProtocol):
     """Files of an agent as named artifacts: a path is a name in the session of the thread.
@@ -56,7 +53,7 @@ class Coatcheck(BackendProtocol):
     A run without a thread id has a session of its own. Outside of a run, the backend has one private session."""
 
     def __init__(self, store: Store | Session | str | Path, *, ttl: float | None = TTL) -> None:
-        self._adapter = Adapter(store, host=HOST, ttl=ttl)
+        self._adapter = Adapter(store, host=LANGGRAPH, ttl=ttl)
         self._private: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()
         self._lock = threading.Lock()
 

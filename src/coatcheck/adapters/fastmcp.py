@@ -1,8 +1,8 @@
 """FastMCP: `mcp.add_middleware(Coatcheck(store))` makes the large results of a server's tools small for every client.
 
-The session is, in this order: the one that the author names, that of the authenticated user, that of the process on
-stdio and in memory (one client), and that of FastMCP's session state on HTTP connections with a handshake. An HTTP
-request with none of these passes unchanged: nothing tells its client from another.
+The session is the first of these: the one that the author names, the authenticated user's, the process's on stdio and
+in memory (one client), and the one of FastMCP's session state on HTTP connections with a handshake. An HTTP request
+with none of these passes unchanged: nothing distinguishes its client from another.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Coatcheck(ToolInjectionMiddleware):
     async def on_list_tools(
         self, context: MiddlewareContext[Any], call_next: CallNext[Any, Sequence[Tool]]
     ) -> Sequence[Tool]:
-        """List our tools first, and the others without output schemas: a stub has another shape."""
+        """List our tools first, and the others without output schemas: a stub has a different shape."""
         if self._kit.policy.enabled:
             await self._look(context.fastmcp_context)
         tools: Sequence[Tool] = await call_next(context)
@@ -153,7 +153,7 @@ class Coatcheck(ToolInjectionMiddleware):
         return f"state:{token}"
 
     async def _look(self, context: Context | None) -> None:
-        """Find the names of the server's tools, those of mounted servers included. They may change with each list."""
+        """Find the names of the server's tools, including those of mounted servers. They may change with each list."""
         if context is not None:
             self._has_looked = True
             self._take(tool.name for tool in await AggregateProvider.list_tools(context.fastmcp))

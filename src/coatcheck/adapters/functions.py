@@ -2,7 +2,7 @@
 functions as tools.
 
 A wrapped function has the name, docstring and signature of the original, except that a parameter that may be large
-accepts a pointer too. Its large results become stubs. Behind them come our three tools, as functions.
+accepts a pointer too. Its large results become stubs. Our three tools follow, as functions.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _slimmed(function: Function, session: Session, kit: Kit) -> Function:
     bound, signature = BoundTool(name, function), inspect.signature(function)
 
     def before(resources: ExitStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments | Refusal:
-        """Return the arguments of the call, resolved. Whatever the host got wrong, the function itself reports."""
+        """Return the arguments of the call, resolved. The function itself reports what the host got wrong."""
         call = signature.bind(*args, **kwargs)
         try:
             changed = bound.resolved(call.arguments, session, resources)
@@ -131,8 +131,8 @@ def _described(wrapper: Any, function: Function, signature: inspect.Signature) -
 
 
 def _with_pointers(hint: Any) -> Any:
-    """Return the annotation of a parameter with pointers allowed. Our note is inside the union: frameworks take a note
-    of the parameter itself for its description."""
+    """Return the annotation of a parameter with pointers allowed. Our note is inside the union: frameworks treat a note
+    on the parameter itself as its description."""
     wide = widened(hint)
     if wide is hint:
         return hint

@@ -38,7 +38,7 @@ __all__ = ["Coatcheck", "CoatcheckArtifacts"]
 _FINAL: Final = frozenset({"set_model_response", "finish_task"})
 """Tools whose result is the answer of the run. It must reach the user whole."""
 
-_MOST_SESSIONS: Final = 1_000  # that are kept at hand
+_MOST_SESSIONS: Final = 1_000  # sessions that are kept at hand
 _SERIES: Final = "file:"
 _DEPTH: Final = 5
 """The number of references from artifact to artifact that a load follows, as in ADK's own services."""
@@ -72,7 +72,7 @@ class Coatcheck(BasePlugin):
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
         """Add our tools after the agent's own, and replace large results that came another way: from the client, or
-        from an earlier run that ended with one. Gemini rejects functions beside nothing but built-in tools or a
+        from an earlier run that ended with one. Gemini rejects functions if an agent has only built-in tools or a
         response schema; such an agent gets none."""
         config = llm_request.config
         if not llm_request.tools_dict and (config.tools or config.response_schema):
@@ -118,7 +118,7 @@ class Coatcheck(BasePlugin):
         return self._kits.get(agent) or self._adapter.kit()
 
     async def session(self, session: Any) -> Session:
-        """Return the session of the store for a session of ADK. Inside a tool it is that of the run around it."""
+        """Return the store's session for a session of ADK. Inside a tool, it is the one of the run around it."""
         host_id = _host_id(session.app_name, session.user_id, session.id)
         if current_session() is not None:
             return self._adapter.session(host_id)
@@ -246,7 +246,7 @@ class CoatcheckArtifacts(BaseArtifactService):
         return _nth(found, version)
 
     async def _session(self, app_name: str, user_id: str, session_id: str | None, filename: str) -> Session:
-        """The session of a file's scope, also inside a tool, where the adapter would answer with the run's own."""
+        """The session of a file's scope, even inside a tool, where the adapter would return the run's own."""
         scope = [app_name, user_id]
         if not filename.startswith("user:"):
             if session_id is None:

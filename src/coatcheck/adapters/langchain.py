@@ -1,8 +1,8 @@
 """LangChain: `create_agent(…, middleware=[Coatcheck(store)])`. Put it first in the list, so that it is the outermost.
 
 Large tool results become stubs before they reach the state, so the next request, the checkpoint and the stream have
-the stub. Arguments of tools may have pointers. Results of `return_direct` tools, interrupts and exceptions pass as
-they are. In a graph of your own, use `ToolNode([*tools, *coat.tools], wrap_tool_call=coat.wrap_tool_call,
+the stub. Arguments of tools may contain pointers. Results of `return_direct` tools, interrupts and exceptions pass
+unchanged. In a graph of your own, use `ToolNode([*tools, *coat.tools], wrap_tool_call=coat.wrap_tool_call,
 awrap_tool_call=coat.awrap_tool_call)`.
 """
 
@@ -15,11 +15,11 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from coatcheck import Policy, Session, Store
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
+from coatcheck.adapters import LANGGRAPH, TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -31,21 +31,18 @@ try:
 except ImportError as error:
     raise missing("langchain", "langchain>=1.4,<2") from error
 
-HOST: Final = "langgraph"
-"""The host of the sessions. It is the same in all adapters for LangGraph: a thread has one session."""
-
 
 class Coatcheck(AgentMiddleware[Any, Any, Any]):
     """Middleware that takes large tool results out of an agent's context.
 
-    The session is that of the config's `thread_id`. A run without one has a session of its own. Agents that a tool
-    runs share the session of the call."""
+    The config's `thread_id` names the session. A run without one has a session of its own. Agents that a tool runs
+    share the session of the call."""
 
     def __init__(
         self, store: Store | Session | str | Path, *, policy: Policy | None = None, ttl: float | None = TTL
     ) -> None:
         super().__init__()
-        self._adapter = Adapter(store, host=HOST, policy=policy, ttl=ttl)
+        self._adapter = Adapter(store, host=LANGGRAPH, policy=policy, ttl=ttl)
         self._sessions: WeakKeyDictionary[Any, dict[Any, Session]] = WeakKeyDictionary()
         self._lock = threading.Lock()
         self._tools: dict[tuple[str, ...], list[BaseTool]] = {}
@@ -187,7 +184,7 @@ class _Call:
 
 
 class _OurTool(StructuredTool):
-    """One of our tools. The class tells it from a tool of the host with the same name."""
+    """One of our tools. The class distinguishes it from a tool of the host with the same name."""
 
 
 def _schema(tool: BaseTool | None) -> Mapping[str, Any] | None:
@@ -200,7 +197,7 @@ def _schema(tool: BaseTool | None) -> Mapping[str, Any] | None:
 
 
 def _value(tool: BaseTool | None, text: str) -> Any:
-    """What a tool returned before LangChain made a text of it. The text, if the tool may have written it itself."""
+    """What a tool returned before LangChain turned it into a text; the text if the tool may have written it itself."""
     function = getattr(tool, "func", None) or getattr(tool, "coroutine", None)
     returns = getattr(function, "__annotations__", {}).get("return", "str")
     if returns in (str, "str", Any, "Any") or text[:1] not in ("[", "{"):
@@ -213,7 +210,7 @@ def _value(tool: BaseTool | None, text: str) -> Any:
 
 
 def _part(block: Any) -> ContentPart:
-    """A content block of LangChain, of its older versions or of a provider as a part that can be judged."""
+    """A content block (of LangChain, of its older versions or of a provider) as a part that can be judged."""
     if isinstance(block, str):
         return ContentPart(block)
     source = block.get("source") if isinstance(block.get("source"), dict) else block

@@ -20,15 +20,12 @@ from functools import cached_property
 from typing import Any, Final, TypeVar, cast
 
 from coatcheck import CoatcheckError, Session, Store
-from coatcheck.adapters import Adapter, in_thread, missing
+from coatcheck.adapters import LANGGRAPH, Adapter, in_thread, missing
 
 try:
     from langgraph.checkpoint.base import BaseCheckpointSaver, SerializerProtocol
 except ImportError as error:
     raise missing("langgraph", "langgraph>=1.2,<2") from error
-
-HOST: Final = "langgraph"
-"""The host of the sessions that tools and files of a thread use. It is the same in all adapters for LangGraph."""
 
 MIN_BYTES: Final = 4_096
 _MARK: Final = "coatcheck:"
@@ -38,7 +35,7 @@ _SMALL: Final = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SKIPPED: Final = {**_NUMBERS, **_COUNTS, **_SMALL}
 _TEXTS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes too
 _OBJECTS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""The heads of msgpack with the bytes that follow them: all of the value, or the length of what comes next."""
+"""The first bytes of msgpack values, with the number of bytes after them: the value, or the length of what follows."""
 
 _OPTIONAL: Final = ("copy_thread", "acopy_thread", "prune", "aprune")
 _log = logging.getLogger(__name__)
@@ -48,12 +45,12 @@ Saver = TypeVar("Saver", bound="BaseCheckpointSaver[Any]")
 def slim(saver: Saver, store: Store, *, min_bytes: int = MIN_BYTES) -> Saver:
     """Return a checkpointer that works like `saver`, on the same data, with texts of `min_bytes` and more in `store`.
 
-    Checkpoints that `saver` wrote before can be read. What the new checkpointer writes, only a slimmed one can read."""
+    Checkpoints that `saver` wrote before can be read. Only a slimmed checkpointer can read what the new one writes."""
     kind, default = type(saver), BaseCheckpointSaver
     absent = {name: vars(default)[name] for name in _OPTIONAL if getattr(kind, name) is getattr(default, name)}
     slimmed = copy.copy(saver)
     slimmed.__class__ = type(f"Slim{kind.__name__}", (_Slim, kind), absent)
-    adapter = Adapter(store, host=f"{HOST}-checkpoints", ttl=None)
+    adapter = Adapter(store, host=f"{LANGGRAPH}-checkpoints", ttl=None)
     slimmed.serde = Serializer(saver.serde, adapter, min_bytes=min_bytes)
     return slimmed
 
@@ -165,7 +162,7 @@ def _long_in(data: bytes, at: int, stop: int, least: int) -> list[tuple[int, int
 
 
 def _after(data: bytes, at: int, width: int) -> tuple[int, int]:
-    """Where a value with its length before it ends and starts."""
+    """Where a value that follows its length ends and starts."""
     start = at + width
     return start + int.from_bytes(data[at:start], "big"), start
 
@@ -234,7 +231,7 @@ class _Slim(BaseCheckpointSaver[Any]):
         adapter = cast(Serializer, self.serde).adapter
         for thread in threads:
             adapter.forget(thread)
-            Adapter(adapter.store, host=HOST).forget(thread)
+            Adapter(adapter.store, host=LANGGRAPH).forget(thread)
 
     def _share(self, source: str, target: str) -> None:
         """Give a thread's texts to its copy, so that they stay when the first thread is deleted."""

@@ -1,9 +1,9 @@
 """The adapter for the OpenAI Agents SDK: `agent = slim(agent, store)`.
 
 Each tool of the agent is wrapped once and in place, since the SDK tells tools apart by identity: large results become
-stubs before they reach the run's items and its session, and pointers in arguments become values. So are the tools of
-its MCP servers, and the agents that it hands over to or uses as tools. The session of a run is that of `within` around
-it, else that of `RunConfig.group_id`; without either, a run has a private one.
+stubs before they reach the run's items and its session, and pointers in arguments become values. The tools of its MCP
+servers, and the agents that it hands over to or uses as tools, are covered too. The session of a run is the one of the
+`within` around it, else the one of `RunConfig.group_id`; without either, a run has a private one.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Slimming:
                     return resolved.text
                 if resolved is not given:
                     input = json.dumps(resolved)  # noqa: A001 - likewise
-                    ctx._function_tool_arguments = None  # what an approval has parsed are the pointers
+                    ctx._function_tool_arguments = None  # an approval has parsed the pointers
             try:
                 with within(session):
                     value = await inside(ctx, input)
@@ -193,7 +193,7 @@ class _Names:
         return self._adapter.kit(self._taken)
 
     def add(self, names: Iterable[str]) -> None:
-        """Note the tools of a server. If one has the name of ours, ours are renamed before they are sent."""
+        """Note the tools of a server. If one has the name of one of ours, ours are renamed before they are sent."""
         self._taken |= set(names)
         for ours, tool in zip(self.ours, self.kit.tools, strict=True):
             ours.name = tool.name
@@ -215,7 +215,7 @@ def _artifact_tool(tool: Tool, names: _Names, slimming: _Slimming) -> FunctionTo
 
 
 def _slimmed(kit: Kit, session: Session, value: Any, about: dict[str, Any]) -> Any:
-    """Return what the model gets of a result: text, structured outputs of the SDK, or any other value."""
+    """Return what the model gets for a result: text, structured outputs of the SDK, or any other value."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     outputs = [_structured(one) for one in items]
     if not items or None in outputs:
@@ -269,7 +269,7 @@ def _parsed(text: str) -> Any:
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a call if they may have pointers."""
+    """Return the arguments of a call if they may contain pointers."""
     given = _parsed(text) if SCHEME in text else None
     return given if isinstance(given, dict) else None
 

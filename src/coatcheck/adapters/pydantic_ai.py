@@ -1,8 +1,8 @@
 """The adapter for Pydantic AI: `Agent(model, capabilities=[Coatcheck(store)])`.
 
 Large results of tools become stubs before they enter the message history, pointers in arguments become values before
-arguments are validated, and the model gets our three tools. Toolsets of MCP servers are covered too. The session is
-that of the run's `conversation_id`; an agent that runs inside a tool of another shares its session.
+arguments are validated, and the model gets our three tools. Toolsets of MCP servers are covered too. The run's
+`conversation_id` names the session; an agent that runs inside a tool of another shares that agent's session.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Coatcheck(AbstractCapability[Any]):
         return None  # a store is not part of a spec
 
     def get_ordering(self) -> CapabilityOrdering | None:
-        """Results reach us before the offloader of the harness, which then has nothing left to do."""
+        """Return an ordering where results reach us before the harness's offloader, which then has nothing to do."""
         harness = sys.modules.get("pydantic_ai_harness.tool_output_limits")
         return None if harness is None else CapabilityOrdering(wrapped_by=(harness.ToolOutputLimits,))
 
@@ -98,7 +98,7 @@ class Coatcheck(AbstractCapability[Any]):
     def _kit(self) -> Kit:
         return self.adapter.kit(self._taken)
 
-    # Hooks of the framework. They do no I/O themselves: under durable execution that is for operations alone.
+    # Hooks of the framework. They do no I/O themselves: under durable execution, only operations may.
 
     async def before_tool_validate(
         self, ctx: RunContext[Any], *, call: Any, tool_def: ToolDefinition, args: Any
@@ -175,7 +175,7 @@ class Coatcheck(AbstractCapability[Any]):
         )
 
     async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
-        """Replace large results that the host brings to a run itself, of calls that were deferred."""
+        """Replace large results of deferred calls, which the host itself brings to a run."""
         last = ctx.messages[-1] if ctx.messages else None
         if ctx.run_step > 1 or not isinstance(last, ModelRequest):
             return request_context
@@ -211,7 +211,7 @@ class Coatcheck(AbstractCapability[Any]):
     async def resolve(
         self, ctx: RunContext[Any], taken: list[str], tool: str, given: dict[str, Any], schema: dict[str, Any]
     ) -> dict[str, Any] | str | None:
-        """Return the arguments with values for pointers, words for the model, or None if nothing changes."""
+        """Return the arguments with values for pointers, a text for the model, or None if nothing changes."""
         kit, session = self.adapter.kit(taken), await self._session_of(ctx)
         resolved = await in_thread(kit.arguments, session, tool, given, schema)
         if isinstance(resolved, Refusal):
@@ -275,7 +275,7 @@ def _as_json(value: Any) -> Any:
 
 @dataclass
 class _WithArtifacts(WrapperToolset[Any]):
-    """The tools of a run, and ours behind them. If names clash, ours get a prefix."""
+    """The tools of a run, and ours after them. If names clash, ours get a prefix."""
 
     capability: Coatcheck
 

@@ -44,8 +44,8 @@ STATE_KEY: Final = "coatcheck_session"
 class Coatcheck(Plugin):
     """A plugin that takes large tool results out of an agent's context.
 
-    The session is the one that `STATE_KEY` of the invocation state names, that of the agent's session manager, or a
-    private one of the agent object. An agent that runs inside a tool of another shares that agent's session."""
+    The session is the one that `STATE_KEY` of the invocation state names, else the session manager's, else a private
+    one of the agent object. An agent that runs inside a tool of another shares that agent's session."""
 
     name = "coatcheck"
 
@@ -116,7 +116,7 @@ class Coatcheck(Plugin):
             event.result = {**event.result, "content": content}
 
     async def session(self, agent: Any, state: Mapping[str, Any]) -> Session:
-        """Return the session of a run: inside a tool of another agent it is that agent's."""
+        """Return the session of a run: inside a tool of another agent, that agent's session."""
         manager = getattr(agent, "_session_manager", None)  # Strands has no public way to it
         host_id: str | None = state.get(STATE_KEY) or getattr(manager, "session_id", None)
         if current_session() is not None:
@@ -213,7 +213,7 @@ class CoatcheckStorage(Storage):
 
 
 def _checked(key: str, *, prefix: bool = False) -> str:
-    """A key with single slashes, as the backends of Strands have it."""
+    """A key with single slashes, as in Strands' own backends."""
     parts = [part for part in key.split("/") if part]
     if "\\" in key or ".." in parts or not (parts or prefix):
         raise StorageError(f"invalid storage key {key!r}: use names with '/' between them, without '..' or backslashes")
@@ -240,7 +240,7 @@ def _slimmed(
 
 
 def _json_in(block: ToolResultContent) -> Any:
-    """The list or object that a block has, also if Strands has written it as text: it can be passed on as such."""
+    """The list or object in a block, even if Strands has written it as text, so that it can be passed on as such."""
     text = block.get("text", "")
     if not text.startswith(("[", "{")):
         return block.get("json")

@@ -1,13 +1,15 @@
 """The command line: `coatcheck put`, `get`, `ls` and the rest.
 
 A command parses its arguments, calls the store and prints the result. Results go to stdout; errors (one line each) and
-progress go to stderr. A command may return its exit code; that of an error is in `errors.CODES`. Untrusted text is
-printed through `terminal`, which escapes characters that could control the terminal. Here are the group of all
-commands, the options that several share, and how a command opens its store.
+progress go to stderr. A command may return its exit code; those of errors are in `errors.CODES`. Untrusted text is
+printed through `terminal`, which escapes characters that could control the terminal. This module has the group of
+all commands, the options that several share, and the functions that open a store.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import os
 import re
@@ -102,6 +104,7 @@ class Commands(click.Group):
                 formatter.write_text(f"$ {example}")
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
+        atexit.register(gc.freeze)  # else the interpreter searches all objects for cycles before it ends
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -188,7 +191,7 @@ def complete_target(context: click.Context, parameter: click.Parameter, incomple
 def _completed(
     context: click.Context, found: Callable[[Store], Iterable[str | tuple[str, str]]], incomplete: str
 ) -> list[Any]:
-    """Return what begins like the word on the command line. A shell that completes gets no errors."""
+    """Return the words that begin like the one on the command line. Errors are not shown during completion."""
     from itertools import islice
 
     from click.shell_completion import CompletionItem
@@ -251,7 +254,7 @@ def open_session(url: str | None, session_id: str, target: str, any_session: boo
 
 def known_session(store: Store, session_id: str) -> Session:
     """Return a session for a command that reads. Raises `NotFound` if the store has no session with this id, unless
-    nobody chose it."""
+    it is the default id."""
     from coatcheck.config import DEFAULTS
 
     if store.has_session(session_id) or session_id == DEFAULTS["session.id"]:

@@ -262,7 +262,7 @@ def metrics(
 
 
 def print_savings(store: Store, *, as_json: bool) -> None:
-    """Print what stubs kept out of prompts: together, then by surface, server and tool."""
+    """Print what stubs kept out of prompts: in total, then by surface, server and tool."""
     from coatcheck.context import savings
 
     found = savings(store)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,7 @@ _HOW: Final = {
 
 
 class Finding(NamedTuple):
-    """One line of a diagnosis: how it is, what was looked at, and the command that mends it."""
+    """One line of a diagnosis: its state, what was checked, what was found, and the command that fixes it."""
 
     state: Literal["ok", "note", "problem"]
     about: str
@@ -136,7 +135,7 @@ def _extras() -> Iterator[Finding]:
 
 def _clients() -> Iterator[Finding]:
     """Look at each MCP client that has a configuration: whether it uses Coatcheck, and whether that can start."""
-    from coatcheck.install.clients import CLIENTS, SCOPES, after_launcher, find_config
+    from coatcheck.install.clients import CLIENTS, SCOPES, after_launcher, find_here
     from coatcheck.install.plan import Plan
     from coatcheck.install.plugin import plugin_folder
 
@@ -146,9 +145,7 @@ def _clients() -> Iterator[Finding]:
         seen = False
         for scope in SCOPES:
             try:
-                place = find_config(
-                    name, scope, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ
-                )
+                place = find_here(name, scope)
                 servers = dict(Plan(place).text.servers) if place.file.exists() else {}
                 seen = seen or place.file.exists()
                 if name == "claude-code" and scope != "local":

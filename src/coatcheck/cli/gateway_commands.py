@@ -66,11 +66,8 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--tokens", type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS)
 def gateway(
     mode: Any,
-    anthropic: str | None,
-    openai: str | None,
     max_tokens: int | None,
     session_id: str | None,
-    proxy: str | None,
     url: str | None,
     as_json: bool,
     host: str,
@@ -79,12 +76,12 @@ def gateway(
     allow_origin: tuple[str, ...],
     no_token: bool,
     tokens: Path | None,
+    **upstream: str | None,
 ) -> None:
     """Serve a gateway between agents and model providers.
 
     Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. With --tokens, each client
-    has a token of its own. A conversation that went
-    through stub or loop mode cannot continue without the gateway."""
+    has a token of its own. A conversation that went through stub or loop mode cannot continue without the gateway."""
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
@@ -104,7 +101,7 @@ def gateway(
         else Keyring(tokens, {launch.check_token(given): Access("start", "admin")} if given else {})
     )
     token = None if no_token or keyring else launch.check_token(given) if given else new_token()
-    settings = GatewaySettings(mode=mode, session=session_id, token=token, proxy=proxy, **_addresses(anthropic, openai))
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, **_upstream(**upstream))
     server = launch.local_server(host=host, port=port, hosts=allow_host, origins=allow_origin)
 
     def tenants() -> set[str]:
@@ -136,13 +133,11 @@ def gateway(
 def run(
     command: tuple[str, ...],
     mode: Any,
-    anthropic: str | None,
-    openai: str | None,
     max_tokens: int | None,
     session_id: str | None,
-    proxy: str | None,
     url: str | None,
     as_json: bool,
+    **upstream: str | None,
 ) -> int:
     """Run a command behind a gateway of its own.
 
@@ -155,11 +150,11 @@ def run(
     from coatcheck.gateway import Gateway, GatewaySettings
     from coatcheck.http.serving import new_token
 
-    if session_id is None and mode == "stub":  # the client's own MCP server must have the same
+    if session_id is None and mode == "stub":  # the client's own MCP server must use the same one
         session_id = expand_folder(click.get_current_context(), click.Option(["--session"]), f"run-{FOLDER}")
     token = new_token()
-    addresses = {**launch.upstreams(os.environ), **_addresses(anthropic, openai)}
-    settings = GatewaySettings(mode=mode, session=session_id, token=token, proxy=proxy, **addresses)
+    addresses = {**launch.upstreams(os.environ), **_upstream(**upstream)}
+    settings = GatewaySettings(mode=mode, session=session_id, token=token, **addresses)
     with launch.local_server() as server, coatcheck.open(url) as store, collecting_daily(store):
         app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
         address = launch.address_of(server, token)
@@ -175,27 +170,26 @@ def run(
 
 
 def _launch() -> Any:
-    try:
+    with errors.needs_extra("http"):
         from coatcheck.gateway import launch
-    except ImportError as error:
-        raise errors.MissingExtra("http") from error
     return launch
 
 
-def _addresses(anthropic: str | None, openai: str | None) -> dict[str, Any]:
-    given = {"anthropic": anthropic, "openai": openai}
-    return {name: address.rstrip("/").removesuffix("/v1") for name, address in given.items() if address}
+def _upstream(proxy: str | None, **addresses: str | None) -> dict[str, Any]:
+    """Return the settings for the providers that were given: the proxy, and addresses without /v1."""
+    given = {name: address.rstrip("/").removesuffix("/v1") for name, address in addresses.items() if address}
+    return {"proxy": proxy, **given}
 
 
 def _policy(store: Store, max_tokens: int | None) -> Policy | None:
-    """Return the policy for results, None for that of the settings."""
+    """Return the policy for results, None for the one in the settings."""
     from coatcheck.externalize import configured
 
     return None if max_tokens is None else configured(store.settings).limited(max_tokens=max_tokens)
 
 
 def _print_figures(app: Any, as_json: bool) -> None:
-    """Print what passed, if something did, on stderr: stdout belongs to the command."""
+    """Print on stderr what passed through, if anything did: stdout belongs to the command."""
     figures = app.watcher.figures
     if as_json:
         click.echo(json.dumps(asdict(figures)), err=True)

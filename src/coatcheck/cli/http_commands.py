@@ -52,13 +52,11 @@ def serve(
     Clients need a token: one of the tokens file, the one in COATCHECK_HTTP_TOKEN, or without both a new one that is
     printed once. The paths are in docs/http.md and at /api/v1/openapi.json."""
     file = tokens or (Path(found) if (found := setting("serve.tokens")) else None)
-    try:
+    with errors.needs_extra("http"):
         from coatcheck.console.site import console_routes
         from coatcheck.http.application import EXPOSED, METHODS, store_app
         from coatcheck.http.credentials import Access, add_token
         from coatcheck.http.serving import LocalServer
-    except ImportError as error:
-        raise errors.MissingExtra("http") from error
     if new_token is not None:
         if file is None or scope is None:
             raise usage_error("--new-token needs --tokens and --scope")
@@ -94,13 +92,11 @@ def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
 
     Shows sessions, conversations, artifacts and savings. Prints an address that logs in once. Only this machine can
     reach it; `coatcheck serve` has the same pages for others, who log in with their tokens."""
-    try:
+    with errors.needs_extra("http"):
         from coatcheck.console.site import ROOT, console_routes
         from coatcheck.http.application import METHODS, store_app
         from coatcheck.http.credentials import Access, Keyring
         from coatcheck.http.serving import LocalServer, new_token
-    except ImportError as error:
-        raise errors.MissingExtra("http") from error
     from coatcheck.lanes import ending
 
     token, key = new_token(), new_token()

@@ -10,7 +10,6 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -21,7 +20,7 @@ import coatcheck
 from coatcheck import __version__, errors
 from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
 from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_text
-from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_config
+from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_here
 
 if TYPE_CHECKING:
     from coatcheck import Store
@@ -39,9 +38,7 @@ _RUNNERS: Final = re.compile(r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$")
 _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _DURATION: Final = click.FloatRange(min=0)
-_TTL: Final = (
-    "How long artifacts are kept after the session's last use, at least: a session that lives longer stays so."
-)
+_TTL: Final = "How long artifacts are kept after the session's last use. It never shortens a session's time to live."
 _TIMEOUT: Final = "Abandon a request after this time without an answer or progress; 0 for no limit."
 _SCOPE: Final = "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
 _SESSION: Final = (
@@ -80,10 +77,8 @@ def mcp(
     --http, clients need the token from COATCHECK_MCP_TOKEN, or a new one that is printed once."""
     from coatcheck.lanes import ending
 
-    try:
+    with errors.needs_extra("mcp"):
         from coatcheck.mcp.server import TOKEN, Sessions, serve_http, serve_stdio
-    except ImportError as error:
-        raise errors.MissingExtra("mcp") from error
     from coatcheck.collect import collecting_daily
 
     with ending(), coatcheck.open(url) as store, collecting_daily(store):
@@ -158,7 +153,7 @@ def proxy(
     with coatcheck.open(url) as store, collecting_daily(store):
         policy = configured(store.settings)
         if max_tokens is not None:
-            policy = replace(policy, max_tokens=max_tokens, max_chars=None, max_bytes=None)
+            policy = policy.limited(max_tokens=max_tokens)
         settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools, name)
         try:
             status = run(upstream, store.lasting_session(session_id, ttl=ttl), settings, counts)
@@ -214,15 +209,7 @@ def install(
         raise usage_error("--undo cannot be used with --wrap: it undoes everything")
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
-    place = find_config(
-        client,
-        scope,
-        home=Path.home(),
-        project=Path.cwd(),
-        platform=sys.platform,
-        environ=os.environ,
-        file=None if plugin else file,
-    )
+    place = find_here(client, scope, None if plugin else file)
     plan: Plan | PluginPlan
     folder = None
     if plugin:
@@ -270,9 +257,7 @@ def _other_scopes(client: str, scope: Scope, file: Path | None) -> Iterator[str]
 
     for other in SCOPES if file is None else ():
         with contextlib.suppress(errors.CoatcheckError):  # it has no such scope, or the file cannot be read
-            place = find_config(
-                client, other, home=Path.home(), project=Path.cwd(), platform=sys.platform, environ=os.environ
-            )
+            place = find_here(client, other)
             servers = Plan(place).text.servers if other != scope and place.file.exists() else {}
             plain = [name for name, entry in servers.items() if after_launcher(entry) is None]
             if plain:

@@ -278,7 +278,7 @@ def _row(one: Audited, sessions: Sequence[Audited]) -> dict[str, Any]:
 
 
 def verdict(whole: Audited, sessions: Sequence[Audited]) -> str:
-    """Return one line that says whether it pays, and why not."""
+    """Return one line that says whether it pays, and if not, why."""
     ours, calls = whole.ours, whole.inline.calls / len(sessions)
     if whole.ratio < _PAYS:
         return f"it pays: {1 - whole.ratio:.0%} less, with {ours.extra_calls:,} calls more to read back"

@@ -30,7 +30,7 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRecord:
-    """What the registry knows of an artifact. `content_uri` is the file of its content."""
+    """What the registry knows about an artifact. `content_uri` is the file with its content."""
 
     artifact_id: str
     type: str
@@ -96,7 +96,7 @@ def artifacts_get(registry: ArtifactRegistry) -> dict[str, Callable[[str], str]]
 
 
 class HotState(context.HotState):
-    """A hot state whose index has whole ids and versions that are texts. `risk_level` is left out unless it is set."""
+    """A hot state whose index has whole ids, and versions as texts. `risk_level` is left out unless it is set."""
 
     shows_whole_ids: ClassVar[bool] = True
     least_entries: ClassVar[tuple[int, int]] = (1_000, 0)

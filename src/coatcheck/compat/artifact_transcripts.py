@@ -62,7 +62,7 @@ class ArtifactTranscripts:
         return self.folder / f"{_checked(session_id, 'session id')}.jsonl"
 
     def files(self) -> list[Path]:
-        """Return the transcripts in the folder, with those that were reset or deleted."""
+        """Return the transcripts in the folder, including those that were reset or deleted."""
         return sorted(path for pattern in _PATTERNS for path in self.folder.glob(pattern))
 
     def append(self, session_id: str, message: object) -> None:
@@ -72,7 +72,7 @@ class ArtifactTranscripts:
             log.append(message)
 
     def read(self, session_id: str, *, rehydrate: bool = False) -> list[Any]:
-        """Return the lines of a session: as they are stored, or with the payloads that they had."""
+        """Return the lines of a session: as they are stored, or with their original payloads."""
         with transcript.Transcript(self.path(session_id), self.session(session_id), read_only=True) as log:
             return [line.value for line in log.lines(mode="whole" if rehydrate else "stored")]
 
@@ -83,7 +83,7 @@ class ArtifactTranscripts:
         return transcript.Report(tuple(one for report in done for one in report.files))
 
     def undo(self, paths: Sequence[Path] = ()) -> transcript.Report:
-        """Restore transcripts to the byte, and drop what the store kept for them."""
+        """Restore transcripts byte for byte, and drop what the store kept for them."""
         done = [transcript.undo(path, self.store) for path in paths or self.files()]
         return transcript.Report(tuple(one for report in done for one in report.files))
 

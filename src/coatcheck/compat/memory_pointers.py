@@ -91,12 +91,12 @@ def wrap_tools(tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, conf
 
 def store_artifact(ctx: RunContext, value: Any, name: str | None = None, content_type: str | None = None) -> Ref:
     """Store a value and return its ref; `ref.pointer` is the pointer. Raises `InvalidArgument` for a name that looks
-    like a pointer, and for values that JSON does not have."""
+    like a pointer, and for values that JSON cannot represent."""
     return put(ctx.session, value, About(name=name, media_type=content_type, tool=TOOLS[0]))
 
 
 def get_artifact(ctx: RunContext, pointer_or_name: str, default: Any = None) -> Any:
-    """Return the value behind a pointer or name, in its type, or `default` if there is none."""
+    """Return the value behind a pointer or name, with its type, or `default` if there is none."""
     found = ctx.session.get(pointer_or_name)
     return found if found is not None or ctx.session.ref(pointer_or_name) else default
 

@@ -1,6 +1,6 @@
 """Conversations, turn by turn: what the gateway recorded, and the messages of transcripts, as parts to look at.
 
-Messages may be of any provider or host, and anyone may have written them. What is not recognised is shown as JSON.
+Messages may come from any provider or host, and anyone may have written them. What is not recognised is shown as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from coatcheck.session import Session
 from coatcheck.storage import Record
 
 Kind = Literal["text", "thinking", "call", "result", "image", "other"]
-Side = Literal["held", "sent", "inside", "answer"]
-SIDES: Final[tuple[Side, ...]] = ("held", "sent", "inside", "answer")
+SIDES: Final = {"held": "new", "sent": "sent", "inside": "inside", "answer": "answer"}
+"""The sides of a call, and the members of its record that have them."""
 _POINTER: Final = re.compile(r"art:[0-9a-f]{12,64}")
 _READERS: Final = ("get_artifact", "list_artifacts", "store_artifact", "getArtifact", "listArtifacts", "storeArtifact")
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
@@ -137,36 +137,28 @@ class ModelTurn:
     could_leave: Sequence[Any] = ()
     artifact: str = ""
     """The pointer of the record, if it is too large to be listed."""
-    parts: dict[Side, list[TurnPart]] = field(default_factory=dict)
+    held: list[TurnPart] = field(default_factory=list)
+    sent: list[TurnPart] = field(default_factory=list)
+    inside: list[TurnPart] = field(default_factory=list)
+    answer: list[TurnPart] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)
     """The numbers of held parts that the call before has shown as its answer."""
 
-    @property
-    def held(self) -> list[TurnPart]:
-        return self.parts.get("held", [])
-
-    @property
-    def sent(self) -> list[TurnPart]:
-        return self.parts.get("sent", [])
-
-    @property
-    def inside(self) -> list[TurnPart]:
-        return self.parts.get("inside", [])
-
-    @property
-    def answer(self) -> list[TurnPart]:
-        return self.parts.get("answer", [])
+    def name_tools(self, names: dict[str, str]) -> None:
+        """Name the tool of each result, from its own calls, which are added to `names`, and from `names`."""
+        for side in SIDES:
+            setattr(self, side, named(getattr(self, side), names))
 
     @property
     def replaced(self) -> dict[str, int]:
-        """The number of the sent result by the id of its call, where another text was sent than the client holds."""
+        """The numbers of sent results, by the id of their call, whose text differs from what the client keeps."""
         sent = {part.call_id: (number, part.text) for number, part in enumerate(self.sent) if part.kind == "result"}
         held = {part.call_id: part.text for part in self.held if part.kind == "result"}
         return {call: sent[call][0] for call, text in held.items() if call in sent and sent[call][1] != text}
 
     @property
     def differs(self) -> bool:
-        """Whether the provider got something else than the client holds."""
+        """Whether the provider got something other than what the client keeps."""
         return bool(self.sent) and [part.text for part in self.sent] != [part.text for part in self.held]
 
     @property
@@ -186,7 +178,7 @@ def turns_of(session: Session, *, after: int = 0, limit: int = 50) -> list[Model
 
 
 def turn_of(record: Record, body: bytes | None = None) -> ModelTurn | None:
-    """Return the call of a record; `body` is the whole of it, if the record only points at it."""
+    """Return the call of a record; `body` is its whole content, if the record only points at it."""
     try:
         value = _DECODER.decode(record.body if body is None else body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -194,20 +186,20 @@ def turn_of(record: Record, body: bytes | None = None) -> ModelTurn | None:
     if not isinstance(value, dict):
         return None
     usages = value.get("usage")
+    sides: dict[str, Any] = {
+        side: [part for one in _listed(value.get(name)) for part in parts_of(one)] for side, name in SIDES.items()
+    }
     last = usages[-1] if isinstance(usages, list) and usages else {}
     error, broke = (value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke"))
     could = value.get("could_leave")
     turn = ModelTurn(
         record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
         _text(value, "mode"), int(_number(value.get("status"))), int(_number(value.get("steps"))) or 1,
-        usage_of(last), error, broke, could if isinstance(could, list) else (),
+        usage_of(last), error, broke, could if isinstance(could, list) else (), **sides,
     )  # fmt: skip
     artifact = value.get("artifact")
     if body is None and isinstance(artifact, str) and is_pointer(artifact):
         turn.artifact = artifact
-    for side, name in zip(SIDES, ("new", "sent", "inside", "answer"), strict=True):
-        messages = value.get(name)
-        turn.parts[side] = [part for one in _listed(messages) for part in parts_of(one)]
     return turn
 
 
@@ -222,12 +214,11 @@ def _listed(value: Any) -> Iterator[Any]:
 
 
 def _followed(turns: list[ModelTurn]) -> list[ModelTurn]:
-    """Name the tool of each result, from the calls before it, and note what a call repeats of the one before."""
+    """Name the tool of each result, from the calls before it, and note what a call repeats from the one before."""
     names: dict[str, str] = {}
     known: set[tuple[str, str]] = set()
     for turn in turns:
-        for side in SIDES:
-            turn.parts[side] = named(turn.parts.get(side, []), names)
+        turn.name_tools(names)
         turn.repeated = {
             number
             for number, part in enumerate(turn.held)
@@ -238,7 +229,7 @@ def _followed(turns: list[ModelTurn]) -> list[ModelTurn]:
 
 
 def named(parts: Sequence[TurnPart], names: dict[str, str]) -> list[TurnPart]:
-    """Return parts with the tools of results, from the calls among them and from `names`, which is added to."""
+    """Return parts with the tools of results, from `names` and from the calls among them, which are added to it."""
     found = []
     for part in parts:
         if part.kind == "call":

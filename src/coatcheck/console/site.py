@@ -1,9 +1,9 @@
 """The console as routes of the HTTP server: who may look, forms, and pages.
 
 A visitor logs in with a token of the server, or with the key of a printed address that works once. The browser then has
-an opaque cookie; the token stays in this process and is looked up again with each request, so that a token that is
-revoked ends its visits. A GET changes nothing in the store. A POST needs the form's own secret. No page runs, loads or
-renders anything that is in a store: text is text, and pictures come from a path with a policy of their own.
+an opaque cookie; the token stays in this process and is looked up again with each request, so that revoking a token
+ends its visits. A GET changes nothing in the store. A POST needs the form's own secret. No page runs, loads or renders
+anything that is in a store: text is text, and pictures come from a path with a policy of their own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Visitors:
 
 
 def _cookie_name(request: Request) -> str:
-    """The name of the cookie. It has the port: browsers send cookies to all ports of a host."""
+    """The name of the cookie. It contains the port: browsers send cookies to all ports of a host."""
     return f"coatcheck-console-{request.url.port or 443 if request.url.scheme == 'https' else request.url.port or 80}"
 
 
@@ -142,17 +142,20 @@ class _Site:
         part = f"{session}/{{group}}/{{number:int}}/{{side}}/{{part:int}}"
         artifact = f"{session}/artifacts/{{target:segment}}"
         pages: list[tuple[str, Handler]] = [
-            (ROOT, self._sessions), (f"{ROOT}/", self._sessions), (f"{ROOT}/search", self._search),
-            (f"{ROOT}/savings", self._savings), (f"{ROOT}/live", self._live), (f"{ROOT}/events", self._events),
-            (session, self._conversation), (f"{session}/context", self._context),
-            (f"{session}/calls/{{number:int}}", self._call), (part, self._body),
-            (f"{session}/artifacts", self._artifacts), (artifact, self._artifact),
-            (f"{artifact}/lineage", self._lineage), (f"{artifact}/content", self._content),
-            (f"{artifact}/picture", self._picture),
+            (ROOT, _sessions), (f"{ROOT}/", _sessions), (f"{ROOT}/search", _search),
+            (f"{ROOT}/savings", _view("savings", views.savings, in_long_thread, days=partial(_whole, default=30))),
+            (f"{ROOT}/live", _view("live", views.live)), (f"{ROOT}/events", self._events),
+            (session, _view("session", views.conversation, after=_whole)),
+            (f"{session}/context", _view("context", views.context)),
+            (f"{session}/calls/{{number:int}}", _view("call", views.call)), (part, _view("body", views.body)),
+            (f"{session}/artifacts", _view("artifacts", views.artifacts, after=str, kind=str, name=str)),
+            (artifact, _artifact), (f"{artifact}/lineage", _view("lineage", views.lineage, in_long_thread)),
+            (f"{artifact}/content", _content), (f"{artifact}/picture", _picture),
         ]  # fmt: skip
         forms: list[tuple[str, Handler]] = [
-            (f"{artifact}/pin", self._pin), (f"{artifact}/unpin", self._unpin), (f"{artifact}/forget", self._forget),
-            (f"{ROOT}/logout", self._logout), (f"{part}/secrets", self._body), (f"{artifact}/secrets", self._artifact),
+            *((f"{artifact}/{verb}", partial(_change, verb=verb)) for verb in ("pin", "unpin", "forget")),
+            (f"{ROOT}/logout", self._logout), (f"{part}/secrets", _view("body", views.body)),
+            (f"{artifact}/secrets", _artifact),
         ]  # fmt: skip
         return [
             Route(f"{ROOT}/static/{{name}}", _static),
@@ -173,11 +176,11 @@ class _Site:
                     return _to_login(request)
                 prove(request.scope)
                 store = self._store if access.tenant is None else await in_thread(self._store.tenant, access.tenant)
-                visit = Visit(store, access, login.csrf)
+                visit = Visit(store, access, login.csrf, is_unmasked=request.method == "POST")
                 if request.method == "POST":
                     form = await _form(request)
                     if not is_same(form.get("csrf"), login.csrf):
-                        raise _Refused(403, "Not done", "the form is too old or from another page", "reload the page")
+                        raise _Refused(403, "Refused", "the form expired or is from another page", "reload the page")
                     request.state.form = form
                 return await handler(request, visit)
             except _Refused as error:
@@ -185,12 +188,12 @@ class _Site:
             except ClientGone:
                 return Response(None, 408)
             except CoatcheckError as error:
-                title = "Not found" if isinstance(error, NotFound) else "This did not work"
+                title = "Not found" if isinstance(error, NotFound) else "Failed"
                 refused = _Refused(CODES[error.code].http, title, error.message, error.hint or "")
                 return _error_page(request, refused)
             except Exception as error:  # noqa: BLE001 - whatever it is, a visitor must not see it, nor the log its secrets
                 _LOG.error("unexpected error in the console: %s", mask("".join(format_exception(error))))
-                return _error_page(request, _Refused(500, "Error", "an unexpected error", "see the log of the server"))
+                return _error_page(request, _Refused(500, "Error", "an unexpected error", "see the server's log"))
 
         return answer
 
@@ -226,132 +229,8 @@ class _Site:
         answer.delete_cookie(_cookie_name(request), path=ROOT)
         return answer
 
-    # Pages
-
-    async def _sessions(self, request: Request, visit: Visit) -> Response:
-        given = request.query_params
-        if is_pointer(wanted := given.get("contains", "").strip()):
-            return await self._opened(visit, wanted)
-        values = await in_thread(
-            views.sessions, visit, contains=wanted, after=given.get("after", ""), own=given.get("own") == "1"
-        )
-        return _rendered(request, visit, "sessions.html", values)
-
-    async def _opened(self, visit: Visit, pointer: str) -> Response:
-        """Go to the artifact of a pointer, wherever it is."""
-        session_id = await in_long_thread(views.find_pointer, visit, pointer)
-        if session_id is None:
-            raise _Refused(404, "Not found", f"no session that you may see has {pointer}", "it may have expired")
-        return RedirectResponse(link("artifact", session_id, pointer), 303, _HEADERS)
-
-    async def _search(self, request: Request, visit: Visit) -> Response:
-        q = request.query_params.get("q", "")[:500]
-        if is_pointer(q.strip()):
-            return await self._opened(visit, q.strip())
-        values = await in_long_thread(views.search, visit, q=q, after=request.query_params.get("after", ""))
-        return _rendered(request, visit, "search.html", values)
-
-    async def _savings(self, request: Request, visit: Visit) -> Response:
-        values = await in_long_thread(views.savings, visit, days=_whole(request, "days", 30, most=366))
-        return _rendered(request, visit, "savings.html", values)
-
-    async def _conversation(self, request: Request, visit: Visit) -> Response:
-        after = _whole(request, "after", 0)
-        values = await in_thread(views.conversation, visit, request.path_params["session_id"], after=after)
-        return _rendered(request, visit, "session.html", values)
-
-    async def _call(self, request: Request, visit: Visit) -> Response:
-        given = request.path_params
-        values = await in_thread(views.call, visit, given["session_id"], given["number"])
-        return _rendered(request, visit, "call.html", values)
-
-    async def _body(self, request: Request, visit: Visit) -> Response:
-        given = request.path_params
-        visit.is_unmasked = request.method == "POST"
-        values = await in_thread(
-            views.body, visit, given["session_id"], given["group"], given["number"], given["side"], given["part"]
-        )
-        return _rendered(request, visit, "body.html", values)
-
-    async def _context(self, request: Request, visit: Visit) -> Response:
-        values = await in_thread(views.context, visit, request.path_params["session_id"])
-        return _rendered(request, visit, "context.html", values)
-
-    async def _artifacts(self, request: Request, visit: Visit) -> Response:
-        given = {name: request.query_params.get(name, "") for name in ("after", "kind", "name")}
-        values = await in_thread(views.artifacts, visit, request.path_params["session_id"], **given)
-        return _rendered(request, visit, "artifacts.html", values)
-
-    async def _artifact(self, request: Request, visit: Visit) -> Response:
-        session_id, target = request.path_params["session_id"], request.path_params["target"]
-        given: Mapping[str, str] = request.state.form if request.method == "POST" else request.query_params
-        asked: dict[str, Any] = {name: given[name] for name in _READ if given.get(name)}
-        asked |= {name: True for name in _FLAGS if given.get(name)}
-        visit.is_unmasked = request.method == "POST"
-        session = await in_thread(visit.session, session_id)
-        work = partial(views.artifact, visit, session_id, target, asked)
-        values = await in_reading_thread(session, target, asked, work)
-        return _rendered(request, visit, "artifact.html", values)
-
-    async def _lineage(self, request: Request, visit: Visit) -> Response:
-        given = request.path_params
-        values = await in_long_thread(views.lineage, visit, given["session_id"], given["target"])
-        return _rendered(request, visit, "lineage.html", values)
-
-    async def _content(self, request: Request, visit: Visit) -> ASGIApp:
-        """The bytes, for saving: never shown by the browser."""
-        given = request.path_params
-        session = await in_thread(visit.session, given["session_id"])
-        found = await in_thread(ContentBody.of, session, given["target"])
-        return Download(found, None, text=False, is_head=request.method == "HEAD", stall=_STALL * 2)
-
-    async def _picture(self, request: Request, visit: Visit) -> Response:
-        """A picture, under a policy that runs nothing, should it be opened by itself."""
-        given = request.path_params
-
-        def picture() -> tuple[str, bytes]:
-            session = visit.session(given["session_id"])
-            ref = session.ref(given["target"])
-            kind = None if ref is None else views.picture_type(session, ref)
-            if ref is None or kind is None:
-                raise NotFound("this artifact is not a picture that can be shown", hint="download it")
-            with session.open(ref) as source:
-                return kind, source.read()
-
-        kind, data = await in_thread(picture)
-        return Response(data, 200, {**SAFE, "cache-control": "private, no-cache", "content-type": kind})
-
-    # Forms
-
-    async def _change(self, request: Request, visit: Visit, verb: str) -> Response:
-        session_id, target = request.path_params["session_id"], request.path_params["target"]
-        if not visit.may_write:
-            raise _Refused(403, "Not allowed", "this token may only read", "log in with a token that may write")
-
-        def change() -> None:
-            visit.info(session_id)
-            getattr(visit.store.session(session_id), verb)(target)
-
-        await in_thread(change)
-        place = link("artifacts", session_id) if verb == "forget" else link("artifact", session_id, target)
-        return RedirectResponse(place, 303, _HEADERS)
-
-    async def _pin(self, request: Request, visit: Visit) -> Response:
-        return await self._change(request, visit, "pin")
-
-    async def _unpin(self, request: Request, visit: Visit) -> Response:
-        return await self._change(request, visit, "unpin")
-
-    async def _forget(self, request: Request, visit: Visit) -> Response:
-        return await self._change(request, visit, "forget")
-
-    # What happens now
-
-    async def _live(self, request: Request, visit: Visit) -> Response:
-        return _rendered(request, visit, "live.html", await in_thread(views.live, visit))
-
     async def _events(self, request: Request, visit: Visit) -> Response:
-        """Events that say when something was recorded. What it was, a page shows.
+        """Send an event when something was recorded. The page then loads it.
 
         A watch begins where the page or the watch before it ended, so that nothing recorded in between is missed.
         """
@@ -380,12 +259,110 @@ class _Site:
         return StreamingResponse(stream(), 200, _HEADERS, media_type="text/event-stream")
 
 
+# Pages
+
+
+def _view(
+    template: str,
+    values: Callable[..., dict[str, Any]],
+    run: Callable[..., Awaitable[dict[str, Any]]] = in_thread,
+    **query: Callable[[str], object],
+) -> Handler:
+    """Return the handler of a page whose values depend on the path, and on these arguments of the query."""
+
+    async def handler(request: Request, visit: Visit) -> Response:
+        given = {name: read(request.query_params.get(name, "")) for name, read in query.items()}
+        found = await run(values, visit, **request.path_params, **given)
+        return _rendered(request, visit, f"{template}.html", found)
+
+    return handler
+
+
+async def _sessions(request: Request, visit: Visit) -> Response:
+    given = request.query_params
+    if is_pointer(wanted := given.get("contains", "").strip()):
+        return await _opened(visit, wanted)
+    values = await in_thread(
+        views.sessions, visit, contains=wanted, after=given.get("after", ""), own=given.get("own") == "1"
+    )
+    return _rendered(request, visit, "sessions.html", values)
+
+
+async def _opened(visit: Visit, pointer: str) -> Response:
+    """Go to the artifact of a pointer, wherever it is."""
+    session_id = await in_long_thread(views.find_pointer, visit, pointer)
+    if session_id is None:
+        raise _Refused(404, "Not found", f"no session that you may see has {pointer}", "it may have expired")
+    return RedirectResponse(link("artifact", session_id, pointer), 303, _HEADERS)
+
+
+async def _search(request: Request, visit: Visit) -> Response:
+    q = request.query_params.get("q", "")[:500]
+    if is_pointer(q.strip()):
+        return await _opened(visit, q.strip())
+    values = await in_long_thread(views.search, visit, q=q, after=request.query_params.get("after", ""))
+    return _rendered(request, visit, "search.html", values)
+
+
+async def _artifact(request: Request, visit: Visit) -> Response:
+    session_id, target = request.path_params["session_id"], request.path_params["target"]
+    given: Mapping[str, str] = request.state.form if request.method == "POST" else request.query_params
+    asked: dict[str, Any] = {name: given[name] for name in _READ if given.get(name)}
+    asked |= {name: True for name in _FLAGS if given.get(name)}
+    session = await in_thread(visit.session, session_id)
+    work = partial(views.artifact, visit, session_id, target, asked)
+    values = await in_reading_thread(session, target, asked, work)
+    return _rendered(request, visit, "artifact.html", values)
+
+
+async def _content(request: Request, visit: Visit) -> ASGIApp:
+    """The bytes, for saving: never shown by the browser."""
+    given = request.path_params
+    session = await in_thread(visit.session, given["session_id"])
+    found = await in_thread(ContentBody.of, session, given["target"])
+    return Download(found, None, text=False, is_head=request.method == "HEAD", stall=_STALL * 2)
+
+
+async def _picture(request: Request, visit: Visit) -> Response:
+    """A picture, under a policy that runs nothing, in case it is opened by itself."""
+    given = request.path_params
+
+    def picture() -> tuple[str, bytes]:
+        session = visit.session(given["session_id"])
+        ref = session.ref(given["target"])
+        kind = None if ref is None else views.picture_type(session, ref)
+        if ref is None or kind is None:
+            raise NotFound("this artifact is not a picture that can be shown", hint="download it")
+        with session.open(ref) as source:
+            return kind, source.read()
+
+    kind, data = await in_thread(picture)
+    return Response(data, 200, {**SAFE, "cache-control": "private, no-cache", "content-type": kind})
+
+
+# Forms
+
+
+async def _change(request: Request, visit: Visit, verb: str) -> Response:
+    session_id, target = request.path_params["session_id"], request.path_params["target"]
+    if not visit.may_write:
+        raise _Refused(403, "Not allowed", "this token may only read", "log in with a token that may write")
+
+    def change() -> None:
+        visit.info(session_id)
+        getattr(visit.store.session(session_id), verb)(target)
+
+    await in_thread(change)
+    place = link("artifacts", session_id) if verb == "forget" else link("artifact", session_id, target)
+    return RedirectResponse(place, 303, _HEADERS)
+
+
 # Answers
 
 
-def _whole(request: Request, name: str, default: int, most: int = 1 << 53) -> int:
-    given = request.query_params.get(name, "")
-    return min(most, int(given)) if given.isascii() and given.isdecimal() and len(given) < 17 else default
+def _whole(given: str, default: int = 0) -> int:
+    """Return the number in a text, or the default."""
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 17 else default
 
 
 def _since(request: Request) -> float:
@@ -463,19 +440,15 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.PackageLoader("coatcheck.console"), autoescape=True, finalize=_final, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined, auto_reload=False,
     )  # fmt: skip
-    found.globals |= {"link": link, "version": __version__, "root": ROOT, "text": _text_of}
+    found.globals |= {"link": link, "version": __version__, "root": ROOT}
     found.filters |= {"size": size, "age": age, "when": when, "count": count, "kilo": kilo, "part": share}
-    found.filters["svg"] = Markup  # for our own plots alone
+    found.filters["svg"] = Markup  # only for our own plots
     return found
 
 
 def _final(value: Any) -> Any:
-    """Make controls and bidirectional marks in every text visible. The markup of templates stays."""
+    """Make control characters and bidirectional marks in every text visible. The markup of templates stays."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _text_of(visit: Visit, value: str, limit: int) -> str:
-    return visit.text(value, limit)
 
 
 def link(page: str, session_id: str = "", target: str = "", **query: object) -> str:

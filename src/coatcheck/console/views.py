@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from coatcheck import media
-from coatcheck.console.dialogue import SIDES, TurnPart, named, parts_of, turn_of, turns_of
+from coatcheck.console.dialogue import SIDES, ModelTurn, TurnPart, named, parts_of, turn_of, turns_of
 from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.display import plot, thinned
 from coatcheck.errors import CoatcheckError, NotFound
@@ -27,6 +27,7 @@ from coatcheck.externalize.savings import savings as store_savings
 from coatcheck.gateway.watching import EVENTS, SERIES
 from coatcheck.http.credentials import Access
 from coatcheck.http.definitions import parse_place, place_after
+from coatcheck.http.operations import covered_sessions
 from coatcheck.ids import clip
 from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
@@ -37,17 +38,17 @@ from coatcheck.store import Store
 
 PAGE: Final = 50
 OWN: Final = ("coatcheck:", TRANSCRIPT, "coatcheck proxy reports")
-"""How the ids of sessions begin that the store uses itself."""
+"""Prefixes of the ids of sessions that the store uses itself."""
 PICTURES: Final = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif",
     b"RIFF": "image/webp",
 }  # fmt: skip
-"""Types of pictures that a browser may show, by how their bytes begin."""
+"""Types of pictures that a browser may show, by their first bytes."""
 MAX_PICTURE: Final = 20 << 20
-_CHILDREN: Final = 20  # of a session that are listed
+_CHILDREN: Final = 20  # children of a session that are listed
 _ORIGINAL: Final = 700
-_HEAD: Final = 600  # of a result, a call or thinking
-_BODY: Final = 200_000  # of a body that was asked for
+_HEAD: Final = 600  # characters of a search result
+_BODY: Final = 200_000  # characters of a requested body
 _SEARCH: Final = 0.08  # seconds of work for a page of results
 _SUMS: Final = 20_000  # sessions whose sums are remembered
 _POINTS: Final = 240
@@ -58,7 +59,7 @@ _LIVE: Final = 25
 
 @dataclass(slots=True)
 class Visit:
-    """One request of someone who may look: their store, what their token allows, and whether secrets are shown."""
+    """One request of a visitor: their store, what their token allows, and whether secrets are shown."""
 
     store: Store
     access: Access
@@ -71,7 +72,7 @@ class Visit:
 
     @property
     def owns_store(self) -> bool:
-        """Whether the visitor may see everything, files of the machine that transcripts name too."""
+        """Whether the visitor may see everything, including files on this machine that transcripts name."""
         return self.access.allows("admin") and self.access.tenant is None and not self.access.sessions
 
     def text(self, value: str, limit: int = _BODY) -> str:
@@ -80,10 +81,10 @@ class Visit:
         return shown if self.is_unmasked else mask(shown)
 
     def info(self, session_id: str) -> SessionInfo:
-        """Return a session. Raises `NotFound`, also if the token does not cover it."""
+        """Return a session. Raises `NotFound` if it does not exist or the token does not cover it."""
         found = self.store.session_info(session_id) if self.access.covers(session_id) else None
         if found is None:
-            raise NotFound(f"no session {clip(session_id)}", hint="it may have expired; the list shows those there are")
+            raise NotFound(f"no session {clip(session_id)}", hint="it may have expired; see the list of sessions")
         return found
 
     def session(self, session_id: str) -> Session:
@@ -110,13 +111,17 @@ class _Call(msgspec.Struct):
     def sent(self) -> int:
         return self.input_tokens or self.est_tokens or 0
 
+    @property
+    def missed(self) -> int:
+        return max(0, self.sent - (self.cached_tokens or 0) - (self.cache_write_tokens or 0))
+
 
 _CALL: Final = msgspec.json.Decoder(_Call)
 
 
 @dataclass(slots=True)
 class SessionSums:
-    """The sums over the recorded calls of a session. Costs are in the price of an input token."""
+    """The sums over the recorded calls of a session. Costs are multiples of the price of an input token."""
 
     calls: int = 0
     tokens: int = 0
@@ -134,7 +139,7 @@ class SessionSums:
 
     @property
     def saved_part(self) -> float | None:
-        """The part of the cost that was saved, None if it is not known."""
+        """The fraction of the cost that was saved, None if it is not known."""
         return 1 - self.cost / self.cost_without if self.cost_without else None
 
     @property
@@ -146,7 +151,7 @@ _sums: BoundedCache[tuple[int, str, float], SessionSums] = BoundedCache(_SUMS)
 
 
 def sums_of(store: Store, info: SessionInfo) -> SessionSums:
-    """Return the sums of a session. Only calls since the last time are read."""
+    """Return the sums of a session. Only the calls since the last time are read."""
     session, key = store.session(info.session_id), (id(store), info.session_id, info.created)
     known = _sums.get(key) or SessionSums()
     for record in session.records(METRICS, after=known.last):
@@ -196,19 +201,12 @@ def sessions(visit: Visit, *, contains: str = "", after: str = "", own: bool = F
     """A page of sessions, newest first, with sub-agents under their parents. A filter lists every match by itself."""
     since = time.time()
     wanted = SessionFilter(contains=contains, without=() if own else OWN, roots=not contains)
-    place = parse_place(after) if after else None
-    found: list[SessionInfo] = []
-    while len(found) <= PAGE:
-        page = visit.store.session_page(prefix=visit.access.sessions, before=place, limit=PAGE + 1, wanted=wanted)
-        found += [info for info in page if visit.access.covers(info.session_id)]
-        if len(page) <= PAGE:
-            break
-        place = page[-1].created, page[-1].session_id
-    shown = found[:PAGE]
+    shown, following = covered_sessions(
+        visit.store, visit.access, prefix=visit.access.sessions, after=after or None, limit=PAGE, wanted=wanted
+    )
     rows = _rows(visit, shown, with_children=not contains)
     return {
-        "rows": rows, "contains": contains, "own": own, "after": after, "since": since,
-        "next": place_after(shown[-1]) if len(found) > PAGE else "",
+        "rows": rows, "contains": contains, "own": own, "after": after, "since": since, "next": following or "",
         "is_empty": not rows and not contains and not after, "url": visit.store.url if visit.owns_store else "",
     }  # fmt: skip
 
@@ -321,7 +319,7 @@ def _originals(visit: Visit, session: Session, parts: Iterable[TurnPart]) -> dic
 
 
 def call(visit: Visit, session_id: str, number: int) -> dict[str, Any]:
-    """One call, whole, also if its record is an artifact."""
+    """One call, whole, even if its record is an artifact."""
     session = visit.session(session_id)
     found = session.records(SERIES, after=max(0, number - 1), limit=1)
     turn = turn_of(found[0]) if found and found[0].seq == number else None
@@ -333,17 +331,16 @@ def call(visit: Visit, session_id: str, number: int) -> dict[str, Any]:
     names: dict[str, str] = {}
     for earlier in turns_of(session, after=max(0, number - 3), limit=2):
         if earlier.number < number:
-            named([part for side in SIDES for part in earlier.parts.get(side, [])], names)
-    turn.parts = {side: named(parts, names) for side, parts in turn.parts.items()}
-    return {
-        "info": visit.info(session_id), "turn": turn, "originals": _originals(visit, session, turn.held),
-    }  # fmt: skip
+            earlier.name_tools(names)
+    turn.name_tools(names)
+    return {"info": visit.info(session_id), "turn": turn, "originals": _originals(visit, session, turn.held)}
 
 
 def body(visit: Visit, session_id: str, group: str, number: int, side: str, part: int) -> dict[str, Any]:
     """One part of a call, or of a transcript's message, whole."""
     if group == "calls":
-        parts: list[TurnPart] = call(visit, session_id, number)["turn"].parts.get(side, [])
+        turn: ModelTurn = call(visit, session_id, number)["turn"]
+        parts: list[TurnPart] = getattr(turn, side) if side in SIDES else []
     else:
         messages = _transcript(visit, visit.session(session_id), number, limit=1)["messages"]
         parts = messages[0] if messages else []
@@ -377,7 +374,7 @@ def _transcript(visit: Visit, session: Session, after: int, *, limit: int = PAGE
 
 
 def context(visit: Visit, session_id: str) -> dict[str, Any]:
-    """The input of each call, by what the provider's cache had of it, and where the prefix broke."""
+    """The input of each call, split by what the provider's cache had, and where the prefix broke."""
     session = visit.session(session_id)
     records = session.records(METRICS, newest=True, limit=_PLOTTED)[::-1]
     calls: list[tuple[int, float, _Call]] = []
@@ -387,11 +384,9 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     series = {
         "cache read": [call.cached_tokens or 0 for _, _, call in calls],
         "cache written": [call.cache_write_tokens or 0 for _, _, call in calls],
-        "missed": [_missed(call) for _, _, call in calls],
+        "missed": [call.missed for _, _, call in calls],
     }
-    drawn, step = {}, 1
-    for label, values in series.items():
-        drawn[label], step = thinned(values, _POINTS)
+    drawn, step = _drawn(series)
     turns = [seq for seq, _, _ in calls][::step]
     marked: dict[int | str, str] = {}
     for number, (seq, _, one) in enumerate(calls):
@@ -403,14 +398,17 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     return head(visit, session_id) | {
         "plot": plot(title, turns, drawn, stacked=True, marked=marked, unit="call") if calls else "",
         "labels": list(series), "step": step,
-        "calls": [(seq, at, call, _missed(call)) for seq, at, call in calls[-PAGE:]][::-1], "count": len(calls),
-        "breaks": broken[:PAGE], "failed": [one for one in events if isinstance(one.get("error"), dict)][:PAGE],
-        "rewritten": sum(call.tokens_rewritten for _, _, call in calls),
+        "calls": calls[-PAGE:][::-1], "breaks": broken[:PAGE],
+        "failed": [one for one in events if isinstance(one.get("error"), dict)][:PAGE],
     }  # fmt: skip
 
 
-def _missed(call: _Call) -> int:
-    return max(0, call.sent - (call.cached_tokens or 0) - (call.cache_write_tokens or 0))
+def _drawn(series: Mapping[str, Sequence[float]]) -> tuple[dict[str, list[float | None]], int]:
+    """Return the values of a plot, and the number of values that each is the maximum of."""
+    drawn, step = {}, 1
+    for label, values in series.items():
+        drawn[label], step = thinned(values, _POINTS)
+    return drawn, step
 
 
 # Artifacts
@@ -434,21 +432,25 @@ def artifacts(visit: Visit, session_id: str, *, after: str = "", kind: str = "",
 
 def artifact(visit: Visit, session_id: str, target: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """An artifact: its preview, one page of it as `read` returns it, and what is known about it."""
-    session = visit.session(session_id)
-    ref = session.ref(target)
-    if ref is None:
-        session.open(target).close()  # raises the precise error
-        raise NotFound(f"no artifact found for {clip(target)}")
+    session, ref = _found(visit, session_id, target)
     preview = _tried(lambda: session.preview(ref, limit=2_000))
     page = _tried(lambda: session.read(ref, **asked))
-    coverage = session.coverage(ref)
     return {
-        "info": visit.info(session_id), "ref": ref, "asked": asked, "coverage": coverage, "metadata": ref.metadata,
+        "info": visit.info(session_id), "ref": ref, "asked": asked, "coverage": session.coverage(ref),
         "preview": preview, "page": page, "is_picture": picture_type(session, ref) is not None,
         "preview_text": visit.text(preview.text) if not isinstance(preview, CoatcheckError) else "",
         "page_text": visit.text(page.text) if not isinstance(page, CoatcheckError) else "",
-        "is_table": media.is_text(ref.media_type) or ref.kind == "data",
     }  # fmt: skip
+
+
+def _found(visit: Visit, session_id: str, target: str) -> tuple[Session, Ref]:
+    """Return a session and the ref of an artifact in it. Raises the precise error if it is not there."""
+    session = visit.session(session_id)
+    ref = session.ref(target)
+    if ref is None:
+        session.open(target).close()
+        raise NotFound(f"no artifact found for {clip(target)}")
+    return session, ref
 
 
 def _tried(work: Callable[[], Any]) -> Any:
@@ -461,10 +463,7 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 def lineage(visit: Visit, session_id: str, target: str) -> dict[str, Any]:
     """What an artifact was derived from, what was derived from it, and which sessions have it."""
-    session = visit.session(session_id)
-    ref = session.ref(target)
-    if ref is None:
-        raise NotFound(f"no artifact found for {clip(target)}")
+    session, ref = _found(visit, session_id, target)
     parents = [(one, _known(session, one)) for one in ref.parents]
     names = {ref.artifact_id, ref.pointer}
     derived = [one for one in session.list(limit=_DERIVED) if names & set(one.parents)]
@@ -495,20 +494,19 @@ def picture_type(session: Session, ref: Ref) -> str | None:
 
 
 def savings(visit: Visit, *, days: int) -> dict[str, Any]:
-    """What stubs kept out of prompts in these days, less what was read back. The counts are those of the whole store,
-    so a token for some sessions does not see them."""
+    """What stubs kept out of prompts in these days, minus what was read back. The counts cover the whole store, so a
+    token for some sessions does not show them."""
     if visit.access.sessions:
         return {"days": days, "saved": None}
-    today = datetime.now(UTC).date()
-    first = today - timedelta(days=max(1, days) - 1)
+    days = min(max(1, days), 366)
+    first = datetime.now(UTC).date() - timedelta(days=days - 1)
+    dates = [first + timedelta(days=number) for number in range(days)]
     saved = store_savings(visit.store, since=first)
     by_day = {row.day: row for row in saved.by("day")}
-    every = [by_day.get(first + timedelta(days=number), SavingsRow()) for number in range(max(1, days))]
+    every = [by_day.get(date, SavingsRow()) for date in dates]
     series = {"net": [row.tokens_net for row in every], "read back": [row.tokens_read_back for row in every]}
-    names = [f"{first + timedelta(days=number):%m-%d}" for number in range(len(every))]
-    drawn, step = {}, 1
-    for label, values in series.items():
-        drawn[label], step = thinned(values, _POINTS)
+    names = [f"{date:%m-%d}" for date in dates]
+    drawn, step = _drawn(series)
     title = "Tokens kept out of prompts on each day: net, and read back"
     return {
         "days": days, "saved": saved, "total": saved.total, "labels": list(series),

@@ -147,7 +147,7 @@ class _Text:
         return f"[the whole file could not be stored: {failure}]" if ref is None else self.lead(ref)
 
     def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """Store a file. If the store fails, return the reason: there is a prompt all the same."""
+        """Store a file. If the store fails, return the reason: the prompt is built anyway."""
         try:
             return put(self.session, value, About(name=name, kind="doc", tool="bootstrap"), self.policy), ""
         except (StoreError, LimitExceeded) as error:

@@ -52,7 +52,7 @@ _RECENT: Final = 0.1
 _USED: Final = 0.1
 _NAME: Final = 60
 _REPEATS: Final = 24
-_LONGEST: Final = 1_000  # of a text in a line, whatever its room
+_LONGEST: Final = 1_000  # characters of a text in a line, whatever room there is
 _LEAST_QUOTED: Final = 20
 
 
@@ -150,7 +150,7 @@ class TurnParts:
         try:
             if self.recalls:
                 ranking = rank(self.session, self.message, read_tool=self.read_tool, list_tool=self.list_tool)
-        except StoreError as error:  # a failing index must not cost the prompt
+        except StoreError as error:  # a failing index must not prevent the prompt
             changes.append(f"nothing is recalled: {error.message}")
         if ranking is not None:
             whole = ranking.block()
@@ -334,7 +334,7 @@ def recall(
     characters, with a sentence that says how many are left out.
 
     They are ranked by search score; recency and whether the session has read the artifact add a tenth each. If too few
-    match, the newest fill up. The narrative of an item is its summary and the matching passage, together at most
+    match, the newest fill the rest. The narrative of an item is its summary and the matching passage, together at most
     `narrative_max_chars` (240), less if the block is full. Defaults come from the settings of the store
     (`memory.artifacts`). The same session and message give the same text."""
     sizes = {"max_items": max_items, "max_chars": max_chars, "narrative_max_chars": narrative_max_chars}
@@ -344,7 +344,7 @@ def recall(
 def rank(
     session: Session, message: str, *, read_tool: str | None, list_tool: str | None, **sizes: int | None
 ) -> Ranking:
-    """Rank the artifacts of a session for a message. `sizes` are those of `recall`."""
+    """Rank the artifacts of a session for a message. `sizes` are the limits that `recall` takes."""
     settings = session.store.settings.section("memory.artifacts")
     for name, least in _LEAST.items():
         if sizes.get(name) is not None:

@@ -148,8 +148,8 @@ class Budget:
 
         With a session, parts that are too large are stored there and replaced by references: a chunk or an inline
         artifact by its stub, surplus chunks by one line, a hot state by a shorter one. `policy` says whether secrets
-        are masked first, and what stubs look like; by default that of the store's settings. Without a session, or if
-        anything could not be counted, it raises."""
+        are masked first, and what stubs look like; by default the store's setting. Without a session, or if anything
+        could not be counted, it raises."""
         parts: dict[str, Any] = {"chunks": listed(chunks), "artifacts": listed(artifacts)}  # an iterator is used up
         violations = self.check(hot_state=hot_state, prompt=prompt, count=count, **parts)
         texts, inline = (
@@ -227,7 +227,7 @@ class References:
         over = chunks[most:]
         try:
             rest = [put(self.session, chunk, About(tool=_TOOL, kind="doc"), self.policy) for chunk in over]
-        except CoatcheckError as error:  # a failing store must not cost the prompt
+        except CoatcheckError as error:  # a failing store must not prevent the prompt
             self.changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
             return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
         self.refs += rest
@@ -290,11 +290,9 @@ def rendered(hot_state: object) -> tuple[str | None, list[str] | None]:
     except Exception:  # noqa: BLE001 - the host's own object: what cannot be read cannot be counted
         state = None
     index = state.get("artifact_index", []) if isinstance(state, Mapping) else None
-    types = (
-        [str(one.get("type") if isinstance(one, Mapping) else None) for one in index]
-        if isinstance(index, list)
-        else None
-    )
+    types = None
+    if isinstance(index, list):
+        types = [str(one.get("type") if isinstance(one, Mapping) else None) for one in index]
     return text if isinstance(text, str) else None, types
 
 

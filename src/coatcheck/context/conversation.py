@@ -1,18 +1,18 @@
 """The messages of a prompt: calls and results paired, large results replaced by stubs as they arrive.
 
-What a provider was sent is never changed: only results behind the model's last answer are judged, and what becomes of
-them is kept by the host as part of the history. So the history is the record, and nothing is remembered here.
+What a provider was sent is never changed: only results after the model's last answer are judged, and the host keeps the
+outcome as part of the history. So the history is the record, and nothing is remembered here.
 
-Where the caller allows rewriting, old results are replaced in rare, large steps: where that is expected to pay, and
-where a history exceeds its budget. Thinking behind the first changed message then goes too: models that bind thinking
-to what is before it would refuse it.
+If the caller allows rewriting, old results are replaced in rare, large steps: when that is expected to pay off, and
+when a history exceeds its budget. Thinking after the first changed message is then removed too: models that bind
+thinking to what precedes it would refuse it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -46,11 +46,11 @@ _CLEARED: Final = 20  # tokens that the provider leaves of a result
 _TOOL: Final = 60
 _CHARS_PER_TOKEN: Final = 3  # of results, about
 
-# Of a step that replaces old results where that pays. Measured on recorded sessions, see docs/effect.md.
+# For a step that replaces old results where that pays off. Measured on recorded sessions, see docs/effect.md.
 _BATCH: Final = 12_000  # tokens that it must save
-_LEAST_SAVED: Final = 100  # by each placeholder
+_LEAST_SAVED: Final = 100  # tokens that each placeholder must save
 _PLACEHOLDER: Final = 60
-_LATE_CALLS: Final = 30  # calls to come that are counted on at most, and at most as many as there were
+_LATE_CALLS: Final = 30  # maximum of calls to come that are counted on, and at most as many as there were
 _LATE_READS: Final = 0.25  # expected reads of a placeholder
 _CERTAINTY: Final = 2.0
 _EVERYTHING: Final = 1e-6  # the low-water mark of a step that replaces all it can
@@ -99,33 +99,21 @@ class SentMessages:
         return sum(one.tokens for one in self.costs)
 
 
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """How the conversations of one session with one provider are sent."""
 
-    def __init__(
-        self,
-        session: Session,
-        dialect: Dialect,
-        tally: Tally,
-        *,
-        policy: Policy | None,
-        keep_turns: int,
-        read_tool: str | None,
-        redact: Literal["store"] | None = None,
-        clearing: Clearing | None = None,
-        own_tools: Sequence[str] = (),
-        prices: Prices = USUAL_PRICES,
-    ) -> None:
-        self._session = session
-        self._dialect = dialect
-        self._tally = tally
-        self._policy = policy
-        self._keep_turns = keep_turns
-        self._read_tool = read_tool
-        self._redact = redact
-        self._clearing = clearing
-        self._own_tools = own_tools
-        self._prices = prices
+    session: Session
+    dialect: Dialect
+    tally: Tally
+    _: KW_ONLY
+    policy: Policy | None
+    keep_turns: int
+    read_tool: str | None
+    redact: Literal["store"] | None = None
+    clearing: Clearing | None = None
+    own_tools: Sequence[str] = ()
+    prices: Prices = USUAL_PRICES
 
     def grown(
         self,
@@ -140,8 +128,8 @@ class Conversation:
         them, `tool_tokens` those of the tools that a first stub would add. Raises `LimitExceeded` if one cannot be
         counted."""
         known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
-        paired = list(self._dialect.mended(messages))
-        return self._judged(paired, self._dialect.unanswered(paired), known, key, fixed, tool_tokens)
+        paired = list(self.dialect.mended(messages))
+        return self._judged(paired, self.dialect.unanswered(paired), known, key, fixed, tool_tokens)
 
     def rewritten(self, sent: SentMessages, room: int, key: bytes) -> SentMessages:
         """Return the messages within `room` tokens: old results judged too, then pruned. Raises `LimitExceeded` if they
@@ -151,12 +139,12 @@ class Conversation:
         return self._after(sent, self._pruned(slim, room) if slim.tokens > room else slim)
 
     def batched(self, sent: SentMessages, fixed: int, *, is_cold: bool) -> SentMessages:
-        """Return the messages with old results and arguments replaced in one step, if that is expected to pay: what it
-        saves in later calls must exceed twice what it costs to write the changed part again, and the reads back. With a
-        cold cache everything is written again anyway. Else return them as they are."""
-        fmt, prices = self._dialect.format, self._prices
+        """Return the messages with old results and arguments replaced in one step, if that is expected to pay off: the
+        savings in later calls must exceed twice the cost of writing the changed part again, plus the reads back. With a
+        cold cache everything is written again anyway. Otherwise return them unchanged."""
+        fmt, prices = self.dialect.format, self.prices
         starts = turns([side(one, fmt) for one in sent.messages])
-        old = starts[-self._keep_turns] if 0 < self._keep_turns < len(starts) else 0
+        old = starts[-self.keep_turns] if 0 < self.keep_turns < len(starts) else 0
         saved = [
             _replaceable(message, cost, fmt) for message, cost in zip(sent.messages[:old], sent.costs, strict=False)
         ]
@@ -182,10 +170,10 @@ class Conversation:
         return self._after(replace(sent, refs=(), changes=()), done)
 
     def _after(self, sent: SentMessages, done: SentMessages) -> SentMessages:
-        """Return changed messages without the thinking behind the first change, which belongs to other messages."""
+        """Return changed messages without the thinking after the first change, which belongs to other messages."""
         pairs = zip(done.messages, sent.messages, strict=False)
         first = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
-        whole = [*done.messages[:first], *map(self._dialect.without_thinking, done.messages[first:])]
+        whole = [*done.messages[:first], *map(self.dialect.without_thinking, done.messages[first:])]
         lost = sum(new is not old for new, old in zip(whole, done.messages, strict=True))
         notes = [f"{lost} messages: thinking behind the first change was removed"] if lost else []
         known = dict(zip(map(id, done.messages), done.costs, strict=True))
@@ -194,21 +182,21 @@ class Conversation:
 
     def has_stub(self, message: Message) -> bool:
         """Whether a message has a result that is a stub, or the placeholder of one that was pruned."""
-        results = (at(message, one.content_path) for one in self._dialect.format.results(message))
+        results = (at(message, one.content_path) for one in self.dialect.format.results(message))
         return any((plain_text(one) or "").startswith((STUB, PLACEHOLDER)) for one in results)
 
     def clearable(self, sent: SentMessages) -> int:
-        """Estimate the tokens that the provider clears of these messages, if it clears now."""
-        clearing = self._clearing
+        """Estimate the tokens that the provider would clear from these messages now."""
+        clearing = self.clearing
         if clearing is None or sent.tokens <= clearing.trigger_tokens:
             return 0
-        calls = pair(sent.messages, self._dialect.format).call_of
+        calls = pair(sent.messages, self.dialect.format).call_of
         old = sorted(calls)[: max(0, len(calls) - clearing.keep)]
         of_message: Counter[int] = Counter()
         for number, place in old:
-            if calls[number, place][1].name not in self._own_tools:
-                result = self._dialect.format.results(sent.messages[number])[place]
-                found = self._tally.tokens(text_of(at(sent.messages[number], result.content_path)))
+            if calls[number, place][1].name not in self.own_tools:
+                result = self.dialect.format.results(sent.messages[number])[place]
+                found = self.tally.tokens(text_of(at(sent.messages[number], result.content_path)))
                 of_message[number] += max(0, (found or 0) - _CLEARED)
         # A text by itself may be estimated higher than in its message.
         tokens = sum(min(tokens, sent.costs[number].tokens - _CLEARED) for number, tokens in of_message.items())
@@ -218,12 +206,12 @@ class Conversation:
         done = prune(
             [without_marks(one) for one in slim.messages],
             max_tokens=max(1, room),
-            format=self._dialect.format,
-            keep_turns=self._keep_turns,
-            session=self._session,
-            count=self._tally.tokens,  # type: ignore[arg-type]
-            read_tool=self._read_tool,
-            redact=self._redact,
+            format=self.dialect.format,
+            keep_turns=self.keep_turns,
+            session=self.session,
+            count=self.tally.tokens,  # type: ignore[arg-type]
+            read_tool=self.read_tool,
+            redact=self.redact,
             **how,
         )
         left = list(zip(done.messages, _origins(done, len(slim.messages)), strict=True))
@@ -241,8 +229,8 @@ class Conversation:
         for message, origin in left:
             sent = message if origin is None else _with_marks(message, slim[origin])
             were_neighbours = last is not None and origin == last + 1
-            if found and not were_neighbours and self._dialect.must_join(found[-1], sent):
-                found[-1] = self._dialect.joined(found[-1], sent)
+            if found and not were_neighbours and self.dialect.must_join(found[-1], sent):
+                found[-1] = self.dialect.joined(found[-1], sent)
             else:
                 found.append(sent)
             last = origin
@@ -252,7 +240,7 @@ class Conversation:
         """Return the cost of each message. `known` has costs by the identity of the object."""
         found = []
         for message in messages:
-            one = known.get(id(message)) or self._tally.weighed(message)
+            one = known.get(id(message)) or self.tally.weighed(message)
             if one is None:
                 raise LimitExceeded("the tokens of a message cannot be counted", hint="fix the token counter")
             found.append(one)
@@ -269,7 +257,7 @@ class Conversation:
     ) -> SentMessages:
         """Return the messages with stubs in place of those results in `numbers` that the policy lets leave. Messages
         without such results are the same objects."""
-        fmt, refs, changes = self._dialect.format, list[Ref](), list[str]()
+        fmt, refs, changes = self.dialect.format, list[Ref](), list[str]()
         decisions: list[Decision] = []
         new = list(messages)
         calls = self._calls_of(messages, numbers)
@@ -278,7 +266,7 @@ class Conversation:
         arriving = _Arriving(messages, numbers.start, fmt, context, tool_tokens)
         for number in numbers:
             message = messages[number]
-            if self._dialect.is_answer(message):
+            if self.dialect.is_answer(message):
                 continue
             pointers: list[tuple[str, list[str]]] = []
             for result in fmt.results(message):
@@ -296,16 +284,16 @@ class Conversation:
                         new[number] = dict(replaced(new[number], path, with_marks_of(outcome.content, content)))
                         refs += outcome.refs
                         changes.append(_change(tool, content, outcome))
-                    if self._clearing and self._read_tool and tool not in self._own_tools:
+                    if self.clearing and self.read_tool and tool not in self.own_tools:
                         pointers.append((tool or "", self._kept(content, tool, result.call_id, outcome, refs)))
             note = self._note(pointers, key)
             if note is not None and not any(kind == "results" for kind, _ in own_texts(key, [message])):
-                (new[number],) = self._dialect.with_texts([new[number]], [note])
+                (new[number],) = self.dialect.with_texts([new[number]], [note])
         return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions))
 
     def _calls_of(self, messages: Sequence[Message], numbers: range) -> dict[str, tuple[str, Any]]:
         """Return tool and arguments of the calls that the results in `numbers` answer, by the ids of the calls."""
-        fmt = self._dialect.format
+        fmt = self.dialect.format
         wanted = {result.call_id for number in numbers for result in fmt.results(messages[number])}
         found: dict[str, tuple[str, Any]] = {}
         for message in reversed(messages):
@@ -319,7 +307,7 @@ class Conversation:
     def _outcome(self, content: Any, result: ShownResult, arriving: _Arriving) -> Outcome | None:
         """Return what becomes of content without the host's breakpoints, which belong to the turn. None if no policy
         applies to it."""
-        policy, plain = self._policy, without_marks(content)
+        policy, plain = self.policy, without_marks(content)
         if policy is None or not isinstance(plain, str | list):
             return None
         text = plain_text(plain)
@@ -331,10 +319,10 @@ class Conversation:
         situation = Situation(
             context_tokens=arriving.context,
             calls_to_come=policy.expected_calls,
-            prices=policy.prices or self._prices,
+            prices=policy.prices or self.prices,
             tool_tokens=arriving.tool_tokens,
         )
-        outcome = self._session.externalize(
+        outcome = self.session.externalize(
             plain, tool=result.tool or None, call_id=result.call_id or None, policy=policy, situation=situation
         )
         if outcome.refs:
@@ -356,7 +344,7 @@ class Conversation:
             return []
         about = About(tool=(tool or "")[:1_000] or None, call_id=call_id[:1_000] or None)
         try:
-            ref = put(self._session, plain if text is None else text, about, self._policy)
+            ref = put(self.session, plain if text is None else text, about, self.policy)
         except CoatcheckError:  # it is shown, and may be cleared like any other
             return []
         refs.append(ref)
@@ -367,7 +355,7 @@ class Conversation:
         lines = [f"{one_line(tool, _TOOL)} {' '.join(each)}".strip() for tool, each in pointers if each]
         if not lines:
             return None
-        return mark(key, f"{LEADS['results']}; {self._read_tool}(pointer=…) reads one.", "\n".join(lines))
+        return mark(key, f"{LEADS['results']}; {self.read_tool}(pointer=…) reads one.", "\n".join(lines))
 
 
 class _Arriving:
@@ -430,7 +418,7 @@ def _origins(done: Pruned, length: int) -> list[int | None]:
 
 
 def _with_marks(message: Message, now: Message) -> Message:
-    """Return a pruned message with the breakpoints of its current form; that very object if nothing else differs."""
+    """Return a pruned message with the breakpoints of its current form; the same object if nothing else differs."""
     if message is now or message == now:
         return now
     marked: Message = with_marks_of(message, now) if without_marks(now) is not now else message

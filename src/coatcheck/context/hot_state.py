@@ -2,8 +2,8 @@
 
 It is validated whenever it is built, and again before it is rendered or written. `fitted` shortens it to a budget: a
 ladder of renderings, each with a little less than the one above. The rungs depend on the state alone, and the search
-for the highest that fits always asks about the same rungs in the same order. So a larger limit never shows less,
-whatever the counter does. Each rung lists what it leaves out.
+for the highest that fits always tries the same rungs in the same order. So a larger limit never shows less, whatever
+the counter does. Each rung lists what it leaves out.
 
 Only the dispatcher that claimed a session last may write its hot state. A claim is a fencing token. The catalog
 compares it in the transaction that writes, so a dispatcher that was paused or partitioned finds out at its next write,
@@ -526,7 +526,7 @@ class Claim:
         return newest is not None and newest.token == self.token
 
     def release(self) -> None:
-        """Give the claim up, so that others need not wait. Does nothing if it is lost already."""
+        """Give up the claim, so that others need not wait. Does nothing if it is lost already."""
         with contextlib.suppress(Fenced):
             self.session.claim("", instead_of=self.token)
 
@@ -579,7 +579,7 @@ class Snapshot:
 def claim(session: Session, holder: str, *, idle: float = 0) -> Claim:
     """Claim a session for a dispatcher. The previous holder can no longer write.
 
-    With `idle`, raises `Fenced` unless no other holder has claimed or written for that many seconds: for a standby that
+    With `idle`, raises `Fenced` if another holder has claimed or written within that many seconds: for a standby that
     takes over only from a dead dispatcher. The same holder may claim again at any time."""
     if not holder:
         raise InvalidArgument("a claim needs a holder", hint="any name that is unique to this dispatcher")

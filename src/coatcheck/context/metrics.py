@@ -74,7 +74,7 @@ FLOORS: Final[Mapping[str, tuple[str, int]]] = {
 """The figures that are watched, their names in messages, and the smallest rise of each that is reported."""
 
 _LOG: Final = logging.getLogger("coatcheck")
-_LARGEST: Final = 1 << 53  # JSON readers lose digits beyond
+_LARGEST: Final = 1 << 53  # JSON readers lose digits beyond this
 _LONGEST: Final = 65_536
 _MANY: Final = 1_000
 _WINDOW: Final = 200  # calls in the baseline of a session
@@ -151,8 +151,8 @@ class PromptMetrics:
     the budget. `tokens_saved` are the tokens of stored results that the prompt would contain without stubs; the other
     `tokens_…` are the cost of that. `cost` is the price of the input in uncached tokens, `cost_without` the same
     without stubs. `results_left` and `results_kept` count the new results that left the context or stayed, as the
-    builder decided, and `expected_saving` is what those that left are expected to save, in the price of an input token.
-    `input_tokens` and the following are the provider's counts, None if it did not report them.
+    builder decided, and `expected_saving` is what those that left are expected to save, in units of the price of an
+    input token. `input_tokens` and the following are the provider's counts, None if it did not report them.
     `tool_calls` and `tool_seconds` are the number and the durations of the tool calls since the previous one."""
 
     session: Text
@@ -480,7 +480,7 @@ class _Scale:
         return _Part(digest, tokens, figures)
 
     def _whole(self, stub: Mapping[str, Any]) -> int:
-        """Return the tokens of the result that a stub replaces, if that is possible: anyone may have written it."""
+        """Return the tokens of the result that a stub replaces, if they are plausible: anyone may have written it."""
         tokens, ref = stub.get("tokens"), self._ref(str(stub["artifact"]))
         return min(tokens, ref.size_bytes) if is_whole(tokens) and ref is not None else 0
 

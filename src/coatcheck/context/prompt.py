@@ -2,7 +2,7 @@
 
 Tools, system text and bootstrap files come first, then the conversation. Large results are replaced by stubs when they
 first appear; the hot state, retrieved chunks and recall are appended when they changed. What is sent is what the host
-keeps (`Prompt.history`), so the next prompt begins with this one, also after a restart: providers charge for anything
+keeps (`Prompt.history`), so the next prompt begins with this one, even after a restart: providers charge for anything
 else, and newer models refuse it. Old results are pruned only where the caller allows rewriting. A prompt that does not
 fit the budget, or cannot be counted, is refused.
 """
@@ -77,8 +77,8 @@ class Prompt:
 
     `stable_prefix` is the beginning that it shares with the builder's previous prompt, `rewritten_tokens` the tokens of
     that prompt that were not sent again in the same form, and `cleared_tokens` an estimate of what the provider clears;
-    `est_tokens` is without them. `changes` has one line for each thing that was shortened, stored or left out now, and
-    `decisions` why each new result left or stayed. `betas` are what the provider calls the features that it uses."""
+    `est_tokens` excludes them. `changes` has one line for each thing that was shortened, stored or left out now, and
+    `decisions` why each new result left or stayed. `betas` are the provider's names for the features in use."""
 
     provider: str
     system: str
@@ -114,7 +114,7 @@ class Prompt:
     def request(self, *, cache_control: bool = True) -> dict[str, Any]:
         """Return the arguments of the provider's call that contain this prompt: `tools`, `system` or `instructions`,
         and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`; with a `Clearing` there
-        is `context_management`. Where there are `betas`, `client.beta.messages.create` takes the request."""
+        is `context_management`. With `betas`, pass the request to `client.beta.messages.create`."""
         marks = self.breakpoints if cache_control else ()
         found = dialect(self.provider).request(self.system, self.messages, self.tools, marks)
         if self.context_management is not None:
@@ -132,12 +132,12 @@ class PromptBuilder:
     externalized (None: none are). `recall` appends artifacts that fit the last message, by default if the settings say
     so.
 
-    `rewrite` allows replacing old results where that pays, and pruning where a conversation exceeds the budget;
-    `keep_turns` are the newest turns that both spare. Without it, a prompt over the budget is refused. `clearing` lets
-    Anthropic clear old results. `defer_tools` hides our tools from the model until there is something to read with
-    them, so that a conversation without stubs does not pay for them; by default where `model` is known to allow it and
-    there are other tools. `document_tokens` is the count of a document that a message only references by URL or id;
-    without it such a message cannot be counted, and there is no prompt."""
+    `rewrite` allows replacing old results where that pays off, and pruning where a conversation exceeds the budget;
+    `keep_turns` is the number of newest turns that both spare. Without `rewrite`, a prompt over the budget is refused.
+    `clearing` lets Anthropic clear old results. `defer_tools` hides our tools from the model until there is something
+    to read with them, so that a conversation without stubs does not pay for them; by default where `model` is known to
+    allow it and there are other tools. `document_tokens` is the count of a document that a message only references by
+    URL or id; without it such a message cannot be counted, and there is no prompt."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class PromptBuilder:
         budget, or if a part cannot be counted.
 
         `history` is the conversation in the provider's format: `history` of the previous prompt, the answer, and what
-        came after it. Only what is behind the last answer is judged or appended to; the rest was sent and stays.
+        came after it. Only what is after the last answer is judged or appended to; the rest was sent and stays.
         Messages of pi and OpenClaw, and lines of their session files, are converted; lines of Claude Code are accepted
         for Anthropic. `hot_state` is a `HotState`, `chunks` are retrieved texts, search hits, or mappings with a
         `text`. `message` is the query for recall, by default the last message of the user. `idle_seconds` is the time
@@ -282,7 +282,7 @@ class PromptBuilder:
             violations += () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
         checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
         found = tuple(dict.fromkeys(violations))
-        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)  # those that were mended too
+        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)  # those that were fixed too
         if found or lead is None:
             raise refusal(found, hint=None if self._rewrites else _WAYS_OUT)
         return self._prompt(system, sent, more, cleared, lead, files)
@@ -316,7 +316,7 @@ class PromptBuilder:
         return given, costs
 
     def _with_later_tools(self, message: Message, cost: Cost | None) -> Cost | None:
-        """Return the cost of a message, with that of the tools if it adds them."""
+        """Return the cost of a message, including the tools if it adds them."""
         if cost is None or message != self._addition:
             return cost
         return cost._replace(tokens=cost.tokens + self._later_tokens)
@@ -417,7 +417,7 @@ class PromptBuilder:
         own = self._dialect.own_marks(messages, self._tools)
         state, file_changes = more.hot_state, self._file_changes
         self._sent, self._last, self._file_changes = now, messages[-1] if messages else None, ()
-        lost = comparison.rewritten and not self._rewrites
+        lost = [_NOT_KEPT.format(comparison.rewritten)] if comparison.rewritten and not self._rewrites else []
         written = [text for author, texts in map(spoken, messages) if author == "user" for text in texts]
         return Prompt(
             provider=self._dialect.name,
@@ -445,19 +445,14 @@ class PromptBuilder:
             pruned=sent.pruned,
             recalled=more.recalled,
             refs=(*sent.refs, *more.refs, *(files.refs if files else ())),
-            changes=(
-                *file_changes,
-                *sent.changes,
-                *more.changes,
-                *([_NOT_KEPT.format(comparison.rewritten)] if lost else []),
-            ),
+            changes=(*file_changes, *sent.changes, *more.changes, *lost),
             context_management=self._management,
             betas=(*([_CLEARS] if self._management else ()), *([_ADDS] if self._deferred else ())),
             decisions=sent.decisions,
         )
 
     def _compared(self, now: Sent, messages: Sequence[Message]) -> Comparison:
-        """Compare a prompt with the previous one. Blocks behind those of its last message only add to it."""
+        """Compare a prompt with the previous one. Blocks after those of its last message only add to it."""
         found, before = compared(self._sent, now), self._sent
         at, last = found.stable.messages, self._last
         if found.rewritten and before is not None and last is not None and at == len(before.parts) - before.lead - 1:
@@ -493,7 +488,7 @@ class PromptBuilder:
 
 
 def _default_budget(settings: Any, model: str | None, window: int | None) -> Budget:
-    """Return the limits of the settings. That of the prompt is the window's, unless the settings have one."""
+    """Return the limits in the settings. The prompt's limit comes from the window, unless the settings have one."""
     limits = settings.section("budget")
     is_set = settings.origin("budget.max_prompt_tokens").source != "default"
     if is_set and model is None and window is None:

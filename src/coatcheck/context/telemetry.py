@@ -1,6 +1,6 @@
 """Figures for OpenTelemetry, if the host has its API: the conventions for generative AI, and our own metrics.
 
-Counts of a provider are sent as `gen_ai.client.token.usage`; estimates never are. Session ids appear only on spans: a
+A provider's counts are sent as `gen_ai.client.token.usage`; estimates never are. Session ids appear only on spans: a
 metric with one series per session would be useless.
 """
 

@@ -74,7 +74,7 @@ class ToolObject(Protocol):
 
 
 class BadCall(Exception):
-    """The call is invalid. `code` is that of the outcome; the message is for the model."""
+    """The call is invalid. `code` is the outcome's code; the message is for the model."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -82,8 +82,8 @@ class BadCall(Exception):
 
 
 class BoundTool:
-    """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is that of one of our own
-    tools."""
+    """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is set if it is one of our
+    own tools."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
         self.name = name
@@ -262,7 +262,7 @@ class BoundTool:
 
 
 def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
-    """Return the tools by name: that of the function or object, or the key of a mapping."""
+    """Return the tools by name: the name of the function or object, or the key of a mapping."""
     found: dict[str, BoundTool] = {}
     named = tools.items() if isinstance(tools, Mapping) else ((None, tool) for tool in tools)
     for key, tool in named:

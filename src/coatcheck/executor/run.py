@@ -104,7 +104,7 @@ class ToolCall:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
     """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is how long the call
-    took, in seconds, with storing its result; 0 if the tool was not called."""
+    took, in seconds, including storing its result; 0 if the tool was not called."""
 
     call_id: str
     name: str

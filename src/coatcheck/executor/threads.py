@@ -383,7 +383,7 @@ class Job:
         self.outcome.set_result(outcome)
 
     def cancel(self) -> None:
-        """Never begin, or abandon the tool."""
+        """Abandon the tool, or never start it."""
         self.outcome.cancel()
         self._attempt.stop()
 

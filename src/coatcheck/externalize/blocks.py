@@ -361,7 +361,7 @@ def parts(value: Iterable[Any]) -> Iterator[str | BlockPayload]:
 
 
 def refers(block: Block) -> bool:
-    """Whether a block refers to a URL or a file id, instead of data if it has none."""
+    """Whether a block refers to a URL or a file id, given that it has no data."""
     kind = block.get("type")
     if kind in ("image", "document"):
         return _inner(block, "source").get("type") in ("url", "file")

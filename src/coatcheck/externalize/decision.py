@@ -1,4 +1,4 @@
-"""When a result leaves the context by what it is expected to cost, if the policy has no limit of its own.
+"""Decide by expected cost whether a result leaves the context, if the policy has no limit of its own.
 
 A result of `S` tokens that stays is written to the provider's cache once and read from it with every later call. A stub
 costs less of both, but may be read back: one more call, which reads the whole context again, and a page that stays.
@@ -9,11 +9,11 @@ results of this kind are read back:
     stub     (write + read·calls)·(stub + tools + reads·page) + reads·(read·context + output·question)
 
 `tools` are the descriptions of our tools, if this is the first stub and they are not described yet. The first cost is
-a line through the size, and the expected number of reads grows more slowly than the size, so there is one
-size from which a stub pays: the break-even. It is the limit that applies to the result.
+linear in the size, and the expected number of reads grows more slowly than the size, so there is one size from which a
+stub pays off: the break-even. It is the limit that applies to the result.
 
-How often results are read was measured on recorded runs (`make bench ARGS=effect`): code that an agent reads in order
-to edit it often, rows, logs and pages rarely. Each store corrects these figures by what its stubs were really read.
+How often results are read was measured on recorded runs (`make bench ARGS=effect`): often for code that an agent reads
+to edit, rarely for rows, logs and pages. Each store corrects these figures by how often its stubs were really read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -49,15 +49,17 @@ UNKNOWN_CONTEXT: Final = 20_000
 """Tokens that a conversation is assumed to have besides the results that were seen, if the host does not say."""
 
 _LARGEST_UNKNOWN: Final = 100_000  # hosts compact long conversations without telling us
-_RECOVERED: Final = 15  # calls within which a stub must earn one read that happens at once
+_RECOVERED: Final = 15  # calls within which a stub must earn back one immediate read
 _FEWEST_CALLS, _MOST_CALLS, _PER_CALL = 8, 40, 1_500
-_TRUST: Final = 6.0  # expected reads from which on what was seen outweighs what was assumed
+_TRUST: Final = 6.0  # expected reads from which the observed rate outweighs the assumed one
 _BOUNDS: Final = (0.25, 4.0)
-_STEPS: Final = 4  # per unit of a rate: a single read more does not change a decision
+_STEPS: Final = 4  # per unit of a rate: a single additional read does not change a decision
 _MOST: Final = 10_000_000
 _TRACKED: Final = 1_000
-_SAVED_EVERY: Final = 32
-_REMEMBERED: Final = 10_000
+_LEAST_SAVED: Final = 32  # number of stubs and reads that is worth a write
+REMEMBERED: Final = 10_000
+"""Number of entries that `bound` leaves in a table."""
+
 _CHARS_PER_TOKEN: Final = 3  # of results, about
 _TOOLS: Final = 500
 _SESSION: Final = "coatcheck:reads"
@@ -101,8 +103,8 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Why a result left the context or stayed: sizes, expected reads and costs. Costs are in the price of an input
-    token. `reason` is "cost", "limit", "rule", "off", "small", or "report" for what is always read as a whole."""
+    """Why a result left the context or stayed: sizes, expected reads and costs. Costs are in units of the price of an
+    input token. `reason` is "cost", "limit", "rule", "off", "small", or "report" for what is always read as a whole."""
 
     leaves: bool
     reason: str
@@ -159,14 +161,22 @@ class Estimate:
 
     def reads(self, tokens: int) -> float:
         """Expected reads of a stub for a result of this size."""
+        reads, power = self._reads()
+        return reads * math.pow(tokens / 1_000, power)
+
+    def _reads(self) -> tuple[float, float]:
+        """Expected reads for a result of 1,000 tokens, and the exponent of the size with which they grow."""
         base, power = _READS.get(self.use, _READS["data"])
-        return self.rate * base * math.pow(tokens / 1_000, power)
+        return self.rate * base, power
+
+    def _stub(self) -> float:
+        return self._kept() * (STUB_TOKENS + self.situation.tool_tokens)
 
     def _kept(self) -> float:
         return self.situation.prices.write + self.situation.prices.read * self.situation.calls
 
     def _read(self) -> float:
-        """The cost of one read: a call more, and a page that stays."""
+        """The cost of one read: one more call, and a page that stays."""
         prices = self.situation.prices
         asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
         return asked + self._kept() * (PAGE_TOKENS + QUESTION_TOKENS)
@@ -175,21 +185,23 @@ class Estimate:
         return self._kept() * tokens
 
     def stub_cost(self, tokens: int) -> float:
-        return self._kept() * (STUB_TOKENS + self.situation.tool_tokens) + self.reads(tokens) * self._read()
+        return self._stub() + self.reads(tokens) * self._read()
 
     def break_even(self) -> int:
         """Return the size in tokens from which a stub is expected to cost less."""
         low, high = LEAST_TOKENS, _MOST
+        kept, read, stub = self._kept(), self._read(), self._stub()
+        reads, power = self._reads()
         while low < high:
             middle = (low + high) // 2
-            if self.stub_cost(middle) < self.inline_cost(middle):
+            if stub + reads * math.pow(middle / 1_000, power) * read < kept * middle:  # as `stub_cost` adds them up
                 high = middle
             else:
                 low = middle + 1
         return max(low, self._recovering())
 
     def _recovering(self) -> int:
-        """Return the size from which one read at once is earned back soon: a conversation may end early."""
+        """Return the size from which one immediate read is earned back soon: a conversation may end early."""
         prices = self.situation.prices
         asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
         soon = prices.write + prices.read * _RECOVERED
@@ -224,13 +236,6 @@ class _Rate:
         self.stubs += other.stubs
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What one session was shown by this process."""
-
-    tokens: int = 0
-
-
 class _Judged(NamedTuple):
     """A result as a prompt builder judges it."""
 
@@ -243,19 +248,20 @@ class _Judged(NamedTuple):
 class ReadRates:
     """How often stubs are read, per tool, in one store, and the conversations of this process.
 
-    Counts are kept in a record of the store and written now and then, so that the next process begins with them. They
-    are not locked: losing a few does no harm."""
+    Counts are kept in a record of the store and written with the last uses of sessions, so that the next process begins
+    with them. They are not locked: losing a few does no harm."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
         self._saved: dict[str, _Rate] | None = None
         self._new: dict[str, _Rate] = {}
-        self._sessions: dict[str, _Seen] = {}
+        self._sessions: dict[str, int] = {}  # tokens that each was shown by this process
         self._stubs: dict[str, tuple[str, str | None]] = {}
         self._used: dict[_Judged, float] = {}
         self._events = 0
+        store.writers.append(partial(self.flush, store))
 
     def rate_for(self, result: _Judged, session: CoreSession) -> float:
-        """Return the rate for a result in a known situation: that of the last time if it is judged again, so that a
+        """Return the rate for a result in a known situation: the same as last time if it is judged again, so that a
         prompt that is built twice is the same."""
         if (found := self._used.get(result)) is None:
             found = self._used[result] = self.rate(session, result.tool)
@@ -266,60 +272,59 @@ class ReadRates:
         """Return the reads per expected read of a tool's stubs in this store."""
         if self._saved is None:
             self._saved = _loaded(session.store)
-        known = [one for rates in (self._saved, self._new) if (one := rates.get(tool or "")) is not None]
-        found = (_TRUST + sum(one.reads for one in known)) / (_TRUST + sum(one.expected for one in known))
+        total = _Rate()
+        for rates in (self._saved, self._new):
+            if (one := rates.get(tool or "")) is not None:
+                total.add(one)
+        found = (_TRUST + total.reads) / (_TRUST + total.expected)
         return min(max(found, _BOUNDS[0]), _BOUNDS[1])
 
-    def situation(self, session: CoreSession, prices: Prices, calls: float | None) -> Situation:
-        """Return the conversation of a session as far as this process has seen it."""
-        seen = self._sessions.get(session.session_id) or _Seen()
-        context = min(UNKNOWN_CONTEXT + seen.tokens, _LARGEST_UNKNOWN)
-        return Situation(context_tokens=context, calls_to_come=calls, prices=prices)
+    def context_tokens(self, session: CoreSession) -> int:
+        """Return the tokens of a session's conversation as far as this process has seen it."""
+        return min(UNKNOWN_CONTEXT + self._sessions.get(session.session_id, 0), _LARGEST_UNKNOWN)
 
-    def shown(self, session: CoreSession, chars: int) -> None:
-        """Note that the model of a session got a result of this size."""
-        self._session(session).tokens += chars // _CHARS_PER_TOKEN
+    def shown(self, session: CoreSession, tokens: int) -> None:
+        """Note that the model of a session got this many tokens."""
+        total = self._sessions.pop(session.session_id, 0) + tokens
+        self._sessions[session.session_id] = total  # the newest is last
+        if len(self._sessions) > _TRACKED:
+            self._sessions.pop(next(iter(self._sessions)), None)
 
     def stubbed(self, session: CoreSession, tool: str | None, refs: Sequence[Ref], expected: float) -> None:
-        """Note the stubs of a result, and the reads that are expected of them. The same result of the same call counts
-        once, even if a host passes it again."""
+        """Note the stubs of a result, and the expected number of reads. The same result of the same call counts once,
+        even if a host passes it again."""
         call = session.session_id, refs[0].call_id
         if call[1] and self._stubs.get(refs[0].artifact_id) == call:
             return
-        self._session(session).tokens += STUB_TOKENS
+        self.shown(session, STUB_TOKENS)
         self._stubs |= {ref.artifact_id: call for ref in refs}
         bound(self._stubs)
-        self._add(session, tool, _Rate(expected, 0, 1))
+        self._add(tool, _Rate(expected, 0, 1))
 
     def read(self, session: CoreSession, ref: Ref, chars: int) -> None:
         """Note that a model read a page of an artifact. It counts as a read back if the artifact became a stub when it
-        arrived; what a person stored or what was pruned later did not."""
-        self._session(session).tokens += chars // _CHARS_PER_TOKEN
+        arrived; what a person stored or what was pruned later does not count."""
+        self.shown(session, chars // _CHARS_PER_TOKEN)
         if ref.artifact_id in self._stubs:
-            self._add(session, ref.tool, _Rate(0.0, 1, 0))
+            self._add(ref.tool, _Rate(0.0, 1, 0))
 
-    def _session(self, session: CoreSession) -> _Seen:
-        found = self._sessions.pop(session.session_id, None) or _Seen()
-        self._sessions[session.session_id] = found  # the newest is last
-        if len(self._sessions) > _TRACKED:
-            self._sessions.pop(next(iter(self._sessions)), None)
-        return found
-
-    def _add(self, session: CoreSession, tool: str | None, seen: _Rate) -> None:
-        """Count, and write the counts if enough has happened. Another process may have written meanwhile, so they are
-        added to what the store has."""
+    def _add(self, tool: str | None, seen: _Rate) -> None:
         self._new.setdefault((tool or "")[:200], _Rate()).add(seen)
         self._events += 1
-        if self._events < _SAVED_EVERY:
+
+    def flush(self, store: Store) -> None:
+        """Write the counts if enough has happened. Another process may have written meanwhile, so they are added to
+        what the store has."""
+        if self._events < _LEAST_SAVED:
             return
         self._events, new, self._new = 0, self._new, {}
-        total = _loaded(session.store)
+        total = _loaded(store)
         for name, rate in dict(new).items():
             total.setdefault(name, _Rate()).add(rate)
         self._saved = dict(sorted(total.items(), key=lambda one: -one[1].stubs)[:_TOOLS])
         body = {name: [round(one.expected, 3), one.reads, one.stubs] for name, one in self._saved.items()}
         try:
-            session.store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
+            store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
         except Exception:  # noqa: BLE001 - a full or read-only store, or a third party's: only the correction is lost
             pass
 
@@ -339,7 +344,7 @@ _RATES: Final[WeakKeyDictionary[Store, ReadRates]] = WeakKeyDictionary()
 
 def rates_of(store: Store) -> ReadRates:
     """Return the read rates of a store, one object per process."""
-    return _RATES.get(store) or _RATES.setdefault(store, ReadRates())
+    return _RATES.get(store) or _RATES.setdefault(store, ReadRates(store))
 
 
 def expected_costs(
@@ -350,20 +355,20 @@ def expected_costs(
     calls: float | None,
     call_id: str | None = None,
 ) -> tuple[Estimate | None, int]:
-    """Return the expected costs of a tool's result, and the size in tokens from which a stub pays. None if it never
-    leaves. Without a situation, prices and calls are those of the policy, and the context is what this process saw."""
+    """Return the expected costs of a tool's result, and the size in tokens from which a stub pays off. None if it never
+    leaves. Without a situation, prices and calls come from the policy, and the context is what this process saw."""
     use = use_of(tool)
     if use == "report":
         return None, 0
     rates = rates_of(session.store)
-    given = rates.situation(session, prices, calls) if situation is None else situation
-    if situation is None or not call_id:
-        rate = rates.rate(session, tool)
+    if situation is None:
+        context, tools, rate = rates.context_tokens(session), 0, rates.rate(session, tool)
     else:
-        rate = rates.rate_for(_Judged(session.session_id, tool, call_id, situation), session)
-    rate = max(_BOUNDS[0], round(rate * _STEPS) / _STEPS)
-    found = Estimate(use, replace(given, context_tokens=_rounded(given.context_tokens)), rate)
-    return found, break_even(found)
+        context, tools, prices = situation.context_tokens, situation.tool_tokens, situation.prices
+        calls = situation.calls_to_come
+        known = call_id and _Judged(session.session_id, tool, call_id, situation)
+        rate = rates.rate_for(known, session) if known else rates.rate(session, tool)
+    return _estimated(use, _rounded(context), calls, prices, tools, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS))
 
 
 def note_result(session: CoreSession, tool: str | None, refs: Sequence[Ref], tokens: int, chars: int) -> None:
@@ -372,19 +377,23 @@ def note_result(session: CoreSession, tool: str | None, refs: Sequence[Ref], tok
     if refs:
         rates.stubbed(session, tool, refs, Estimate(use_of(tool), Situation()).reads(tokens))
     else:
-        rates.shown(session, chars)
+        rates.shown(session, chars // _CHARS_PER_TOKEN)
 
 
 def bound(table: dict[Any, Any]) -> None:
     """Forget the oldest entries of a table that grew too long."""
-    while len(table) > _REMEMBERED:
+    while len(table) > REMEMBERED:
         table.pop(next(iter(table)), None)
 
 
 @lru_cache(maxsize=4_096)
-def break_even(estimate: Estimate) -> int:
-    """Return the size from which a stub is expected to pay, in tokens."""
-    return estimate.break_even()
+def _estimated(
+    use: Use, context: int, calls: float | None, prices: Prices, tools: int, rate: float
+) -> tuple[Estimate, int]:
+    """Return the expected costs of a result in a situation, and the size in tokens from which a stub pays off."""
+    situation = Situation(context_tokens=context, calls_to_come=calls, prices=prices, tool_tokens=tools)
+    found = Estimate(use, situation, rate)
+    return found, found.break_even()
 
 
 def _rounded(tokens: int) -> int:

@@ -60,14 +60,14 @@ from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
 _IN_MEMORY: Final = 1 << 20  # an artifact up to this size is read and judged like its value
-_TOGETHER: Final = 4  # what stays inline of a list may have this many times the limit
+_TOGETHER: Final = 4  # the inline part of a list may have this many times the limit
 _MAX_STUBS: Final = 50  # in one list
 _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
 _CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _ARGUMENT, _ARGUMENTS = 80, 200  # characters of one argument, and of all, that are kept with a result
-_NUMBER: Final = 12  # characters that the number of a line and its sign may take
+_NUMBER: Final = 12  # characters that a line number and the sign after it may take
 _LOG: Final = logging.getLogger("coatcheck")
 
 STORED: Final = "stored whole"
@@ -128,7 +128,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What an outcome was decided by: a reason, the limit in tokens, and the expected costs if they decided."""
+    """What decided an outcome: a reason, the limit in tokens, and the expected costs if they decided."""
 
     reason: str
     limit: int | None = None
@@ -173,9 +173,9 @@ def externalize(
     arguments: Mapping[str, Any] | None = None,
     source: ResultSource | None = None,
 ) -> Outcome:
-    """Return what a model gets of a tool's result. A failing store raises nothing. `situation` is the conversation, if
+    """Return what a model gets for a tool's result. A failing store raises nothing. `situation` is the conversation, if
     the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
-    the call, of which the beginning is kept with the artifact. `source` is where the result enters."""
+    the call; their beginning is kept with the artifact. `source` is where the result enters."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -190,12 +190,11 @@ def externalize(
                 note_result(session, tool, (), 0, len(text))
                 return Outcome(text, value, _basis=_SMALL)
     result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
-    done = result.judged(value, text) if type(value) is str and text is not None else result.outcome(value, text)
-    return result.noted(done)
+    return result.noted(value, text)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a small value has nothing to look into: a text without numbered lines, or an object without others."""
+    """Whether a small value has nothing to look into: a text without numbered lines, or an object of plain values."""
     if isinstance(value, str):
         return "\t" not in value[:_NUMBER]
     return isinstance(value, dict) and _SCALARS.issuperset(map(type, value.values()))
@@ -280,7 +279,7 @@ def masked_labels(about: About, policy: Policy) -> About:
 
 
 def put(session: CoreSession, value: object, about: About, policy: Policy | None = None) -> Ref:
-    """Store a value, masked as the policy says. Without a policy, the one of the settings applies."""
+    """Store a value, masked as the policy says. Without a policy, the one from the settings applies."""
     policy = policy or configured(session.store.settings)
     stored = masked(value, policy)
     if about.media_type == media.JSON and isinstance(stored, str) and not isinstance(value, str):
@@ -371,7 +370,7 @@ def redacted(value: object) -> Any:
 
 
 class Prepared(Weighed):
-    """A value and the text that a model would get of it. What follows from them is computed once."""
+    """A value and the text that a model would get for it. What follows from them is computed once."""
 
     def __init__(self, value: object, text: str) -> None:
         self.value = value
@@ -477,7 +476,7 @@ class _Result:
         self._tag_may_repeat = False
 
     def _decide_by_cost(self, situation: Situation | None) -> None:
-        """Set the limit from which a stub is expected to pay in this conversation."""
+        """Set the limit from which a stub is expected to pay off in this conversation."""
         policy = self._policy
         prices = policy.prices or (USUAL_PRICES if policy.model is None else model(policy.model).prices)
         self._expected, most = expected_costs(
@@ -488,15 +487,20 @@ class _Result:
         else:
             self._limit = _limit_of(most)
 
-    def noted(self, done: Outcome) -> Outcome:
-        """Return an outcome with what it was decided by, and count it for later decisions."""
+    def noted(self, value: object, text: str | None) -> Outcome:
+        """Return the outcome of a value with the basis of its decision, and count it for later decisions."""
+        is_text = type(value) is str and text is not None
+        done = self.judged(value, text) if is_text else self.outcome(value, text)
         session, failed = self._session, done.failure is not None
-        saved = done.tokens_saved if done.refs else 0
         if done.refs or not self._is_known:
             note_result(session, self._tool, done.refs, done._stored_tokens, len(done.text))
         if done.refs or failed:
-            counts_of(session.store).kept_out(session, self._source, self._tool, done.refs, saved, failed=failed)
-        return replace(done, _basis=_Basis(self._reason, self._limit.max_tokens, self._expected))
+            counts_of(session.store).kept_out(
+                session, self._source, self._tool, done.refs, done._stored_tokens, stubs=done._stubs, failed=failed
+            )
+        # Set in place, since `replace` costs more than the decision: nobody else has the outcome yet.
+        object.__setattr__(done, "_basis", _Basis(self._reason, self._limit.max_tokens, self._expected))
+        return done
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
         """Return the outcome of a value, given its text if that is known."""
@@ -643,7 +647,7 @@ class _Result:
         return self._of_ref(ref)
 
     def _of_ref(self, ref: Ref) -> Outcome:
-        """Return the outcome of a stored artifact, which is that of its value. Raises what opening it raises."""
+        """Return the outcome of a stored artifact: the same as for its value. Raises what opening it raises."""
         prepared = Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
         with self._session.content(ref) as content:
@@ -710,7 +714,7 @@ class _Result:
         return done if done.content is value else replace(done, content=[{"type": "text", "text": done.text}])
 
     def _of_list(self, value: list[Any]) -> Outcome | None:
-        """Return the outcome of a list of blocks, or None if it is plain data or too much."""
+        """Return the outcome of a list of blocks, or None if it is plain data or too large."""
         known = [block for one in value if (block := as_block(one)) is not None]
         if len(value) <= _MAX_PARTS:
             media = sum(_is_media(one) or blocks.container(one) is not None for one in value)
@@ -786,7 +790,7 @@ class _Result:
 
     def _of_container(self, value: object) -> Outcome | None:
         """Return the outcome of a message or result of another framework with media inside. None if it is something
-        else, or if its other fields are too much."""
+        else, or if its other fields are too large."""
         found = blocks.container(value)
         if found is None or self._limit.exceeded(as_text(found[1]), self._policy.count):
             return None
@@ -796,7 +800,7 @@ class _Result:
 
     def _beside_media(self, value: list[Any]) -> Outcome | None:
         """Return the outcome of a list with media of another framework, or with plain text between blocks. Such media
-        and unknown blocks pass unchanged. None if the rest is too much."""
+        and unknown blocks pass unchanged. None if the rest is too large."""
         done: list[Outcome] = []
         inline: list[str] = []
         together = self._limit.times(_TOGETHER)
@@ -836,7 +840,7 @@ class _Result:
 
 
 def own_tag(store: Store, text: str) -> str | None:
-    """Return the tag of the marked answer of this store's tools that a text is, or None."""
+    """Return the tag of a text that is a marked answer of this store's tools, else None."""
     try:
         return tag_of(store.secret, text)
     except StoreError:
@@ -855,14 +859,14 @@ def _is_media(value: object) -> bool:
 
 
 def _block_text(block: object) -> str:
-    """Return what represents a block without text in a text."""
+    """Return the text that represents a block without text."""
     text = as_text(block)
     kind = (block.get("type") or next(iter(block))) if isinstance(block, dict) else type(block).__name__
     return text if len(text) <= _SMALL_BLOCK else f"[{str(kind)[:40]} block of {len(text):,} characters]"
 
 
 def _label(text: str | None) -> str | None:
-    """Return a tool's name or a call's id in a form that can be stored. An odd one must not cost the result."""
+    """Return a tool's name or a call's id in a form that can be stored. An odd label must not lose the result."""
     if not text:
         return None
     return (text if text.isascii() else text.encode("utf-8", "replace").decode())[:1_000]

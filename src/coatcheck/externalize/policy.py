@@ -24,7 +24,7 @@ PREVIEW_CHARS: Final = 200
 READ_TOOL: Final = "get_artifact"
 READ_ARGUMENTS: Final = ("pointer", "lines", "grep", "query")
 COSTLIEST: Final = 5
-"""The most tokens that the estimate counts for one character."""
+"""Maximum number of tokens that the estimate counts for one character."""
 
 _UTF8: Final = 4  # maximum bytes per character
 _END: Final = 64 * 1_024
@@ -68,7 +68,7 @@ class Limit:
     ) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `size` is the byte size of the value, if it is not that of the text. `weighed` is the text with an
+        `size` is the byte size of the value, if it differs from the size of the text. `weighed` is the text with an
         estimate of the tokens at its ends, if the caller has one."""
         if self.is_too_long(text, size):
             return True

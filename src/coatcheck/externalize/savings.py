@@ -3,8 +3,8 @@
 A result counts once, when it becomes a stub: its tokens less those of the stub. A stub that passes another surface
 stays as it is, so nothing counts twice. A page counts as read back, with the call that asked for it, for the tool whose
 result it is part of, whichever process answers it. A list of artifacts counts for the surface `tools`. Descriptions of
-tools, and the context that a further call sends again, are not here: they depend on the conversation, and `coatcheck
-metrics` measures them.
+tools, and the context that a further call sends again, are not included: they depend on the conversation, and
+`coatcheck metrics` measures them.
 
 Counts are collected in memory and written with the last uses of sessions: within 30 seconds, and on close. Each write
 appends what is new, and now and then a sum of everything so far, so that processes do not wait for each other and a
@@ -14,6 +14,7 @@ reader needs few records.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, StoreError
-from coatcheck.externalize.decision import bound
+from coatcheck.externalize.decision import REMEMBERED, bound
 from coatcheck.ids import pointer_of
 from coatcheck.redaction import mask
 from coatcheck.refs import RECORD_LIMIT
 from coatcheck.storage.forks import Mutex, watch
+from coatcheck.tokens import estimate
 
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
@@ -44,6 +46,7 @@ SURFACE, SERVER = "surface", "server"
 _MCP: Final = "mcp__"
 _OTHERS: Final = "others"
 _LONGEST: Final = 100  # characters of a name
+_NOTED: Final = 128  # counts that wait to be added up
 _TRACKED: Final = 500  # rows that are collected before they are written
 _ROWS: Final = 2_000  # rows of a month
 _MONTHS: Final = 36
@@ -108,7 +111,7 @@ _Key = tuple[str, str, str, str]  # day, surface, server, tool
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What a store has counted, a row for each day and tool: newest days first, what saved most first."""
+    """What a store has counted, a row for each day and tool: newest days first, then largest savings first."""
 
     rows: tuple[SavingsRow, ...] = ()
 
@@ -125,7 +128,7 @@ class Savings:
         return text + (f"; {_many(one.failures, 'result')} could not be stored" if one.failures else "")
 
     def by(self, *names: str) -> list[SavingsRow]:
-        """Return the sums for each combination of "surface", "server", "tool" and "day", what saved most first; days
+        """Return the sums for each combination of "surface", "server", "tool" and "day", largest savings first; days
         alone in their order."""
         unknown = set(names) - {"surface", "server", "tool", "day"}
         if unknown or not names:
@@ -183,9 +186,11 @@ class SavingsCounts:
     rank = 0
 
     def __init__(self, store: Store) -> None:
+        self._noted: deque[tuple[_Key, Sequence[int], Sequence[str]]] = deque()
         self._counts: dict[_Key, list[int]] = {}
         self._seen: dict[tuple[str, str, str], None] = {}
-        self._sources: dict[str, ResultSource] = {}  # by artifact: one that a host has stored itself does not name it
+        self._sources: dict[str, ResultSource] = {}  # by artifact, also for those without one in their metadata
+        self._clock = store.clock
         self._lock = Mutex()
         watch(self)
         store.writers.append(partial(self.flush, store))
@@ -198,10 +203,11 @@ class SavingsCounts:
         refs: Sequence[Ref],
         tokens: int,
         *,
+        stubs: Sequence[str] = (),
         failed: bool = False,
     ) -> None:
-        """Count a result that became stubs with these refs and saved these tokens, or could not be stored. The same
-        result of the same call counts once, even if a host passes it again."""
+        """Count a result of this many tokens that became stubs with these refs and texts, or could not be stored. The
+        same result of the same call counts once, even if a host passes it again."""
         if not source.surface:
             return
         if refs and refs[0].call_id:
@@ -209,18 +215,19 @@ class SavingsCounts:
             if call in self._seen:
                 return
             self._seen[call] = None
-            bound(self._seen)
         self._sources |= {ref.artifact_id: source for ref in refs}
-        bound(self._sources)
+        if max(len(self._seen), len(self._sources)) > REMEMBERED:
+            bound(self._seen)
+            bound(self._sources)
         tool = refs[0].tool if refs else tool and mask(tool)
-        self._count(session.store, source, tool, (int(not failed), max(0, tokens), 0, 0, int(failed)))
+        self._count(source, tool, (int(not failed), tokens, 0, 0, int(failed)), stubs)
 
     def read_back(self, session: CoreSession, ref: Ref, tokens: int) -> None:
         """Count a page of an artifact, if that or the artifact it was made from became a stub."""
         for _ in range(3):
             source = _source_of(ref) or self._sources.get(ref.artifact_id)
             if source is not None:
-                self._count(session.store, source, ref.tool, (0, 0, 1, tokens, 0))
+                self._count(source, ref.tool, (0, 0, 1, tokens, 0))
                 return
             parent = None
             with suppress(CoatcheckError):
@@ -229,12 +236,13 @@ class SavingsCounts:
                 return
             ref = parent
 
-    def listed(self, store: Store, tokens: int) -> None:
+    def listed(self, tokens: int) -> None:
         """Count a list of artifacts that a model asked for."""
-        self._count(store, _TOOLS, "list_artifacts", (0, 0, 1, tokens, 0))
+        self._count(_TOOLS, "list_artifacts", (0, 0, 1, tokens, 0))
 
     def pending(self) -> Iterator[tuple[_Key, list[int]]]:
         """Yield what is not written yet."""
+        self._lock.run(self._add_noted)
         return iter({key: list(numbers) for key, numbers in dict(self._counts).items()}.items())
 
     def flush(self, store: Store) -> None:
@@ -254,24 +262,30 @@ class SavingsCounts:
         return [self._lock]
 
     def renew(self) -> None:
-        self._counts = {}  # the parent process writes them
+        self._noted.clear()  # the parent process writes them
+        self._counts = {}
 
     def _taken(self) -> dict[_Key, list[int]]:
+        self._add_noted()
         taken, self._counts = self._counts, {}
         return taken
 
-    def _count(self, store: Store, source: ResultSource, tool: str | None, numbers: Sequence[int]) -> None:
+    def _count(self, source: ResultSource, tool: str | None, numbers: Sequence[int], stubs: Sequence[str] = ()) -> None:
+        """Note counts. They are added up later, many at once: a result should not wait for it."""
         server, name = source.server, tool or ""
         if not server and name.startswith(_MCP):
             server, _, name = name.removeprefix(_MCP).partition("__")
         server = mask(server)[:_LONGEST] if server else ""
-        key: _Key = (_day(int(store.clock()) // 86_400), source.surface[:_LONGEST], server, name[:_LONGEST])
+        key: _Key = (_day(int(self._clock()) // 86_400), source.surface[:_LONGEST], server, name[:_LONGEST])
+        self._noted.append((key, numbers, stubs))
+        if len(self._noted) > _NOTED:
+            self._lock.run(self._add_noted)
 
-        def add() -> None:
+    def _add_noted(self) -> None:
+        for _ in range(len(self._noted)):
+            key, (results, tokens, *others), stubs = self._noted.popleft()
             found = key if key in self._counts or len(self._counts) < _TRACKED else (*key[:2], "", _OTHERS)
-            _add(self._counts, {found: list(numbers)})
-
-        self._lock.run(add)
+            _add(self._counts, {found: [results, max(0, tokens - sum(map(estimate, stubs))), *others]})
 
 
 @lru_cache(maxsize=16)
@@ -308,7 +322,7 @@ def _months(now: float) -> list[str]:
 
 
 def _body(counts: Mapping[_Key, Sequence[int]], upto: int | None = None) -> bytes:
-    """Return counts as a record. If there are too many rows, those that saved least are put together."""
+    """Return counts as a record. If there are too many rows, those that saved least are merged."""
     rows = sorted(counts.items(), key=lambda one: -one[1][1])
     most = _ROWS
     while True:

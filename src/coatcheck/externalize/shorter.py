@@ -2,7 +2,7 @@
 
 Nothing has to be stored or read back for them, so each is used wherever it is shorter:
 
-- A listing with a number on every line keeps those of its first line and of every tenth.
+- A listing with a number on every line keeps the numbers of its first line and of every tenth.
 - A result that the conversation already shows, by itself or as a part of another, becomes one line that says where.
 - A result of an equal call that has changed becomes a diff, if that is much shorter.
 """
@@ -20,7 +20,7 @@ from coatcheck.ids import clip
 from coatcheck.tokens import estimate
 
 LEAST_REPEATED: Final = 400
-"""Characters of a result that is worth a line about where it is shown."""
+"""Minimum characters of a result that is worth a line about where it is shown."""
 
 _EVERY: Final = 10
 _NUMBERED: Final = re.compile(r" *(\d{1,9})(→|\t)(.*)", re.DOTALL)
@@ -31,13 +31,13 @@ _LEAST_LINES: Final = 20  # of a listing
 _LEAST_CHANGED: Final = 1_200
 _MOST_LINES: Final = 3_000  # of two results that are compared
 _AROUND: Final = 2
-_SHARE: Final = 0.6  # a diff must be shorter than this part of the result
+_SHARE: Final = 0.6  # a diff must be shorter than this share of the result
 _LABEL: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Numbered lines without a gap, and the text behind them."""
+    """Numbered lines without a gap, and the text after them."""
 
     first: int
     sign: str
@@ -136,8 +136,8 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
 
 
 def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
-    """Return the differences from what an equal call returned before. None if there was none, or if the differences are
-    not much shorter than the text."""
+    """Return the differences from what an equal call returned before. None if there was no such call, or if the
+    differences are not much shorter than the text."""
     if len(text) < _LEAST_CHANGED:
         return None
     same = (one for one in reversed(shown) if one.tool == tool and one.arguments == arguments)

@@ -1,8 +1,8 @@
-"""What the gateway knows about an API: how to read a request, what it is sent instead, and how answers are merged.
+"""What the gateway knows about an API: how to read a request, what is sent for it, and how answers are merged.
 
 Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned about a message is kept
-by the digest of its bytes, so that only new messages are decoded. Of a request that continues a conversation, only the
-end is read. `Api` is one provider's interface, `Merger` joins the steps of one answer into what the client is shown.
+by the digest of its bytes, so that only new messages are decoded. If a request continues a conversation, only its end
+is read. `Api` is one provider's interface, `Merger` joins the steps of one answer into what the client is shown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -22,7 +23,7 @@ import msgspec
 import xxhash
 from msgspec import Raw
 
-from coatcheck.gateway.sse import event
+from coatcheck.gateway.sse import Event, EventSplitter, event
 from coatcheck.messages.cost import BoundedCache
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 Side = Literal["user", "answer", "system"]
 FIRST: Final = 1_000
-"""Bytes of a result that is small enough to stay without being looked up."""
+"""Largest size in bytes of a result that usually stays without a lookup."""
 _KNOWN: Final = 20_000  # messages whose facts are kept
+_LEAST_OUTPUT: Final = 16  # minimum output tokens for a further step
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[Raw])
 _ESCAPE: Final = re.compile(
@@ -53,7 +55,7 @@ _CLOSING: Final = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
 
 
 class Unreadable(ValueError):
-    """A body that cannot be read. It passes as it came."""
+    """A body that cannot be read. It is relayed unchanged."""
 
 
 def fields_of(raw: Raw | bytes) -> dict[str, Raw]:
@@ -86,26 +88,45 @@ def value_of(raw: Raw | bytes) -> Any:
 
 
 def raw_of(value: Any) -> Raw:
-    """Return a value, which may contain `Raw`, as JSON."""
+    """Return the JSON of a value, which may contain `Raw`."""
     try:
         return Raw(msgspec.json.encode(value))
     except (UnicodeEncodeError, msgspec.MsgspecError):
         return Raw(json.dumps(value).encode())
 
 
+def value_field(fields: Mapping[str, Raw], name: str) -> Any:
+    """Return a member, None if it is missing."""
+    return value_of(fields[name]) if name in fields else None
+
+
 def text_field(fields: Mapping[str, Raw], name: str) -> str:
-    """Return a member that is a text, '' if it is not one."""
-    found = value_of(fields[name]) if name in fields else ""
+    """Return a member that is a string, '' if it is missing or something else."""
+    found = value_field(fields, name)
     return found if isinstance(found, str) else ""
 
 
 def number_field(fields: Mapping[str, Raw], name: str) -> int | None:
-    found = value_of(fields[name]) if name in fields else None
+    found = value_field(fields, name)
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+def object_field(fields: Mapping[str, Raw], name: str) -> dict[str, Any]:
+    """Return a member that is an object, {} if it is missing or something else."""
+    found = value_field(fields, name)
+    return found if isinstance(found, dict) else {}
+
+
+def text_in(content: Any) -> str:
+    """Return the text of a message's content, which is a string or a list of blocks."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "".join(str(one.get("text", "")) for one in blocks if isinstance(one, dict))
+
+
 def digest(*parts: str) -> str:
-    """Return a key of the ledger for these texts."""
+    """Return the ledger key for these texts."""
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -125,7 +146,7 @@ def canonical(value: Any) -> str:
 
 
 def _is_text(value: dict[str, Any]) -> bool:
-    """Whether a block has nothing but a text."""
+    """Whether a block contains only text."""
     is_text = value.get("type") in ("text", "input_text", "output_text") and isinstance(value.get("text"), str)
     return is_text and value.keys() <= {"type", "text", "cache_control", "annotations", "logprobs"}
 
@@ -145,12 +166,17 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HeldResult:
-    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its bytes."""
+    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its size."""
 
     place: int
     call_id: str
     key: str
     size: int
+
+    @classmethod
+    def of(cls, place: int, call_id: str, content: Any) -> HeldResult:
+        size = len(content) if isinstance(content, str) else len(str(content))
+        return cls(place, call_id, digest("result", call_id, canonical(content)), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +199,7 @@ class HeldFacts:
 
 @dataclass(slots=True)
 class ClientRequest:
-    """A request of a client, with its messages and tools as they came. `top` has all other fields; its list of messages
+    """A client's request, with its messages and tools as they came. `top` has all other fields; its list of messages
     may be empty."""
 
     top: dict[str, Raw]
@@ -199,8 +225,8 @@ class ClientRequest:
         return digest("first", *parts)
 
     def text_key(self, text: str, at: int | None = None) -> str:
-        """Return the key of an answer that has nothing but text, at the end or before the message of this number: its
-        text, the message before it, and how many answers there were. Without whitespace, which clients change."""
+        """Return the key of a text-only answer, at the end or before the message of this number: its text, the message
+        before it, and how many answers there were. Whitespace is ignored, since clients change it."""
         before = self.facts[:at]
         sides = ["", *(one.side for one in before)]
         turns = sum(one != "answer" == next_one for one, next_one in pairwise(sides))
@@ -219,8 +245,8 @@ class OwnCall:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """One finished step: the model's messages as they are sent back, our calls in it, and the number of the client's.
-    `is_open` says whether the model waits for results."""
+    """One finished step: the model's messages as they are sent back, the calls of our tools, and the number of calls of
+    the client's. `is_open` says whether the model waits for results."""
 
     messages: list[Raw]
     own: list[OwnCall]
@@ -231,7 +257,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What was sent for an answer that a client holds: messages, and what the client was shown behind the key."""
+    """What was sent for an answer that a client keeps: messages, and what the client was shown after the key."""
 
     messages: list[Raw]
     after: list[str] = field(default_factory=list)
@@ -257,7 +283,7 @@ class _Beginning:
 
 
 class _Beginnings:
-    """Remembers large bodies, so that of a request that continues a conversation only the end is read. The messages at
+    """Remembers large bodies, so that only the end of a request that continues a conversation is read. The messages at
     the end of a body may change: clients move their cache marks."""
 
     def __init__(self, list_name: str) -> None:
@@ -267,7 +293,7 @@ class _Beginnings:
         self._known: BoundedCache[bytes, _Beginning] = BoundedCache(_REMEMBERED)
 
     def known(self, body: bytes) -> tuple[_Beginning | None, dict[str, Raw], list[Raw]]:
-        """Return what is known of the beginning of a body, its fields, and the messages behind that beginning. The
+        """Return what is known of the beginning of a body, its fields, and the messages after that beginning. The
         list of messages is left out of the fields' values."""
         for known in reversed(tuple(self._known.values())) if len(body) >= _LONG else ():
             for count, size, last, key in known.ends:
@@ -290,7 +316,7 @@ class _Beginnings:
     def note(
         self, body: bytes, top: Mapping[str, Raw], messages: list[Raw], facts: list[HeldFacts], known: _Beginning | None
     ) -> None:
-        """Remember a body that was read, and that begins with what was known."""
+        """Remember a body that was read. It begins with `known`, if that is given."""
         if len(body) < _LONG or not messages:
             return
         if known is not None:
@@ -320,7 +346,7 @@ class _Beginnings:
 
 
 def _places(body: bytes, top: Mapping[str, Raw]) -> list[tuple[str, int, int]]:
-    """Return name, start and end of each value in a body; nothing if a name is there twice."""
+    """Return the name, start and end of each value in a body; an empty list if a name occurs twice."""
     found = []
     opening = _OPENING.match(body)
     at = opening.end() if opening is not None else 0
@@ -335,21 +361,21 @@ def _places(body: bytes, top: Mapping[str, Raw]) -> list[tuple[str, int, int]]:
 
 class Merger(ABC):
     """Joins the steps of one answer. `own` are the names of our tools. If the client wants structured output, it is
-    shown the text of the last step alone.
+    shown only the text of the last step.
 
     For a streamed answer, `feed` takes bytes and returns what the client gets now; for others, `take` takes the body of
     a step. `end_step` returns the finished step, `next_step` begins another and returns what the client gets before it,
     `finish` returns the end of the answer, or all of it if it is not streamed.
 
-    `last_key` is the last value that the client was shown and will send back, `after` what it was shown behind it, and
+    `last_key` is the last value that the client was shown and will send back, `after` what it was shown after that, and
     `texts` are all texts that it was shown."""
 
-    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+    def __init__(self, own: Iterable[str], request: ClientRequest, *, is_structured: bool) -> None:
         self.own = frozenset(own)
         self.request = request
+        self._is_structured = is_structured
         self.steps = 1
         self.has_failed = False
-        self.is_complete = False
         self.last_key: str | None = None
         self.after: list[str] = []
         self.texts: list[str] = []
@@ -362,19 +388,56 @@ class Merger(ABC):
 
     @property
     def text_key(self) -> str:
-        """The key of an answer that has nothing but text."""
+        """The key of a text-only answer."""
         return self.request.text_key("".join(self.texts))
 
+    def _begin(self) -> None:
+        """Forget the step before."""
+        self._events = EventSplitter()
+        self.is_complete = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
+
     @abstractmethod
-    def feed(self, chunk: bytes) -> bytes: ...
+    def _received(self, one: Event) -> Iterator[bytes]:
+        """Take an event, and yield what the client gets now."""
+
     @abstractmethod
     def take(self, body: bytes) -> None: ...
     @abstractmethod
     def end_step(self) -> LoopStep: ...
+
+    def next_step(self) -> bytes:
+        shown = self._released(with_text=False)
+        self._keep(with_text=not self._is_structured)
+        self.steps += 1
+        self._begin()
+        return shown
+
+    def _released(self, *, with_text: bool) -> bytes:
+        """Return the events that waited for the end of the step."""
+        return b""
+
     @abstractmethod
-    def next_step(self) -> bytes: ...
+    def _keep(self, *, with_text: bool) -> None:
+        """Keep what the client is shown of a finished step, unless it was already noted with its events."""
+
     @abstractmethod
     def finish(self, stop: str | None = None) -> bytes: ...
+
+    def _tokens_spent(self, name: str) -> int:
+        """Return the output tokens of the last step, from the member of its usage with this name."""
+        return int((self.usages[-1] if self.usages else {}).get(name) or 0)
+
+    def _summed_usage(self, given: str, written: str) -> dict[str, Any]:
+        """Return the input figures of the last step, whose names begin with `given`, and the sum of all output. Clients
+        take the size of their context from it."""
+        last = self.usages[-1] if self.usages else {}
+        summed: dict[str, Any] = reduce(added, self.usages, {})
+        usage = {**summed, **{name: value for name, value in last.items() if name.startswith(given)}}
+        tokens = [int(usage.get(f"{name}_tokens") or 0) for name in (given, written)]
+        return {**usage, "total_tokens": sum(tokens)}
 
 
 class Api(ABC):
@@ -385,9 +448,15 @@ class Api(ABC):
     joins_answers: ClassVar[bool] = False
     """Whether consecutive messages of the model are one answer."""
     binds_thinking: ClassVar[bool] = False
-    """Whether the provider refuses thinking behind another history than the one that it was written for."""
+    """Whether the provider refuses thinking after any history but the one that it was written for."""
     stops: ClassVar[Mapping[str, str]]
-    """How an answer ends that the limit on output or on steps has cut."""
+    """The stop reason of an answer that was cut by the limit on output or on steps."""
+    output_limits: ClassVar[tuple[str, ...]]
+    """The fields of a request that limit the output tokens."""
+    no_calls: ClassVar[Any] = "none"
+    """The tool choice that allows no calls."""
+    error_name: ClassVar[str] = ""
+    """The name of error events."""
     ping: ClassVar[bytes]
 
     def __init__(self) -> None:
@@ -395,7 +464,7 @@ class Api(ABC):
         self._beginnings = _Beginnings(self.list_name)
 
     def read(self, body: bytes) -> ClientRequest:
-        """Read a request. Raises `Unreadable` if it is not one of this API."""
+        """Read a request. Raises `Unreadable` if it is not a request of this API."""
         found = None
         known, top, new = self._beginnings.known(body)
         if known is not None:
@@ -438,7 +507,7 @@ class Api(ABC):
         """Return what is known about a message."""
 
     def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
-        """Return the body with these messages and tools. Everything else keeps its bytes; what is new goes last."""
+        """Return the body with these messages and tools. Everything else keeps its bytes; new members go last."""
         changed: dict[str, Any] = {**request.top, self.list_name: list(messages)}
         if len(tools) > len(request.tools):
             changed["tools"] = list(tools)
@@ -455,27 +524,38 @@ class Api(ABC):
 
     @abstractmethod
     def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
-        """Return a message with other contents in place of those of its results."""
+        """Return a message with these contents in its results, by their place."""
 
     @abstractmethod
     def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
-        """Return what was sent for an answer that the client holds. `place` is that of the block with the key."""
+        """Return what was sent for an answer that the client keeps. `place` is the index of the block with the key."""
 
     def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
-        """Add a message of the client behind what is sent so far, which may end with messages of the ledger."""
+        """Add a client's message to what is sent so far, which may end with messages from the ledger."""
         sent.append(message)
 
     @abstractmethod
     def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
         """Return the messages with the results of our tools."""
 
-    @abstractmethod
     def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
         """Return the messages of the next step."""
+        return [*sent, *answer, *results]
 
-    @abstractmethod
     def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
-        """Return what else changes in a further step, after `spent` tokens of output. None if too few are left."""
+        """Return what else changes in a further step, after `spent` output tokens. None if too few are left."""
+        changed: dict[str, Any] = {"tool_choice": self.no_calls} if is_last else {}
+        for name in self.output_limits:
+            most = number_field(request.top, name)
+            if most is not None:
+                if most - spent < self.least_output(request):
+                    return None
+                changed[name] = most - spent
+        return changed
+
+    def least_output(self, request: ClientRequest) -> int:
+        """Return the minimum number of output tokens for a further step."""
+        return _LEAST_OUTPUT
 
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
         """Return what else changes in the first step."""
@@ -484,24 +564,25 @@ class Api(ABC):
     @abstractmethod
     def merger(self, own: Iterable[str], request: ClientRequest) -> Merger: ...
 
-    @abstractmethod
     def refusal(self, request: ClientRequest) -> str | None:
         """Return why a request of an adopted conversation cannot be sent, or None."""
+        return None
 
-    @abstractmethod
     def error(self, status: int, message: str) -> bytes:
-        """Return the body of an error."""
+        """Return the body of an error, by default as OpenAI writes it."""
+        kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
+        return bytes(raw_of({"error": {"message": message, "type": kind, "param": None, "code": None}}))
 
-    @abstractmethod
-    def error_event(self, status: int, message: str) -> bytes: ...
+    def error_event(self, status: int, message: str) -> bytes:
+        return event(self.error(status, message), self.error_name)
 
     def wrapped_error(self, body: bytes) -> bytes:
         """Return the body of a provider's error as an event."""
-        return event(body)
+        return event(body, self.error_name)
 
     def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
-        """Return the keys of the thinking that the provider refuses with this error, with all behind it. Empty if that
-        is not the reason."""
+        """Return the keys of the thinking that the provider refuses with this error, and of all thinking after it.
+        Empty if the error has another reason."""
         return []
 
     def without_thinking(self, sent: Sequence[Raw], keys: Collection[str]) -> list[Raw]:
@@ -519,11 +600,11 @@ class Api(ABC):
     def renamed(
         self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
     ) -> dict[str, dict[str, Any]]:
-        """Return records, by key, for requests that name this answer: ids to replace, and results of ours that wait.
+        """Return records, by key, for requests that name this answer: ids to replace, and our results that wait.
         `adopted` is the key of the adoption."""
         return {}
 
-    def renaming(self, link: Mapping[str, Raw]) -> dict[str, Any]:
+    def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
         """Return what changes in a request that names an earlier answer, given the record of that answer."""
         return {}
 
@@ -531,25 +612,32 @@ class Api(ABC):
         """Return the key of an earlier answer that a request names by its id, if the id only informs the provider."""
         return None
 
-    def with_last_id(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
-        """Return what changes in a request that names an earlier answer of several steps, given its record."""
-        return {}
-
     def waiting_keys(self, request: ClientRequest) -> list[str]:
-        """Return the keys of results of ours that go before the results in this request."""
+        """Return the keys of our results that go before the results in this request."""
         return []
 
     def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
         """Return what is sent for an answer that the ledger does not have."""
         return list(held)
 
-    @abstractmethod
     def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
         """Return the usage that an answer reports, and the answer as a message, None if it is not complete."""
+        merger = self.merger((), ClientRequest({}, [], [], [], "", is_streamed))
+        if is_streamed:
+            merger.feed(chunks)
+        else:
+            merger.take(chunks)
+        step = merger.end_step()
+        usage = merger.usages[0] if merger.usages else {}
+        return usage, self.recorded(step.messages) if merger.is_complete else None
+
+    def recorded(self, answer: Sequence[Raw]) -> Any:
+        """Return the messages of a whole answer as they are recorded."""
+        return value_of(answer[0]) if answer else None
 
 
 def added(one: Any, other: Any) -> Any:
-    """Add two usages: numbers are summed, objects by member; of anything else the later counts."""
+    """Add two usages: numbers are summed, objects are added by member; for anything else the later one is used."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: added(one.get(name), other.get(name)) for name in one | other}
     if one is None or other is None:
@@ -572,8 +660,8 @@ def accumulated(known: dict[str, Any], delta: Mapping[str, Any], skip: Callable[
 
 
 def _without_surrogates(body: bytes) -> bytes | None:
-    """Return the body with each lone surrogate as a character of private use, None if there are none. JavaScript cuts
-    strings between two surrogates, and no strict reader takes the halves."""
+    """Return the body with each lone surrogate as a private-use character, None if there are none. JavaScript cuts
+    strings between two surrogates, and strict parsers reject the halves."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return None
     found = False

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions, and what speaks like them: requests, and the merging of answers.
+"""OpenAI's chat completions, and compatible APIs: requests, and the merging of answers.
 
-Calls are members of an assistant message, and each result is a message of its own behind it. Nothing in an answer but
-the ids of its calls comes back unchanged, so an answer of text alone is found by its text and the message before it.
+Calls are members of an assistant message, and each result is a message of its own after it. Only the ids of its calls
+come back unchanged from an answer, so a text-only answer is found by its text and the message before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Raw
 
 from coatcheck.gateway.api import (
-    FIRST,
     Api,
     ClientRequest,
     HeldFacts,
@@ -25,18 +24,20 @@ from coatcheck.gateway.api import (
     Side,
     Unreadable,
     accumulated,
-    added,
     canonical,
     digest,
     fields_of,
     items_of,
     number_field,
+    object_field,
     raw_of,
     squeezed,
     text_field,
+    text_in,
+    value_field,
     value_of,
 )
-from coatcheck.gateway.sse import COMMENT, Event, EventSplitter, event
+from coatcheck.gateway.sse import COMMENT, Event, event
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -46,19 +47,13 @@ _DONE: Final = b"[DONE]"
 _SIDES: Final[dict[str, Side]] = {"assistant": "answer", "system": "system", "developer": "system"}
 _HEAD: Final = ("id", "created", "model")
 _OWN_FIELDS: Final = frozenset({"role", "content", "tool_calls"})
-_LEAST_OUTPUT: Final = 16  # tokens that a further step needs at least
-BETWEEN: Final = "\n\n"
-"""What joins the texts of two steps."""
-
-
-def openai_error(status: int, message: str) -> bytes:
-    kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-    return bytes(raw_of({"error": {"message": message, "type": kind, "param": None, "code": None}}))
+_BETWEEN: Final = "\n\n"  # joins the texts of two steps
 
 
 class ChatApi(Api):
     name = "openai"
     stops = MappingProxyType({"output": "length", "steps": "stop"})
+    output_limits = ("max_completion_tokens", "max_tokens")
     ping = COMMENT
 
     def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
@@ -67,13 +62,8 @@ class ChatApi(Api):
         calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
         named = tuple((str(one.get("id")), str((one.get("function") or {}).get("name"))) for one in calls)
         keys = tuple((0, digest("call", call_id)) for call_id, _ in named)
-        results: tuple[HeldResult, ...] = ()
-        if role == "tool":
-            call_id = str(message.get("tool_call_id"))
-            length = len(content) if isinstance(content, str) else len(str(content))
-            key = digest("result", call_id, canonical(content)) if length > FIRST else ""
-            results = (HeldResult(0, call_id, key, length),)
-        text = squeezed(_text(content)) if side == "answer" else ""
+        results = (HeldResult.of(0, str(message.get("tool_call_id")), content),) if role == "tool" else ()
+        text = squeezed(text_in(content)) if side == "answer" else ""
         return HeldFacts(
             side, digest(role, canonical(content), *(one[0] for one in named)), size, role, keys, results, named, text
         )
@@ -94,9 +84,6 @@ class ChatApi(Api):
         texts = [(call.call_id, "\n".join(part.text for part in parts if part.text)) for call, parts in answers]
         return [raw_of({"role": "tool", "tool_call_id": call_id, "content": text}) for call_id, text in texts]
 
-    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
-        return [*sent, *answer, *results]
-
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
         changed = {}
         if request.is_streamed:
@@ -108,9 +95,9 @@ class ChatApi(Api):
         return changed | ({} if choice is None else {"tool_choice": choice})
 
     def _choice(self, request: ClientRequest, own: Sequence[str]) -> Any:
-        """Return the choice of tools that leaves ours out where the client requires a call of its own, and adds ours to
-        those that it allows. None if it stays."""
-        choice = value_of(request.top["tool_choice"]) if "tool_choice" in request.top else None
+        """Return a tool choice that leaves our tools out where the client requires a call of its own, and adds them to
+        those that it allows. None if the choice stays the same."""
+        choice = value_field(request.top, "tool_choice")
         if choice == "required":
             inner = [fields_of(tool).get("function", Raw(b"{}")) for tool in request.tools]
             names = [name for one in inner if (name := text_field(fields_of(one), "name"))]
@@ -122,16 +109,6 @@ class ChatApi(Api):
             return {**choice, "allowed_tools": {**allowed, "tools": [*allowed.get("tools", ()), *ours]}}
         return None
 
-    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
-        changed: dict[str, Any] = {"tool_choice": "none"} if is_last else {}
-        for name in ("max_completion_tokens", "max_tokens"):
-            most = number_field(request.top, name)
-            if most is not None:
-                if most - spent < _LEAST_OUTPUT:
-                    return None
-                changed[name] = most - spent
-        return changed
-
     def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
         return _ChatMerger(own, request)
 
@@ -140,30 +117,12 @@ class ChatApi(Api):
             return "n must be 1: this conversation goes through the Coatcheck gateway, which continues one answer"
         return None
 
-    def error(self, status: int, message: str) -> bytes:
-        return openai_error(status, message)
-
-    def error_event(self, status: int, message: str) -> bytes:
-        return event(self.error(status, message))
-
-    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
-        merger = _ChatMerger((), ClientRequest({}, [], [], [], "", is_streamed))
-        if is_streamed:
-            merger.feed(chunks)
-        else:
-            merger.take(chunks)
-        step = merger.end_step()
-        usage = merger.usages[0] if merger.usages else {}
-        return usage, value_of(step.messages[0]) if step.messages and merger.is_complete else None
-
 
 class _ChatMerger(Merger):
     def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
-        super().__init__(own, request)
-        wanted = value_of(request.top.get("response_format", Raw(b"null")))
-        self._is_strict = isinstance(wanted, dict) and wanted.get("type") in ("json_schema", "json_object")
-        options = value_of(request.top.get("stream_options", Raw(b"null")))
-        self._wants_usage = isinstance(options, dict) and options.get("include_usage") is True
+        kind = object_field(request.top, "response_format").get("type")
+        super().__init__(own, request, is_structured=kind in ("json_schema", "json_object"))
+        self._wants_usage = object_field(request.top, "stream_options").get("include_usage") is True
         self._head: dict[str, Raw] = {}
         self._calls_shown = 0
         self._shown_calls: list[Raw] = []
@@ -172,7 +131,7 @@ class _ChatMerger(Merger):
         self._begin()
 
     def _begin(self) -> None:
-        self._events = EventSplitter()
+        super()._begin()
         self._message: dict[str, Any] = {}
         self._text: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
@@ -181,10 +140,6 @@ class _ChatMerger(Merger):
         self._reason = ""
         self._is_first_text = True
         self._waiting: list[bytes] = []
-        self.is_complete = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
 
     def _received(self, one: Event) -> Iterator[bytes]:
         if one.data.strip() == _DONE:
@@ -201,7 +156,7 @@ class _ChatMerger(Merger):
             self.has_failed = True
             yield one.raw
             return
-        usage = value_of(fields["usage"]) if "usage" in fields else None
+        usage = value_field(fields, "usage")
         if isinstance(usage, dict):
             self.usages.append(usage)
         if not choices:
@@ -229,10 +184,10 @@ class _ChatMerger(Merger):
         if self.steps > 1:
             changed.pop("role", None)
             if values.get("content"):
-                changed["content"] = (BETWEEN if self._is_first_text and self._has_text else "") + values["content"]
+                changed["content"] = (_BETWEEN if self._is_first_text and self._has_text else "") + values["content"]
         if values.get("content"):
             self._is_first_text = False
-        reason = text_field(choice, "finish_reason") if bytes(choice.get("finish_reason", b"null")) != b"null" else ""
+        reason = text_field(choice, "finish_reason")
         if reason:
             self._reason = reason
             self._end.append(("finish", one))
@@ -240,7 +195,7 @@ class _ChatMerger(Merger):
         if is_empty and (reason or self.steps > 1 or changed.keys() != delta.keys()):
             return
         out = self._chunk(one, fields, choice, delta, changed, is_end=bool(reason))
-        if self._is_strict and values.get("content"):
+        if self._is_structured and values.get("content"):
             self._waiting.append(out)
         else:
             yield out
@@ -292,11 +247,11 @@ class _ChatMerger(Merger):
     def take(self, body: bytes) -> None:
         self._body = fields_of(body)
         self._head = self._head or {name: self._body[name] for name in _HEAD if name in self._body}
-        self.usages.append(value_of(self._body["usage"]) if "usage" in self._body else {})
+        self.usages.append(object_field(self._body, "usage"))
         choices = items_of(self._body["choices"])
         choice = fields_of(choices[0]) if choices else {}
         self._reason = text_field(choice, "finish_reason")
-        message = value_of(choice["message"]) if "message" in choice else {}
+        message = object_field(choice, "message")
         self._message = {name: one for name, one in message.items() if name not in _OWN_FIELDS}
         self._text = [message["content"]] if isinstance(message.get("content"), str) else []
         for place, call in enumerate(message.get("tool_calls") or ()):
@@ -328,10 +283,10 @@ class _ChatMerger(Merger):
         if calls:
             message["tool_calls"] = calls
         messages = [raw_of(message)] if text or calls else []
-        spent = int((self.usages[-1] if self.usages else {}).get("completion_tokens") or 0)
-        return LoopStep(messages, own, others, self._reason in ("tool_calls", "function_call", "stop"), spent)
+        is_open = self._reason in ("tool_calls", "function_call", "stop")
+        return LoopStep(messages, own, others, is_open, self._tokens_spent("completion_tokens"))
 
-    def _note(self, *, with_text: bool) -> None:
+    def _keep(self, *, with_text: bool) -> None:
         text = "".join(self._text)
         if with_text and text:
             self.texts.append(text)
@@ -342,14 +297,8 @@ class _ChatMerger(Merger):
                 if self._body:
                     self._shown_calls.append(raw_of(self._calls[place]))
 
-    def next_step(self) -> bytes:
-        self._note(with_text=not self._is_strict)
-        self.steps += 1
-        self._begin()
-        return b""
-
     def finish(self, stop: str | None = None) -> bytes:
-        self._note(with_text=True)
+        self._keep(with_text=True)
         if self._body:
             return self._finished_whole(stop)
         ends = list(self._waiting)
@@ -363,11 +312,8 @@ class _ChatMerger(Merger):
             fields: dict[str, Any] = dict(fields_of(one.data))
             if kind == "usage":
                 if self._wants_usage:
-                    ends.append(
-                        one.raw
-                        if self.steps == 1
-                        else event(bytes(raw_of({**fields, **self._head, "usage": self._total()})))
-                    )
+                    total = {**fields, **self._head, "usage": self._total()}
+                    ends.append(one.raw if self.steps == 1 else event(bytes(raw_of(total))))
                 continue
             choice: dict[str, Any] = {**fields_of(items_of(fields["choices"])[0]), "delta": {}}
             if stop is not None:
@@ -389,7 +335,7 @@ class _ChatMerger(Merger):
     def _finished_whole(self, stop: str | None) -> bytes:
         choice: dict[str, Any] = fields_of(items_of(self._body["choices"])[0])
         message: dict[str, Any] = fields_of(choice["message"])
-        message["content"] = BETWEEN.join(self.texts) or None
+        message["content"] = _BETWEEN.join(self.texts) or None
         message.pop("tool_calls", None)
         if self._shown_calls:
             message["tool_calls"] = self._shown_calls
@@ -402,19 +348,4 @@ class _ChatMerger(Merger):
         return bytes(raw_of(body))
 
     def _total(self) -> dict[str, Any]:
-        """Return the prompt figures of the last step and the sum of all output: there is no place for more, and clients
-        take the size of their context from it."""
-        total: dict[str, Any] = {}
-        for one in self.usages:
-            total = added(total, one)
-        last = self.usages[-1] if self.usages else {}
-        usage = {**total, **{name: value for name, value in last.items() if name.startswith("prompt")}}
-        usage["total_tokens"] = int(usage.get("prompt_tokens") or 0) + int(usage.get("completion_tokens") or 0)
-        return usage
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(one.get("text", "")) for one in parts if isinstance(one, dict))
+        return self._summed_usage("prompt", "completion")

@@ -1,8 +1,8 @@
 """The gateway as an ASGI application: it takes requests, relays them to the provider, and streams the answers back.
 
-`LocalServer` checks Host and Origin before it; the token is checked here. Upstream addresses come from the settings
-alone. Credentials pass through; they are in no record, log or error. Anything that is not a request for an answer
-passes as bytes, in both directions.
+`LocalServer` has checked Host and Origin before; the token is checked here. Upstream addresses come only from the
+settings. Credentials pass through; they never appear in a record, log or error. Anything that is not a request for an
+answer passes as bytes, in both directions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 from msgspec import Raw
@@ -25,12 +25,23 @@ from prometheus_client.process_collector import ProcessCollector
 from coatcheck.checks import one_of, valid, whole
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded
 from coatcheck.externalize import Policy
-from coatcheck.gateway.api import Api, ClientRequest, LoopStep, Merger, Unreadable, digest, raw_of, text_field, value_of
+from coatcheck.gateway.api import (
+    Api,
+    ClientRequest,
+    LoopStep,
+    Merger,
+    Unreadable,
+    digest,
+    fields_of,
+    raw_of,
+    text_field,
+    value_of,
+)
 from coatcheck.gateway.chat_api import ChatApi
-from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered, entry_body
+from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
-from coatcheck.gateway.sending import MODES, Mode, Outgoing, OwnTools, RefusedRequest, Sender, readable
+from coatcheck.gateway.sending import MODES, Mode, RefusedRequest, Sender, readable, run_calls
 from coatcheck.gateway.upstream import (
     CODING_ERRORS,
     Content,
@@ -65,13 +76,13 @@ _HOP: Final = frozenset({
     b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 _NOT_SENT: Final = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_OF_BODY: Final = frozenset({b"content-length", b"content-encoding"})
 _OWN: Final = b"x-coatcheck-"
 _RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.2  # seconds before a connection is tried again
 _OPENED: Final = 1_024  # sessions that are remembered
 _REOPENED: Final = 60.0  # seconds after which a session is opened again
-_CALLS: Final = 8  # calls of ours in one step that are answered
 _SESSION_NAME: Final = re.compile(r"[\w.:@+=-]{1,200}", re.ASCII)
 _UNNAMED: Final = "conversation-"
 _RESPONSES: Final = "coatcheck:responses"  # the session that knows the sessions of responses
@@ -86,8 +97,8 @@ class GatewaySettings:
     """How a gateway runs. `anthropic` and `openai` are the providers' addresses, without `/v1`.
 
     `session` is the session of all requests that name none. `token` must be in each request, in the header
-    `x-coatcheck-token` or in the path (`/t/TOKEN/v1/…`). `policy` decides about results, by default that of the store's
-    settings. `max_body` is the largest body that is read, in bytes. `ping` is in seconds; an answer has at most
+    `x-coatcheck-token` or in the path (`/t/TOKEN/v1/…`). `policy` decides about results; the default comes from the
+    store's settings. `max_body` is the largest body that is read, in bytes. `ping` is in seconds; an answer has at most
     `max_steps` steps."""
 
     mode: Mode = "observe"
@@ -100,11 +111,11 @@ class GatewaySettings:
     ping: float = 15.0
     max_steps: int = 8
     max_wait: float = 60.0
-    """Seconds that a step waits at most for a provider that is overloaded."""
+    """Maximum number of seconds that a step waits for an overloaded provider."""
     body_timeout: float = 60.0
-    """Seconds without a byte after which a client that sends its body is given up."""
+    """Seconds without a byte after which a client that is sending its body is disconnected."""
     proxy: str | None = None
-    """Address of an HTTP proxy to the providers. None is taken from the environment."""
+    """Address of an HTTP proxy to the providers. Proxies in the environment are ignored."""
     records: bool = True
     """Whether transcripts and figures are recorded."""
 
@@ -129,7 +140,7 @@ def _check_session(name: str) -> str:
 
 
 class Gateway:
-    """An ASGI application. It has no state of its own: any other with the same store can take the next request.
+    """An ASGI application. It has no state of its own: any other gateway on the same store can take the next request.
 
     With a keyring, each request needs one of its tokens, which names the tenant and the sessions that it may use."""
 
@@ -150,7 +161,6 @@ class Gateway:
             "/messages": anthropic, "/messages/count_tokens": anthropic, "/chat/completions": chat,
             "/responses": responses, "/responses/input_tokens": responses, "/responses/compact": responses,
         }  # fmt: skip
-        self._errors: dict[bool, Api] = {True: anthropic, False: chat}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -169,7 +179,7 @@ class Gateway:
                 return
 
     async def close(self) -> None:
-        """Write what was not recorded yet, and close the connections."""
+        """Write what is not recorded yet, and close the connections."""
         await self.watcher.finish()
         await self.client.close()
 
@@ -177,19 +187,19 @@ class Gateway:
         """Return the API of a path, None if it is relayed as bytes."""
         return self._apis.get(path.removeprefix("/v1").rstrip("/"))
 
-    def error_api(self, path: str, headers: Mapping[bytes, bytes]) -> Api:
-        """Return the API whose form an error has."""
-        found = self.api_of(path)
-        return found or self._errors[b"anthropic-version" in headers or b"x-api-key" in headers]
+    def likely_api(self, path: str, headers: Mapping[bytes, bytes]) -> Api:
+        """Return the API of a path, or the one that the headers suggest: for errors, and for the address."""
+        is_anthropic = b"anthropic-version" in headers or b"x-api-key" in headers
+        return self.api_of(path) or self._apis["/messages" if is_anthropic else "/chat/completions"]
 
     def address(self, path: str, headers: Mapping[bytes, bytes]) -> str:
         """Return the provider's address for a path."""
-        api = self.error_api(path, headers)
+        api = self.likely_api(path, headers)
         return (self.settings.anthropic if api.name == "anthropic" else self.settings.openai).rstrip("/")
 
     def tenant(self, name: str | None, *, is_quick: bool = False) -> _Tenant:
-        """Return what belongs to a tenant, None for the store itself. Its store is opened once; with `is_quick`, raises
-        `NotRemembered` if it is not open."""
+        """Return what belongs to a tenant; a name of None means the store itself. Its store is opened once; with
+        `is_quick`, raises `NotRemembered` if it is not open."""
         found = self._tenants.get(name)
         if found is None:
             if is_quick:
@@ -212,8 +222,8 @@ class _Tenant:
         self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
 
     def session(self, name: str, parent: str | None, *, is_quick: bool = False) -> Session:
-        """Open a session. It lives 30 days after its last use, or longer if it did before. A session that was opened a
-        moment ago is used again, so that a request does not wait for what is being written. With `is_quick`, raises
+        """Open a session. It lives 30 days after its last use, or longer if it already did. A session that was opened a
+        moment ago is reused, so that a request does not wait for what is being written. With `is_quick`, raises
         `NotRemembered` for others."""
         opened, known = self._sessions.get((name, parent), (0.0, None))
         if known is not None and time.monotonic() - opened < _REOPENED:
@@ -226,28 +236,30 @@ class _Tenant:
 
     def session_of(self, response_id: str, default: str) -> str:
         """Return the session of an earlier response whose client named none."""
+        key = digest("session", response_id)
         try:
-            key = digest("session", response_id)
-            found = Ledger(self._store.session(_RESPONSES, ttl=LIFE)).find([key]).get(key)
+            found = self._responses().find([key]).get(key)
             return default if found is None else str(value_of(found["session"]))
         except CoatcheckError:
             return default
 
     def remember(self, response_id: str, session: Session) -> None:
         """Note the session of a response."""
-        key = digest("session", response_id)
-        Ledger(self._store.session(_RESPONSES, ttl=LIFE)).write(key, {"session": session.session_id})
+        self._responses().write(digest("session", response_id), {"session": session.session_id})
+
+    def _responses(self) -> Ledger:
+        return Ledger(self._store.session(_RESPONSES, ttl=LIFE))
 
 
-class _Left(Exception):
-    """The client has closed its connection."""
+class _Over(Exception):
+    """Nothing more is sent: the client has left, or its answer has ended with an error."""
 
 
 class _Call:
-    """One request of a client."""
+    """One client request."""
 
     def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._settings = gateway.settings
         self._scope = scope
         self._receive = receive
@@ -274,24 +286,24 @@ class _Call:
                 await self._fail(*refused)
                 return
             if self._path in ("", "/", "/healthz") and self._scope["method"] in ("GET", "HEAD"):
-                await self._whole(200, b"ok\n", [(b"content-type", b"text/plain")])
+                await self.whole(200, b"ok\n", [(b"content-type", b"text/plain")])
                 return
             if self._path == "/metrics" and self._scope["method"] == "GET":
-                text, media_type = await in_thread(self._gateway.metrics)
-                await self._whole(200, text, [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")])
+                text, media_type = await in_thread(self.gateway.metrics)
+                await self.whole(200, text, [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")])
                 return
             if self._header(b"upgrade").lower() == "websocket":
                 await self._fail(426, "WebSocket is not supported by this gateway; use HTTP")
                 return
-            api = self._gateway.api_of(self._path)
+            api = self.gateway.api_of(self._path)
             if api is None or self._scope["method"] != "POST":
                 await self._relay_stream()
             else:
                 await self._answer(api)
-        except _Left:
+        except _Over:
             pass
         except RefusedRequest as refusal:
-            await self._fail(refusal.status, refusal.message)
+            await self._fail(refusal.status, refusal.message, refusal.code)
         except LimitExceeded as error:
             await self._fail(413, str(error))
         except CoatcheckError as error:
@@ -308,14 +320,14 @@ class _Call:
 
     def _refused(self) -> tuple[int, str] | None:
         given = self._header(b"x-coatcheck-token") or self._named.get("t")
-        if self._gateway.keyring is not None:
-            self._access = self._gateway.keyring.find(given)
+        if self.gateway.keyring is not None:
+            self._access = self.gateway.keyring.find(given)
             if self._access is None:
-                return 401, "the token of the gateway is missing or wrong; send it as x-coatcheck-token"
+                return 401, "the gateway's token is missing or wrong; send it as x-coatcheck-token"
             if not self._access.allows("metrics" if self._path == "/metrics" else "write"):
                 return 403, "this token does not allow that"
         elif self._settings.token is not None and not is_same(given, self._settings.token):
-            return 401, "the token of the gateway is missing or wrong; it is in the address that it prints"
+            return 401, "the gateway's token is missing or wrong; it is part of the address that the gateway prints"
         prove(self._scope)
         return None
 
@@ -323,8 +335,8 @@ class _Call:
         return self._headers.get(name, b"").decode("latin-1").strip()
 
     def _session_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
-        """Return the session of a request, and its parent: what the client names first, else what it is known by, in
-        the range of its token."""
+        """Return the session of a request, and its parent: the one that the client names, else the one by which it is
+        known, within the range of its token."""
         named = self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
         if named:
             if not self._may_use(_check_session(named)):
@@ -371,41 +383,34 @@ class _Call:
         except RefusedRequest:
             if self._settings.mode != "observe":
                 raise
-            await self._relay(api, body, None, None)
+            await self._relay(body)
             return
         request = readable(api, plain) if len(plain) <= _MIB else None
         if request is None and len(plain) <= _MIB:
-            await self._relay(api, body, None, None)
+            await self._relay(body)
             return
         try:
-            prepared = self._prepared(api, plain, request, is_quick=True)
+            exchange = self._prepared(api, plain, request, is_quick=True)
         except NotRemembered:
-            prepared = await in_thread(self._prepared, api, plain, request, is_quick=False)
-        if prepared is None:
-            await self._relay(api, body, None, None)
-            return
-        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
-        request, session, outgoing = prepared
-        exchange = Exchange(api, session, request, outgoing, self._started, is_count=is_count)
-        if outgoing.body is plain:
-            await self._relay(api, body, exchange, None)
-        elif is_count or not outgoing.own:
-            await self._relay(api, outgoing.body, exchange, plain)
+            exchange = await in_thread(self._prepared, api, plain, request, is_quick=False)
+        if exchange is None or exchange.outgoing.body is plain:
+            await self._relay(body, exchange)
+        elif exchange.is_count or not exchange.outgoing.own:
+            await self._relay(None, exchange)
         else:
-            await _Answering(self, api, request, outgoing, session, exchange).run()
+            await _Answering(self, exchange).run()
 
-    def _prepared(
-        self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool
-    ) -> tuple[ClientRequest, Session, Outgoing] | None:
-        """Return the request, its session, and what is sent for it; None if the body passes as it came. `read` is the
-        request if it was read already. With `is_quick`, raises `NotRemembered` if this takes long."""
+    def _prepared(self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool) -> Exchange | None:
+        """Return a request with its session and what is sent for it; None if the body passes unchanged and unrecorded.
+        `read` is the request if it was read already. With `is_quick`, raises `NotRemembered` if this takes long."""
         if read is None and is_quick:
             raise NotRemembered
         request = read or readable(api, plain)
         if request is None:
             return None
         if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
-            raise _unsupported_thread()
+            message = "threads are not supported by this gateway; send the messages"
+            raise RefusedRequest(400, message, code="thread_unsupported_request")
         name, parent = self._session_name(request)
         if self._settings.mode == "observe" and not self._settings.records:
             return None
@@ -414,11 +419,13 @@ class _Call:
             raise NotRemembered
         try:
             whose = self._access.tenant if self._access is not None else None
-            tenant = self.tenant = self._gateway.tenant(whose, is_quick=is_quick)
+            tenant = self.tenant = self.gateway.tenant(whose, is_quick=is_quick)
             if before and self._may_use(found := tenant.session_of(before, name)):
                 name = found
             session = tenant.session(name, parent, is_quick=is_quick)
-            return request, session, tenant.sender.outgoing(api, request, plain, session, is_quick=is_quick)
+            outgoing = tenant.sender.outgoing(api, request, plain, session, is_quick=is_quick)
+            is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
+            return Exchange(api, session, outgoing, self._started, is_count=is_count)
         except CoatcheckError as error:
             if request.has_answers and self._settings.mode != "observe":
                 raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
@@ -437,7 +444,7 @@ class _Call:
                 while True:
                     event = await self._receive()
                     if event["type"] == "http.disconnect":
-                        raise _Left
+                        raise _Over
                     parts.append(event.get("body", b""))
                     size += len(parts[-1])
                     if size > self._settings.max_body:
@@ -446,23 +453,31 @@ class _Call:
                         return b"".join(parts)
                     limit.reschedule(clock() + timeout)
         except TimeoutError:
-            raise RefusedRequest(408, "the body of the request did not arrive in time") from None
+            raise RefusedRequest(408, "the request body did not arrive in time") from None
 
     def _plain(self, body: bytes) -> bytes:
         """Return the body without its content coding."""
         coding = self._header(b"content-encoding").lower()
         if coding in ("", "identity"):
             return body
+        decoding, limit = decoder(coding), self._settings.max_body
+        if decoding is None:
+            raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; use gzip, zstd or none")
         try:
-            return _decoded(body, coding, self._settings.max_body)
-        except (*CODING_ERRORS, EOFError) as error:
-            raise RefusedRequest(400, f"the body is not valid {clip(coding, 20)}") from error
+            data = decoding.decompress(body, limit + 1)
+        except CODING_ERRORS as error:
+            raise RefusedRequest(400, f"the body is not valid {coding}") from error
+        if len(data) > limit:
+            raise _too_large(limit)
+        if not decoding.eof:
+            raise RefusedRequest(400, f"the body is not valid {coding}: it is cut off")
+        return data
 
     # Relaying
 
-    def request_headers(self, *, is_plain: bool = False) -> HeaderList:
-        """Return the headers for the provider: all but those of this connection, and ours. With `is_plain`, the body is
-        not encoded any more."""
+    def _request_headers(self, *, is_plain: bool) -> HeaderList:
+        """Return the headers for the provider: all except those of this connection and ours. With `is_plain`, the body
+        is no longer encoded."""
         listed = {one.strip().lower() for one in self._headers.get(b"connection", b"").split(b",")}
         dropped = _NOT_SENT | listed | ({b"content-encoding"} if is_plain else set())
         kept = [
@@ -473,13 +488,13 @@ class _Call:
         return [*kept, (b"accept-encoding", b"identity")]
 
     async def opened(self, content: Content, *, is_plain: bool) -> ProviderAnswer:
-        """Send a request to the provider, and return the answer with its body still to read."""
+        """Send a request to the provider, and return the answer with its body unread."""
         query = self._scope.get("query_string", b"").decode("latin-1")
         target = self._raw_path + (f"?{query}" if query else "")
-        headers = self.request_headers(is_plain=is_plain)
+        headers = self._request_headers(is_plain=is_plain)
         if not isinstance(content, bytes):
             headers += [(b"content-length", value) for value in [self._headers.get(b"content-length")] if value]
-        send, address = self._gateway.client.send, self._gateway.address(self._path, self._headers)
+        send, address = self.gateway.client.send, self.gateway.address(self._path, self._headers)
         try:
             return await send(self._scope["method"], address, target, headers, content)
         except ProviderFailure as failure:
@@ -487,10 +502,10 @@ class _Call:
                 raise
             return await send(self._scope["method"], address, target, headers, content)
         except ValueError as error:
-            raise RefusedRequest(400, "the path or a header of the request cannot be sent on") from error
+            raise RefusedRequest(400, "the path or a header of the request cannot be forwarded") from error
 
     async def _relay_stream(self) -> None:
-        """Pass a request as bytes, without reading it."""
+        """Relay a request as bytes, without parsing it."""
         has_body = b"content-length" in self._headers or b"transfer-encoding" in self._headers
         is_read, has_left = asyncio.Event(), False
 
@@ -501,7 +516,7 @@ class _Call:
                     event = await self._receive()
                     if event["type"] == "http.disconnect":
                         has_left = True
-                        raise _Left
+                        raise _Over
                     yield event.get("body", b"")
                     if not event.get("more_body"):
                         return
@@ -517,30 +532,31 @@ class _Call:
                 response = await self.opened(b"", is_plain=False)
         except ProviderFailure:
             if has_left:
-                raise _Left from None
+                raise _Over from None
             raise
         async with self.leaving(is_read):
             await self.pass_on(response, None)
 
-    async def _relay(self, api: Api, body: bytes, exchange: Exchange | None, held: bytes | None) -> None:
-        """Pass a request whose body was read, and note the exchange. `held` is the body before it was changed."""
+    async def _relay(self, body: bytes | None, exchange: Exchange | None = None) -> None:
+        """Relay a request whose body was read, and note the exchange. Without `body`, the exchange's body is sent."""
         async with self.leaving():
-            if exchange is None or held is None:
-                response, read = await self.opened(body, is_plain=held is not None), None
+            if body is not None:
+                response, read = await self.opened(body, is_plain=False), None
             else:
-                response, read = await self.opened_bound(api, exchange.outgoing, exchange.session)
+                assert exchange is not None
+                response, read = await self.opened_bound(exchange)
             await self.pass_on(response, exchange, read)
 
-    async def opened_bound(self, api: Api, outgoing: Outgoing, session: Session) -> tuple[ProviderAnswer, bytes | None]:
-        """Send a request of an adopted conversation. If the provider refuses thinking that it has bound to another
-        history, since the client changed its own, the request is sent again without. Return the response, and its body
-        if that was read."""
-        attempt = 1
+    async def opened_bound(self, exchange: Exchange) -> tuple[ProviderAnswer, bytes | None]:
+        """Send a request of an adopted conversation. If the provider refuses thinking because it is bound to another
+        history (the client changed its own), send the request again without it. Return the response, and its body if
+        that was read."""
+        api, outgoing, attempt = exchange.api, exchange.outgoing, 1
         while (response := await self.opened(outgoing.body, is_plain=True)).status == 400 and api.binds_thinking:
             read = b"".join([chunk async for chunk in response.chunks()])
             response.close()
-            sender = self.tenant.sender
-            if attempt == _ATTEMPTS or not await in_thread(sender.recovered, api, outgoing, session, read):
+            recovered = self.tenant.sender.recovered
+            if attempt == _ATTEMPTS or not await in_thread(recovered, api, outgoing, exchange.session, read):
                 return response, read
             attempt += 1
         return response, None
@@ -562,12 +578,12 @@ class _Call:
         finally:
             response.close()
             if exchange is not None:
-                self._gateway.watcher.note(exchange, response.status, response.header("content-type"), b"".join(kept))
+                self.gateway.watcher.note(exchange, response.status, response.header("content-type"), b"".join(kept))
 
     @contextlib.asynccontextmanager
     async def leaving(self, is_read: asyncio.Event | None = None) -> AsyncIterator[None]:
-        """Cancel what runs inside when the client leaves. `is_read` is set when the body of the request was read: the
-        provider may answer before."""
+        """Cancel what runs inside when the client leaves. `is_read` is set once the body of the request has been read:
+        the provider may answer earlier."""
         task = asyncio.current_task()
         assert task is not None
         has_left = False
@@ -588,22 +604,21 @@ class _Call:
             if not has_left:
                 raise
             task.uncancel()
-            raise _Left from None
+            raise _Over from None
         finally:
             listener.cancel()
 
     # Responses
 
     async def begin(self, response: ProviderAnswer, *, is_raw: bool) -> None:
-        """Begin the response with the status and the headers of the provider's."""
-        dropped = _HOP | (set() if is_raw else {b"content-length", b"content-encoding"})
-        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
-        await self._start(response.status, headers)
+        """Begin the response with the status and headers of the provider's response. With `is_raw`, its body is passed
+        on unchanged."""
+        await self._start(response.status, _headers_of(response, is_raw=is_raw))
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self._is_begun = True
-        api = self._gateway.api_of(self._path)
-        self._gateway.watcher.answers[api.name if api is not None else "other", status] += 1
+        api = self.gateway.api_of(self._path)
+        self.gateway.watcher.answers[api.name if api is not None else "other", status] += 1
         await self._send_event({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes) -> None:
@@ -613,35 +628,24 @@ class _Call:
     async def end(self, data: bytes = b"") -> None:
         await self._send_event({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def _whole(self, status: int, body: bytes, headers: HeaderList) -> None:
+    async def whole(self, status: int, body: bytes, headers: HeaderList) -> None:
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [*headers, length])
         await self.end(b"" if self._scope["method"] == "HEAD" else body)
 
-    async def whole(self, status: int, body: bytes, response: ProviderAnswer, more: HeaderList) -> None:
-        """Answer with a body of ours and the headers of the provider's response."""
-        dropped = _HOP | {b"content-length", b"content-encoding"}
-        headers = [(name, value) for name, value in response.headers if name.lower() not in dropped]
-        await self._whole(status, body, [*headers, *more])
-
-    async def _fail(self, status: int, message: str) -> None:
-        """Answer with an error in the API's own form; inside a response, break it off."""
+    async def _fail(self, status: int, message: str, code: str = "") -> None:
+        """Answer with an error in the API's own form. If the response has begun, break it off."""
         if self._is_begun:
             raise _Broken
-        api = self._gateway.error_api(self._path, self._headers)
-        body = api.error(status, message)
-        if message == _NO_THREADS:
+        body = self.gateway.likely_api(self._path, self._headers).error(status, message)
+        if code:
             fields = value_of(body)
-            fields["error"]["error_code"] = "thread_unsupported_request"
+            fields["error"]["error_code"] = code
             body = bytes(raw_of(fields))
         kind = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
         if status == 413:
             kind.append((b"connection", b"close"))
-        await self._whole(status, body, kind)
-
-    @property
-    def gateway(self) -> Gateway:
-        return self._gateway
+        await self.whole(status, body, kind)
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -649,28 +653,21 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 
 
 class _Broken(ConnectionError):
-    """Ends a response in the middle, so that the server closes the connection."""
-
-
-_NO_THREADS: Final = "threads are not supported by this gateway; send the messages"
+    """Breaks off a response, so that the server closes the connection."""
 
 
 class _Answering:
-    """One answer in `loop` mode: steps until the model calls none of our tools, or one of the client's too."""
+    """One answer in `loop` mode: steps until the model calls none of our tools, or also one of the client's."""
 
-    def __init__(
-        self, call: _Call, api: Api, request: ClientRequest, outgoing: Outgoing, session: Session, exchange: Exchange
-    ) -> None:
+    def __init__(self, call: _Call, exchange: Exchange) -> None:
         self._call = call
-        self._api = api
-        self._request = request
-        self._outgoing = outgoing
-        self._session = session
         self._exchange = exchange
+        self._api, self._session, self._outgoing = exchange.api, exchange.session, exchange.outgoing
+        self._request = self._outgoing.request
         self._settings = call.gateway.settings
-        self._merger: Merger = api.merger(outgoing.own, request)
-        self._ledger = Ledger(session)
-        self._sent = outgoing.messages
+        self._merger: Merger = self._api.merger(self._outgoing.own, self._request)
+        self._ledger = Ledger(self._session)
+        self._sent = self._outgoing.messages
         self._chain: list[Raw] = []
         self._inside: list[Raw] = []
         self._last: list[Raw] = []
@@ -686,91 +683,84 @@ class _Answering:
             self._call.gateway.watcher.note_steps(self._exchange, self._merger, self._inside, self._last)
 
     async def _steps(self) -> None:
-        body = self._outgoing.body
-        for number in range(1, self._settings.max_steps + 1):
-            response = await self._opened(body, number)
-            if response is None:
-                return
+        response = await self._opened_first()
+        for left in reversed(range(self._settings.max_steps)):  # further steps that are allowed
             step = await self._step(response)
-            if step is None:
-                return
             self._spent += step.output_tokens
-            is_last = number == self._settings.max_steps
+            is_last = left == 0
             goes_on = bool(step.own) and not step.others and step.is_open and not is_last
-            more = self._api.settings(self._request, self._spent, is_last=number + 1 == self._settings.max_steps)
-            results = await self._run(step, is_last=number + 1 == self._settings.max_steps) if step.own else []
+            more = self._api.settings(self._request, self._spent, is_last=left == 1)
+            results = await self._run(step, is_last=left == 1) if step.own else []
             if not goes_on or more is None:
                 await self._end(step, results, cut="output" if goes_on else "steps" if is_last else None)
                 return
             shown = self._merger.next_step()
             self._chain += [*step.messages, *results]
             self._inside = list(self._chain)
-            if not await self._record([self._merger.last_key]):
-                return
+            await self._record([self._merger.last_key])
             await self._call.send(shown)
             self._sent = self._api.following(self._request, self._sent, step.messages, results)
             settings = {**self._outgoing.settings, **more, **self._api.chained(self._request, self._merger)}
-            body = self._api.written(self._request, self._sent, self._outgoing.tools, **settings)
+            response = await self._opened(
+                self._api.written(self._request, self._sent, self._outgoing.tools, **settings)
+            )
 
-    async def _opened(self, body: bytes, number: int) -> ProviderAnswer | None:
-        """Send a step. The first one is answered as the provider answers it; a later one is tried again if the provider
-        is overloaded. None if it has failed, and the client knows."""
-        waited, read = 0.0, None
-        for attempt in range(1, _ATTEMPTS + 1):
+    async def _opened_first(self) -> ProviderAnswer:
+        """Send the first step. If it is refused, the client gets the provider's own answer."""
+        response, read = await self._call.opened_bound(self._exchange)
+        self._sent = self._outgoing.messages
+        if response.status != 200:
+            await self._call.pass_on(response, self._exchange, read)
+            raise _Over
+        self._first = response
+        if self._request.is_streamed:
+            await self._call.begin(response, is_raw=False)
+        return response
+
+    async def _opened(self, body: bytes) -> ProviderAnswer:
+        """Send a further step. Retry if the provider is overloaded."""
+        attempt, waited = 0, 0.0
+        while True:
+            attempt += 1
             try:
-                response: ProviderAnswer
-                if number == 1:
-                    response, read = await self._call.opened_bound(self._api, self._outgoing, self._session)
-                    self._sent = self._outgoing.messages
-                else:
-                    response = await self._while_pinging(self._call.opened(body, is_plain=True))
+                response: ProviderAnswer = await self._while_pinging(self._call.opened(body, is_plain=True))
             except ProviderFailure as error:
-                if number == 1:
-                    raise
-                if attempt < _ATTEMPTS:
-                    await self._while_pinging(asyncio.sleep(_PAUSE * attempt))
-                    continue
-                await self._fail(502, f"the provider cannot be reached: {error}")
-                return None
+                if attempt == _ATTEMPTS:
+                    await self._fail(502, f"the provider cannot be reached: {error}")
+                await self._while_pinging(asyncio.sleep(_PAUSE * attempt))
+                continue
             if response.status == 200:
-                if self._first is None:
-                    self._first = response
-                    if self._request.is_streamed:
-                        await self._call.begin(response, is_raw=False)
                 return response
-            if number == 1:
-                await self._call.pass_on(response, self._exchange, read)
-                return None
             pause = _pause(response, attempt)
             if response.status not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
                 await self._refused(response)
-                return None
             response.close()
             waited += pause
             await self._while_pinging(asyncio.sleep(pause))
-        return None
 
-    async def _refused(self, response: ProviderAnswer) -> None:
-        """Pass on that a later step was refused: as an event inside a stream, else as it is."""
+    async def _refused(self, response: ProviderAnswer) -> NoReturn:
+        """Pass on the refusal of a further step: as an event inside a stream, else unchanged."""
         data = await response.read()
         response.close()
-        if not self._request.is_streamed:
-            await self._call.whole(response.status, data, response, [])
-            return
-        try:
-            value_of(data)
+        if self._request.is_streamed:
+            try:
+                fields_of(data)
+            except Unreadable:
+                await self._fail(response.status, f"the provider answered {response.status}")
             await self._call.end(self._api.wrapped_error(data))
-        except Unreadable:
-            await self._fail(response.status, f"the provider answered {response.status}")
+        else:
+            await self._call.whole(response.status, data, _headers_of(response))
+        raise _Over
 
-    async def _fail(self, status: int, message: str) -> None:
+    async def _fail(self, status: int, message: str) -> NoReturn:
+        """End the answer with an error."""
         if self._request.is_streamed and self._first is not None:
             await self._call.end(self._api.error_event(status, message))
-        else:
-            raise RefusedRequest(status, message)
+            raise _Over
+        raise RefusedRequest(status, message)
 
-    async def _step(self, response: ProviderAnswer) -> LoopStep | None:
-        """Read the answer to a step and show it. None if it broke, and the client knows."""
+    async def _step(self, response: ProviderAnswer) -> LoopStep:
+        """Read the answer to a step and show it."""
         merger = self._merger
         try:
             if self._request.is_streamed:
@@ -781,28 +771,26 @@ class _Answering:
                 merger.take(await response.read())
         except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError) as error:
             if not isinstance(error, ProviderFailure):
-                _LOG.warning("an answer of the provider cannot be read: %s", type(error).__name__)
-            await self._fail(502, "the connection to the provider broke in the middle of an answer")
-            return None
+                _LOG.warning("the provider's answer cannot be read: %s", type(error).__name__)
+            await self._fail(502, "the connection to the provider was lost during the answer")
         finally:
             response.close()
         if merger.has_failed:
             await self._call.end()
-            return None
+            raise _Over
         if not merger.is_complete:
-            await self._fail(502, "the provider ended the answer in the middle")
-            return None
+            await self._fail(502, "the provider's answer is incomplete")
         return merger.end_step()
 
     async def _run(self, step: LoopStep, *, is_last: bool) -> list[Raw]:
         """Run our calls, and return the messages with their results."""
         assert self._outgoing.adoption is not None
-        tools = OwnTools(self._session, self._outgoing.adoption.names, most=_CALLS)
-        answers = await self._while_pinging(in_thread(tools.run, step.own, _LAST if is_last else ""))
+        names, note = self._outgoing.adoption.names, _LAST if is_last else ""
+        answers = await self._while_pinging(in_thread(run_calls, self._session, names, step.own, note))
         return self._api.results(answers)
 
     async def _end(self, step: LoopStep, results: list[Raw], cut: str | None) -> None:
-        """End the answer: the ledger first. Results of ours wait for those of the client."""
+        """End the answer: the ledger first. Our results wait for the client's."""
         merger = self._merger
         stop = self._api.stops[cut] if cut is not None and results and not step.others else None
         end = merger.finish(stop)
@@ -812,13 +800,10 @@ class _Answering:
             self._last = step.messages
         if merger.steps > 1 or results:
             self._chain += [*step.messages, *results]
-            keys = [merger.last_key, None if step.others or not merger.texts else merger.text_key]
-            if not await self._record(keys):
-                return
+            await self._record([merger.last_key, None if step.others or not merger.texts else merger.text_key])
         records = self._api.renamed(self._request, merger, self._outgoing.adopted, results)
         for key, body in records.items():
-            if not await self._written_down(key, body):
-                return
+            await self._write(key, body)
         if merger.answer_id and records and self._call.is_unnamed:
             with contextlib.suppress(CoatcheckError):  # then the next request must name its session
                 await in_thread(self._call.tenant.remember, merger.answer_id, self._session)
@@ -826,25 +811,20 @@ class _Answering:
             await self._call.end(end)
         else:
             assert self._first is not None
-            await self._call.whole(200, end, self._first, self._usage_header())
+            headers = _headers_of(self._first)
+            if merger.steps > 1:
+                headers.append((b"x-coatcheck-usage", bytes(raw_of(merger.usages))))
+            await self._call.whole(200, end, headers)
 
-    def _usage_header(self) -> HeaderList:
-        if self._merger.steps == 1:
-            return []
-        return [(b"x-coatcheck-usage", bytes(raw_of(self._merger.usages)))]
-
-    async def _record(self, keys: Sequence[str | None]) -> bool:
-        """Write what was sent for the answer so far. Return False if that failed, and the client knows."""
-        body = entry_body(self._chain, self._merger.after)
+    async def _record(self, keys: Sequence[str | None]) -> None:
+        """Write what was sent for the answer so far."""
         for key in keys:
             if key is not None and key not in self._written:
-                after = body if key == self._merger.last_key else {**body, "after": []}
-                if not await self._written_down(key, after):
-                    return False
+                after = self._merger.after if key == self._merger.last_key else []
+                await self._write(key, {"messages": self._chain, "after": after})
                 self._written.add(key)
-        return True
 
-    async def _written_down(self, key: str, body: Mapping[str, Any]) -> bool:
+    async def _write(self, key: str, body: Mapping[str, Any]) -> None:
         try:
             await in_thread(self._ledger.write, key, body)
         except CoatcheckError as error:
@@ -852,8 +832,6 @@ class _Answering:
             await self._fail(
                 503, "the gateway cannot write its ledger, so this answer could not be continued; try again"
             )
-            return False
-        return True
 
     async def _while_pinging(self, work: Awaitable[Any]) -> Any:
         """Wait for something, and send a ping now and then, so that the client does not give up."""
@@ -871,18 +849,21 @@ class _Answering:
 
 
 def _safe(name: str, start: str = "") -> str:
-    """Return the name of a session that a client chose without knowing it; its digest if it cannot be one, behind the
-    `start` that its token wants."""
+    """Return the session name for a name that a client did not choose as one: the name itself if it is valid, else its
+    digest, after the `start` that its token requires."""
     is_name = _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED)
     return name if is_name else f"{start}client-{digest(name)[:32]}"
 
 
 def _too_large(limit: int) -> RefusedRequest:
-    return RefusedRequest(413, f"the body of the request has more than {limit // _MIB} MiB, the limit of this gateway")
+    return RefusedRequest(413, f"the request body is larger than {limit // _MIB} MiB, the limit of this gateway")
 
 
-def _unsupported_thread() -> RefusedRequest:
-    return RefusedRequest(400, _NO_THREADS)
+def _headers_of(response: ProviderAnswer, *, is_raw: bool = False) -> HeaderList:
+    """Return the headers of a provider's response: all except those of the connection and, unless its body `is_raw`,
+    those of the body."""
+    dropped = _HOP if is_raw else _HOP | _OF_BODY
+    return [(name, value) for name, value in response.headers if name.lower() not in dropped]
 
 
 def _pause(response: ProviderAnswer, attempt: int) -> float:
@@ -891,16 +872,3 @@ def _pause(response: ProviderAnswer, attempt: int) -> float:
         return max(0.0, float(response.header("retry-after")))
     except ValueError:
         return float(min(8.0, 0.5 * 2**attempt))
-
-
-def _decoded(body: bytes, coding: str, limit: int) -> bytes:
-    """Decode a body, at most `limit` bytes."""
-    decoding = decoder(coding)
-    if decoding is None:
-        raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; send gzip, zstd or none")
-    data = decoding.decompress(body, limit + 1)
-    if len(data) > limit:
-        raise _too_large(limit)
-    if not decoding.eof:
-        raise EOFError("cut")
-    return data

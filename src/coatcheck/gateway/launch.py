@@ -17,7 +17,7 @@ from coatcheck.gateway.front import TOKEN, Gateway
 from coatcheck.http import serving
 
 GRACE: Final = 5
-"""Seconds that answers in progress have when a gateway ends."""
+"""Seconds that answers in progress get when a gateway stops."""
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CROWD: Final = 512  # agents that may connect at once
 _KILLED: Final = 128  # a shell adds the number of the signal to this
@@ -37,7 +37,7 @@ def local_server(**options: Any) -> serving.LocalServer:
 
 
 def address_of(server: serving.LocalServer, token: str | None) -> str:
-    """Return the address for clients. It has the token, since some of them can set nothing but an address."""
+    """Return the address for clients. It contains the token, since some clients can set only an address."""
     return server.url + (f"/t/{token}" if token else "")
 
 
@@ -62,7 +62,7 @@ def variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_BASE": f"{address}/v1",
     }
-    if "ENABLE_TOOL_SEARCH" not in environ:  # Claude Code turns it off behind an address that it does not know
+    if "ENABLE_TOOL_SEARCH" not in environ:  # Claude Code turns it off for an address that it does not know
         found["ENABLE_TOOL_SEARCH"] = "true"
     if "OPENCODE_CONFIG_CONTENT" not in environ:
         options = {"options": {"baseURL": f"{address}/v1"}}
@@ -71,7 +71,7 @@ def variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def pointed(command: Sequence[str], address: str) -> list[str]:
-    """Return a command with what points it at a gateway and is not a variable: Codex takes its address as an option."""
+    """Return a command with the options that point it at a gateway: Codex ignores the variables."""
     if Path(command[0]).name in ("codex", "codex.js"):
         return [command[0], "-c", f'openai_base_url="{address}/v1"', *command[1:]]
     return list(command)

@@ -1,4 +1,4 @@
-"""The ledger: records of a session that say what was sent for what a client holds.
+"""The ledger: records of a session that say what was sent for the messages that a client keeps.
 
 Three kinds of records, each in a series of its own, whose first record counts and never changes:
 
@@ -13,7 +13,7 @@ its last use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +44,7 @@ class Adoption:
 
 
 class NotRemembered(Exception):
-    """The store must be asked, by a caller that must not wait for it."""
+    """The store must be asked, but the caller must not wait for it."""
 
 
 class Ledger:
@@ -55,15 +55,15 @@ class Ledger:
         self._is_quick = is_quick
 
     def find(self, keys: Collection[str]) -> dict[str, dict[str, Raw]]:
-        """Return the members of each record that exists, with one question to the store. Raises `StoreError`."""
+        """Return the members of each record that exists, with one query. Raises `StoreError`."""
         if keys and self._is_quick:
             raise NotRemembered
         found = self._session.first_records([_SERIES + key for key in keys]) if keys else {}
         return {series.removeprefix(_SERIES): self._read(record.body) for series, record in found.items()}
 
     def write(self, key: str, body: Mapping[str, Any]) -> dict[str, Raw]:
-        """Write a record, and return the one that counts: what another replica wrote first. Returns when it is durable.
-        Raises `StoreError`."""
+        """Write a record, and return the one that counts, which another replica may have written first. Returns when it
+        is durable. Raises `StoreError`."""
         if self._is_quick:
             raise NotRemembered
         data = bytes(raw_of({"v": VERSION, **body}))
@@ -102,7 +102,3 @@ def adoption_of(fields: Mapping[str, Raw]) -> Adoption:
 
 def entry_of(fields: Mapping[str, Raw]) -> LedgerEntry:
     return LedgerEntry(items_of(fields["messages"]), value_of(fields["after"]))
-
-
-def entry_body(messages: Sequence[Raw], after: Sequence[str]) -> dict[str, Any]:
-    return {"messages": list(messages), "after": list(after)}

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Raw
 
 from coatcheck.gateway.api import (
-    FIRST,
     Api,
     ClientRequest,
     HeldFacts,
@@ -32,12 +31,14 @@ from coatcheck.gateway.api import (
     fields_of,
     items_of,
     number_field,
+    object_field,
     raw_of,
     squeezed,
     text_field,
+    value_field,
     value_of,
 )
-from coatcheck.gateway.sse import Event, EventSplitter, event
+from coatcheck.gateway.sse import Event, event
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -51,10 +52,9 @@ _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature
 _MARK: Final = "cache_control"
 _DIAGNOSTICS: Final = "diagnostics"
 _TRANSFORMED: Final = "input_transformations"
-_CREDIT: Final = ("fallback_credit_token", "fallback_has_prefill_claim")  # for the exact body of a request alone
+_CREDIT: Final = ("fallback_credit_token", "fallback_has_prefill_claim")  # valid only for the exact body of a request
 _BOUND: Final = b"bound to a different conversation"
 _PLACE: Final = re.compile(r"messages\.(\d+)\.content\.(\d+)")
-_LEAST_OUTPUT: Final = 16  # tokens that a further step needs at least
 
 
 class MessagesApi(Api):
@@ -62,6 +62,9 @@ class MessagesApi(Api):
     joins_answers = True
     binds_thinking = True
     stops = MappingProxyType({"output": "max_tokens", "steps": "end_turn"})
+    output_limits = ("max_tokens",)
+    no_calls: ClassVar[Any] = {"type": "none"}
+    error_name = "error"
     ping = event(b'{"type": "ping"}', "ping")
 
     def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
@@ -83,7 +86,7 @@ class MessagesApi(Api):
                 elif block.get("type") == "text":
                     texts.append(str(block.get("text")).strip())
             elif block.get("type") == "tool_result":
-                results.append(_held_result(place, block))
+                results.append(HeldResult.of(place, str(block.get("tool_use_id")), block.get("content", "")))
         label = ", ".join(dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict)))
         whole = digest(str(role), canonical(content))
         return HeldFacts(
@@ -103,7 +106,7 @@ class MessagesApi(Api):
         blocks = items_of(message["content"])
         for place, content in contents.items():
             block = fields_of(blocks[place])
-            marks = [] if _MARK in block else list(_marks(value_of(block.get("content", Raw(b"null")))))
+            marks = [] if _MARK in block else list(_marks(value_field(block, "content")))
             blocks[place] = raw_of({**block, "content": content} | ({_MARK: marks[-1]} if marks else {}))
         return raw_of({**message, "content": blocks})
 
@@ -117,8 +120,7 @@ class MessagesApi(Api):
             inner = items_of(fields["content"])
             wanted = [block for block in inner if _is_kept(block, kept)]
             sent.append(message if len(wanted) == len(inner) else raw_of({**fields, "content": wanted}))
-        rest = list(blocks) if place is None else blocks[place + 1 :]
-        rest = [] if place is None else list(_behind(rest, entry.after))
+        rest = [] if place is None else list(_behind(blocks[place + 1 :], entry.after))
         if rest and _is_answer(sent[-1]):
             sent[-1] = _joined(sent[-1], rest)
         elif rest:
@@ -129,7 +131,7 @@ class MessagesApi(Api):
         return sent
 
     def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
-        """Results of ours go before the client's, in the same message."""
+        """Add a message. Our results go before the client's, in the same message."""
         if is_behind_own and _role(sent[-1]) == _role(message) == "user":
             fields = fields_of(message)
             sent[-1] = raw_of({**fields, "content": [*_blocks(sent[-1]), *_blocks(message)]})
@@ -144,8 +146,8 @@ class MessagesApi(Api):
         return [raw_of({"role": "user", "content": blocks})]
 
     def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
-        """Return the messages of the next step. The client's last mark moves to the end of our results; else each step
-        would pay for the ones before."""
+        """Return the messages of the next step. The client's last mark moves to the end of our results; otherwise each
+        step would pay for the ones before it."""
         for at in range(len(sent) - 1, -1, -1):
             if b'"cache_control"' not in bytes(sent[at]):
                 continue
@@ -154,16 +156,10 @@ class MessagesApi(Api):
                 return [*sent[:at], bare, *sent[at + 1 :], *answer, *results[:-1], _marked(results[-1], mark)]
         return [*sent, *answer, *results]
 
-    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
-        changed: dict[str, Any] = {"tool_choice": {"type": "none"}} if is_last else {}
-        most = number_field(request.top, "max_tokens")
-        if most is not None and "max_tokens" in request.top:
-            thinking = value_of(request.top.get("thinking", Raw(b"null")))
-            least = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
-            if most - spent < max(_LEAST_OUTPUT, least + 1 if isinstance(least, int) else 0):
-                return None
-            changed["max_tokens"] = most - spent
-        return changed
+    def least_output(self, request: ClientRequest) -> int:
+        """Return the minimum output of a further step: more than its thinking may use."""
+        budget = object_field(request.top, "thinking").get("budget_tokens")
+        return max(super().least_output(request), budget + 1 if isinstance(budget, int) else 0)
 
     def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
         """Return the keys of refused thinking. With `drop_block` the provider leaves it out itself."""
@@ -198,38 +194,18 @@ class MessagesApi(Api):
         return {digest("message", ids[0]): {"id": ids[-1]}} if _DIAGNOSTICS in request.top and len(ids) > 1 else {}
 
     def named_before(self, request: ClientRequest) -> str | None:
-        given = value_of(request.top.get(_DIAGNOSTICS, Raw(b"null")))
-        before = given.get("previous_message_id") if isinstance(given, dict) else None
+        before = object_field(request.top, _DIAGNOSTICS).get("previous_message_id")
         return digest("message", before) if isinstance(before, str) else None
 
-    def with_last_id(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
-        return _with_previous(request, value_of(link["id"]))
+    def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
+        return _with_previous(request, value_of(link["id"])) if "id" in link else {}
 
     def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
         return _MessagesMerger(own, request)
 
-    def refusal(self, request: ClientRequest) -> str | None:
-        return None
-
     def error(self, status: int, message: str) -> bytes:
         kind = _ERRORS.get(status, "api_error")
         return bytes(raw_of({"type": "error", "error": {"type": kind, "message": message}}))
-
-    def error_event(self, status: int, message: str) -> bytes:
-        return event(self.error(status, message), "error")
-
-    def wrapped_error(self, body: bytes) -> bytes:
-        return event(body, "error")
-
-    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
-        merger = _MessagesMerger((), ClientRequest({}, [], [], [], "", is_streamed))
-        if is_streamed:
-            merger.feed(chunks)
-        else:
-            merger.take(chunks)
-        usage = merger.usages[0] if merger.usages else {}
-        step = merger.end_step()
-        return usage, value_of(step.messages[0]) if step.messages and merger.is_complete else None
 
 
 class _Block:
@@ -271,9 +247,8 @@ class _Block:
 
 class _MessagesMerger(Merger):
     def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
-        super().__init__(own, request)
-        output = bytes(request.top.get("output_config", Raw(b"")))
-        self._is_strict = b'"format"' in output or "output_format" in request.top
+        output = bytes(request.top.get("output_config", b""))
+        super().__init__(own, request, is_structured=b'"format"' in output or "output_format" in request.top)
         self._shown = 0
         self._is_begun = False
         self._wholes: list[dict[str, Raw]] = []
@@ -283,18 +258,14 @@ class _MessagesMerger(Merger):
         self._begin()
 
     def _begin(self) -> None:
-        self._events = EventSplitter()
+        super()._begin()
         self._blocks: dict[int, _Block] = {}
         self._places: dict[int, int | None] = {}
         self._end: list[Event] = []
         self._stop = ""
         self._waiting: list[tuple[int, Event]] = []
-        self.is_complete = False
 
     # Streamed
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
 
     def _received(self, one: Event) -> Iterator[bytes]:
         try:
@@ -322,13 +293,13 @@ class _MessagesMerger(Merger):
 
     def _started(self, message: dict[str, Raw]) -> None:
         """Note usage, id and transformations of a step."""
-        self.usages.append(value_of(message["usage"]) if "usage" in message else {})
+        self.usages.append(object_field(message, "usage"))
         self.ids += [found] if (found := text_field(message, "id")) else []
         self._note_transformed(message)
 
     def _note_transformed(self, fields: dict[str, Raw]) -> None:
-        """Note what the provider has changed. Each step repeats what those before it have reported."""
-        found = value_of(fields[_TRANSFORMED]) if _TRANSFORMED in fields else None
+        """Note what the provider has changed. Each step repeats what earlier steps reported."""
+        found = value_field(fields, _TRANSFORMED)
         self._transformed += [one for one in found if one not in self._transformed] if isinstance(found, list) else []
 
     def _ends(self, kind: str, fields: dict[str, Raw], one: Event) -> None:
@@ -346,10 +317,7 @@ class _MessagesMerger(Merger):
         if kind == "content_block_start":
             start = fields_of(fields["content_block"])
             block = self._blocks[place] = _Block(start, self._is_own(start))
-            if self._is_strict and not block.is_own:
-                self._places[place] = None
-            else:
-                self._places[place] = None if block.is_own else self._next_place()
+            self._places[place] = None if self._is_structured or block.is_own else self._next_place()
         known = self._blocks.get(place)
         if known is None:
             yield one.raw
@@ -358,9 +326,9 @@ class _MessagesMerger(Merger):
             known.add(value_of(fields["delta"]))
         elif kind == "content_block_stop":
             known.is_done = True
-            if not known.is_own and not self._is_strict:
+            if not known.is_own and not self._is_structured:
                 self._note(known.raw())
-        if self._is_strict and not known.is_own:
+        if self._is_structured and not known.is_own:
             self._waiting.append((place, one))
         elif (shown := self._places[place]) is not None:
             yield _moved(one, fields, place, shown)
@@ -372,8 +340,8 @@ class _MessagesMerger(Merger):
     def _is_own(self, block: Mapping[str, Raw]) -> bool:
         if text_field(block, "type") != "tool_use" or text_field(block, "name") not in self.own:
             return False
-        caller = value_of(block["caller"]) if "caller" in block else None
-        return not isinstance(caller, dict) or caller.get("type") == "direct"
+        caller = object_field(block, "caller")
+        return not caller or caller.get("type") == "direct"
 
     def _note(self, raw: Raw) -> None:
         """Note a block that the client is shown."""
@@ -387,7 +355,6 @@ class _MessagesMerger(Merger):
             self.texts.append(str(block.get("text")).strip())
 
     def _released(self, *, with_text: bool) -> bytes:
-        """Return the events that waited for the end of the step."""
         found = []
         for place, one in self._waiting:
             known = self._blocks[place]
@@ -438,17 +405,9 @@ class _MessagesMerger(Merger):
                 others += 1
             blocks.append(raw)
         messages = [raw_of({"role": "assistant", "content": blocks})] if blocks else []
-        spent = int((self.usages[-1] if self.usages else {}).get("output_tokens") or 0)
-        return LoopStep(messages, own, others, self._stop == "tool_use", spent)
+        return LoopStep(messages, own, others, self._stop == "tool_use", self._tokens_spent("output_tokens"))
 
-    def next_step(self) -> bytes:
-        shown = self._released(with_text=False)
-        self._keep_whole(with_text=not self._is_strict)
-        self.steps += 1
-        self._begin()
-        return shown
-
-    def _keep_whole(self, *, with_text: bool) -> None:
+    def _keep(self, *, with_text: bool) -> None:
         for place in sorted(self._blocks) if self._wholes else ():
             block = self._blocks[place]
             if block.is_own or (block.kind == "text" and not with_text):
@@ -475,7 +434,7 @@ class _MessagesMerger(Merger):
         return waiting + b"".join(ends)
 
     def _finished_whole(self, stop: str | None) -> bytes:
-        self._keep_whole(with_text=True)
+        self._keep(with_text=True)
         first, last = self._wholes[0], self._wholes[-1]
         body: dict[str, Any] = {**last, **{name: first[name] for name in ("id", "model") if name in first}}
         body = self._without_credit(body) | {"content": self._content}
@@ -505,19 +464,13 @@ class _MessagesMerger(Merger):
 
 
 def _with_previous(request: ClientRequest, message_id: str) -> dict[str, Any]:
-    """Return the id of the answer with which the provider compares a request, for a client that asks for that."""
+    """Return the id of the answer that the provider compares a request with, if the client asks for that."""
     given = value_of(request.top[_DIAGNOSTICS])
     return {_DIAGNOSTICS: {**given, "previous_message_id": message_id}} if isinstance(given, dict) else {}
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in usage.items() if name.endswith("tokens") or name == "cache_creation"}
-
-
-def _held_result(place: int, block: dict[str, Any]) -> HeldResult:
-    call_id, content = str(block.get("tool_use_id")), block.get("content", "")
-    size = len(content) if isinstance(content, str) else len(str(content))
-    return HeldResult(place, call_id, digest("result", call_id, canonical(content)) if size > FIRST else "", size)
 
 
 def _key(block: Mapping[str, Any]) -> str | None:
@@ -536,7 +489,7 @@ def _thinking(block: Any) -> str | None:
 
 
 def _thinking_in(messages: Sequence[Raw]) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield place and key of each block of thinking."""
+    """Yield the place and key of each thinking block."""
     for number, message in enumerate(messages):
         if b"thinking" in bytes(message) and _is_answer(message):
             for at, block in enumerate(_blocks(message)):
@@ -560,7 +513,7 @@ def _shown(block: Mapping[str, Any]) -> str:
 
 
 def _behind(blocks: Sequence[Raw], after: Sequence[str]) -> Iterator[Raw]:
-    """Yield the blocks behind the key that the ledger does not have: the client may have cut, dropped or joined
+    """Yield the blocks after the key that the ledger does not have: the client may have cut, dropped or joined
     texts."""
     known = list(after)
     for raw in blocks:

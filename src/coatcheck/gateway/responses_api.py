@@ -2,7 +2,7 @@
 
 An answer is a list of items: reasoning, messages and calls. A client holds them itself, or leaves them to the provider
 and names the response before (`previous_response_id`) or a `conversation`. Steps of one answer are then tied the same
-way, and the client's name for the answer, its first id, is replaced by that of its last step.
+way, and the client's name for the answer, its first id, is replaced by the id of its last step.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from coatcheck.gateway.api import (
     OwnCall,
     Side,
     Unreadable,
-    added,
     canonical,
     digest,
     fields_of,
     items_of,
     number_field,
+    object_field,
     raw_of,
     squeezed,
     text_field,
+    text_in,
+    value_field,
     value_of,
 )
-from coatcheck.gateway.chat_api import openai_error
-from coatcheck.gateway.sse import COMMENT, Event, EventSplitter, event
+from coatcheck.gateway.sse import COMMENT, Event, event
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _ADDITIONAL: Final = "additional_tools"
 _SYSTEM: Final = frozenset({"system", "developer"})
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
-_LEAST_OUTPUT: Final = 16  # tokens that a further step needs at least
+_CALLS: Final = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
 
 
 class ResponsesApi(Api):
@@ -53,14 +54,13 @@ class ResponsesApi(Api):
     list_name = "input"
     joins_answers = True
     stops = MappingProxyType({"output": "incomplete", "steps": "completed"})
+    output_limits = ("max_output_tokens",)
     ping = COMMENT
 
     def messages_in(self, top: Mapping[str, Raw]) -> list[Raw]:
-        if "input" not in top:
-            raise Unreadable("no input")
-        if bytes(top["input"])[:1] == b'"':
+        if bytes(top.get("input", b""))[:1] == b'"':
             return [raw_of({"role": "user", "content": top["input"]})]
-        return items_of(top["input"])
+        return super().messages_in(top)
 
     def read(self, body: bytes) -> ClientRequest:
         request = super().read(body)
@@ -83,10 +83,8 @@ class ResponsesApi(Api):
         calls = ((str(message.get("call_id")), str(message.get("name"))),) if kind.endswith("_call") else ()
         results: tuple[HeldResult, ...] = ()
         if kind in ("function_call_output", "custom_tool_call_output"):
-            call_id, output = str(message.get("call_id")), message.get("output")
-            length = len(output) if isinstance(output, str) else len(str(output))
-            results = (HeldResult(0, call_id, digest("result", call_id, canonical(output)), length),)
-        text = squeezed(_text(message)) if role == "assistant" else ""
+            results = (HeldResult.of(0, str(message.get("call_id")), message.get("output")),)
+        text = squeezed(text_in(message.get("content"))) if role == "assistant" else ""
         whole = digest(
             kind, role, canonical({name: one for name, one in message.items() if name not in ("id", "status")})
         )
@@ -115,14 +113,14 @@ class ResponsesApi(Api):
         known = list(entry.after)
         rest = []
         for raw in [] if place is None else held[place + 1 :]:
-            text = squeezed(_text(value_of(raw)))
+            text = squeezed(text_in(value_of(raw).get("content")))
             if text and any(one.startswith(text) for one in known):
                 continue
             rest.append(raw)
         return [*entry.messages, *rest]
 
     def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
-        """Reasoning needs the item that followed it, which may have been a call of ours."""
+        """Return the answer without reasoning that lacks the item after it, which may have been a call of ours."""
         kept: list[Raw] = []
         for at, raw in enumerate(held):
             is_reasoning = text_field(fields_of(raw), "type") == "reasoning"
@@ -161,7 +159,7 @@ class ResponsesApi(Api):
     def renamed(
         self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
     ) -> dict[str, dict[str, Any]]:
-        """Record the last id of the answer under its first, and under its calls the results of ours that wait."""
+        """Record the last id of the answer under its first, and our waiting results under its calls."""
         assert isinstance(merger, _ResponsesMerger)
         found: dict[str, dict[str, Any]] = {}
         if _is_stored(request):
@@ -173,7 +171,7 @@ class ResponsesApi(Api):
                 found[digest("waiting", merger.last_call)] = {"messages": list(waiting)}
         return found
 
-    def renaming(self, link: Mapping[str, Raw]) -> dict[str, Any]:
+    def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
         return {"previous_response_id": link["id"]} if "id" in link else {}
 
     def waiting_keys(self, request: ClientRequest) -> list[str]:
@@ -182,7 +180,7 @@ class ResponsesApi(Api):
         return [digest("waiting", call_id) for call_id in ids]
 
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
-        choice = value_of(request.top["tool_choice"]) if "tool_choice" in request.top else None
+        choice = value_field(request.top, "tool_choice")
         if choice == "required":
             names = [name for tool in request.tools if (name := text_field(fields_of(tool), "name"))]
             allowed = [{"type": "function", "name": name} for name in names]
@@ -192,15 +190,6 @@ class ResponsesApi(Api):
             return {"tool_choice": {**choice, "tools": [*choice.get("tools", ()), *ours]}}
         return {}
 
-    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
-        changed: dict[str, Any] = {"tool_choice": "none"} if is_last else {}
-        most = number_field(request.top, "max_output_tokens")
-        if most is not None:
-            if most - spent < _LEAST_OUTPUT:
-                return None
-            changed["max_output_tokens"] = most - spent
-        return changed
-
     def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
         return _ResponsesMerger(own, request)
 
@@ -209,39 +198,27 @@ class ResponsesApi(Api):
             return "background must be false: this conversation goes through the Coatcheck gateway"
         return None
 
-    def error(self, status: int, message: str) -> bytes:
-        return openai_error(status, message)
-
     def error_event(self, status: int, message: str) -> bytes:
-        code = "rate_limit_exceeded" if status == 429 else "server_error"
-        return event(bytes(raw_of({"type": "error", "code": code, "message": message, "param": None})), "error")
+        return _error_event("rate_limit_exceeded" if status == 429 else "server_error", message)
 
     def wrapped_error(self, body: bytes) -> bytes:
         error = value_of(body).get("error")
-        message = str(error.get("message")) if isinstance(error, dict) else "the provider refused a step"
-        kind = str(error.get("code") or error.get("type")) if isinstance(error, dict) else "server_error"
-        return event(bytes(raw_of({"type": "error", "code": kind, "message": message, "param": None})), "error")
+        if not isinstance(error, dict):
+            return _error_event("server_error", "the provider refused a step")
+        return _error_event(str(error.get("code") or error.get("type")), str(error.get("message")))
 
-    def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
-        merger = _ResponsesMerger((), ClientRequest({}, [], [], [], "", is_streamed))
-        if is_streamed:
-            merger.feed(chunks)
-        else:
-            merger.take(chunks)
-        step = merger.end_step()
-        usage = merger.usages[0] if merger.usages else {}
-        return usage, [value_of(one) for one in step.messages] if merger.is_complete else None
+    def recorded(self, answer: Sequence[Raw]) -> Any:
+        return [value_of(one) for one in answer]
 
 
 class _ResponsesMerger(Merger):
     def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
-        super().__init__(own, request)
-        self._is_strict = _is_structured(request)
+        form = object_field(request.top, "text").get("format")
+        is_structured = isinstance(form, dict) and form.get("type") in ("json_schema", "json_object")
+        super().__init__(own, request, is_structured=is_structured)
         self.first_id = self.last_id = ""
         self.last_call = ""
         self._last_number = -1
-        self._shift: int | None = 0
-        self._base = 0
         self._last_place = -1
         self._output: list[Raw] = []
         self._bodies: list[dict[str, Raw]] = []
@@ -252,18 +229,16 @@ class _ResponsesMerger(Merger):
         return self.first_id
 
     def _begin(self) -> None:
-        self._events = EventSplitter()
+        super()._begin()
+        self._shift: int | None = 0 if self.steps == 1 else None
+        self._base = self._last_place + 1
         self._items: dict[int, Raw] = {}
         self._own_places: set[int] = set()
-        self._hidden: set[int] = set()
+        self._left_out: set[int] = set()
         self._kinds: dict[int, str] = {}
         self._end: Event | None = None
         self._status = ""
         self._waiting: list[tuple[int, Event]] = []
-        self.is_complete = False
-
-    def feed(self, chunk: bytes) -> bytes:
-        return b"".join(out for one in self._events.feed(chunk) for out in self._received(one))
 
     def _received(self, one: Event) -> Iterator[bytes]:
         try:
@@ -290,35 +265,41 @@ class _ResponsesMerger(Merger):
             yield self._numbered(one, fields)
 
     def _ended(self, one: Event, fields: dict[str, Raw]) -> None:
-        response = fields_of(fields["response"])
-        self._end, self.is_complete = one, True
+        self._end = one
+        self._note_end(fields_of(fields["response"]))
+
+    def _note_end(self, response: Mapping[str, Raw]) -> None:
+        """Note the status, id and usage of a step."""
+        self.is_complete = True
         self._status = text_field(response, "status")
         self.last_id = text_field(response, "id")
         self.first_id = self.first_id or self.last_id
-        usage = value_of(response["usage"]) if "usage" in response else None
-        self.usages.append(usage if isinstance(usage, dict) else {})
+        self.usages.append(object_field(response, "usage"))
+
+    def _note_kind(self, place: int, item: Mapping[str, Raw]) -> None:
+        """Note the type of an item, and whether it is a call of ours."""
+        self._kinds[place] = text_field(item, "type")
+        if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
+            self._own_places.add(place)
 
     def _of_item(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
         if "item" in fields and place not in self._kinds:
-            item = fields_of(fields["item"])
-            self._kinds[place] = text_field(item, "type")
-            if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
-                self._own_places.add(place)
-                self._hidden.add(place)
+            self._note_kind(place, fields_of(fields["item"]))
         if kind == "response.output_item.done" and "item" in fields:
             self._items[place] = fields["item"]
-            if place not in self._own_places and not self._is_strict:
+            if place not in self._own_places and not self._is_structured:
                 self._note(fields["item"])
         if place in self._own_places:
             self._shift = None
             return
-        if self._is_strict:
+        if self._is_structured:
             self._waiting.append((place, one))
             return
         yield self._placed(place, fields, one)
 
     def _placed(self, place: int, fields: dict[str, Raw], one: Event) -> bytes:
-        shown = self._base + place - sum(1 for other in self._hidden if other < place)
+        hidden = sum(other < place for other in self._own_places | self._left_out)
+        shown = self._base + place - hidden
         self._last_place = max(self._last_place, shown)
         return self._numbered(one, fields, output_index=None if shown == place else shown)
 
@@ -356,19 +337,19 @@ class _ResponsesMerger(Merger):
         key = _key(item)
         if key is not None:
             self.last_key, self.after = key, []
-        elif text := squeezed(_text(item)):
+        elif text := squeezed(text_in(item.get("content"))):
             self.after.append(text)
         if item.get("type") in ("function_call", "custom_tool_call"):
             self.last_call = str(item.get("call_id"))
         if item.get("type") == "message":
-            self.texts.append(_text(item))
+            self.texts.append(text_in(item.get("content")))
         self._output.append(raw)
 
     def _released(self, *, with_text: bool) -> bytes:
         found = []
         for place, one in self._waiting:
             if self._kinds.get(place) == "message" and not with_text:
-                self._hidden.add(place)
+                self._left_out.add(place)
                 continue
             fields = fields_of(one.data)
             if text_field(fields, "type") == "response.output_item.done":
@@ -380,18 +361,10 @@ class _ResponsesMerger(Merger):
     def take(self, body: bytes) -> None:
         response = fields_of(body)
         self._bodies.append(response)
-        self._status = text_field(response, "status")
-        self.last_id = text_field(response, "id")
-        self.first_id = self.first_id or self.last_id
-        usage = value_of(response["usage"]) if "usage" in response else None
-        self.usages.append(usage if isinstance(usage, dict) else {})
+        self._note_end(response)
         for place, raw in enumerate(items_of(response["output"])):
-            item = fields_of(raw)
             self._items[place] = raw
-            self._kinds[place] = text_field(item, "type")
-            if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
-                self._own_places.add(place)
-        self.is_complete = True
+            self._note_kind(place, fields_of(raw))
 
     def end_step(self) -> LoopStep:
         own, others, items = [], 0, []
@@ -405,37 +378,21 @@ class _ResponsesMerger(Merger):
                         continue
                     arguments = item.get("arguments")
                 own.append(OwnCall(str(item.get("call_id")), str(item.get("name")), arguments))
-            elif self._kinds[place] in (
-                "function_call",
-                "custom_tool_call",
-                "local_shell_call",
-                "shell_call",
-                "apply_patch_call",
-            ):
+            elif self._kinds[place] in _CALLS:
                 others += 1
             items.append(self._items[place] if _is_stored(self.request) else _without_id(self._items[place], item))
-        spent = int((self.usages[-1] if self.usages else {}).get("output_tokens") or 0)
-        return LoopStep(items, own, others, self._status == "completed", spent)
+        return LoopStep(items, own, others, self._status == "completed", self._tokens_spent("output_tokens"))
 
-    def next_step(self) -> bytes:
-        shown = self._released(with_text=False)
-        self._keep_whole(with_text=not self._is_strict)
-        self.steps += 1
-        self._shift, self._base = None, self._last_place + 1
-        self._begin()
-        return shown
-
-    def _keep_whole(self, *, with_text: bool) -> None:
+    def _keep(self, *, with_text: bool) -> None:
         for place in sorted(self._items) if self._bodies else ():
             if place not in self._own_places and (with_text or self._kinds[place] != "message"):
                 self._note(self._items[place])
 
     def finish(self, stop: str | None = None) -> bytes:
         if self._bodies:
-            self._keep_whole(with_text=True)
+            self._keep(with_text=True)
             body = self._bodies[-1]
-            changed = self._joined(body, stop)
-            return bytes(raw_of({**body, **changed}))
+            return bytes(raw_of({**body, **self._joined(body, stop)}))
         waiting = self._released(with_text=True)
         if self._end is None:
             return waiting
@@ -447,15 +404,10 @@ class _ResponsesMerger(Merger):
         return waiting + self._numbered(self._end, fields, response={**response, **self._joined(response, stop)})
 
     def _joined(self, response: Mapping[str, Raw], stop: str | None) -> dict[str, Any]:
-        """Return what the last response has in common with all steps."""
+        """Return the members of the last response that cover all steps."""
         changed: dict[str, Any] = {**(self._echoed(response) or {}), "output": self._output, "id": self.first_id}
         if self.steps > 1:
-            total: dict[str, Any] = {}
-            for one in self.usages:
-                total = added(total, one)
-            usage = {**total, **{name: one for name, one in self.usages[-1].items() if name.startswith("input")}}
-            usage["total_tokens"] = int(usage.get("input_tokens") or 0) + int(usage.get("output_tokens") or 0)
-            changed["usage"] = usage
+            changed["usage"] = self._summed_usage("input", "output")
         if stop == "incomplete":
             changed |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return changed
@@ -466,27 +418,17 @@ def _is_stored(request: ClientRequest) -> bool:
     return bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top
 
 
-def _is_structured(request: ClientRequest) -> bool:
-    text = value_of(request.top["text"]) if "text" in request.top else None
-    form = text.get("format") if isinstance(text, dict) else None
-    return isinstance(form, dict) and form.get("type") in ("json_schema", "json_object")
+def _error_event(code: str, message: str) -> bytes:
+    return event(bytes(raw_of({"type": "error", "code": code, "message": message, "param": None})), "error")
 
 
 def _key(item: Mapping[str, Any]) -> str | None:
-    """Return the key of an item: what is encrypted in reasoning, or the id of a call."""
+    """Return the key of an item: the encrypted content of reasoning, or the id of a call."""
     if item.get("type") == "reasoning":
         value = item.get("encrypted_content") or item.get("id")
         return digest("reasoning", value) if isinstance(value, str) else None
     call_id = item.get("call_id")
     return digest("call", call_id) if isinstance(call_id, str) else None
-
-
-def _text(item: Any) -> str:
-    content = item.get("content") if isinstance(item, dict) else None
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "".join(str(one.get("text", "")) for one in parts if isinstance(one, dict))
 
 
 def _without_id(raw: Raw, item: Mapping[str, Any]) -> Raw:

@@ -1,4 +1,4 @@
-"""What is sent for a request: stubs in place of results, our tools behind the client's, and the ledger's messages in
+"""What is sent for a request: stubs in place of results, our tools after the client's, and the ledger's messages in
 place of answers that the client holds in part.
 
 What is sent for a conversation only ever grows. A conversation is adopted with its first request, and every decision
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw
 
-from coatcheck._toolkit import DESCRIPTIONS, Tool, function_of, known_as, toolkit
+from coatcheck._toolkit import DESCRIPTIONS, function_of, known_as, toolkit
 from coatcheck.errors import CoatcheckError, StoreError
 from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.externalize.blocks import ContentPart
@@ -45,17 +45,18 @@ _LOG: Final = logging.getLogger("coatcheck")
 _PREFIX: Final = "coatcheck_"
 _REMEMBERED: Final = 4_096
 _BYTES_PER_TOKEN: Final = 4
+_CALLS: Final = 8  # calls of our tools that are answered in one step
 _BREAKS: Final = 8  # times that thinking is left out of one conversation
 _PINNED: Final = ("max_tokens", "max_chars", "max_bytes", "preview_chars", "redact")
 _PRIVATE: Final = range(0xE000, 0xE800)
 
 
 class RefusedRequest(Exception):
-    """A request that must not be sent: its status, and what to do."""
+    """A request that must not be sent: its status, what to do, and Anthropic's code if there is one."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, code: str = "") -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.code = status, message, code
 
 
 @dataclass(slots=True)
@@ -70,16 +71,16 @@ class Judged:
 
 @dataclass(slots=True)
 class Outgoing:
-    """What is sent. `request` is None if the body cannot be read, `adoption` if the conversation is not changed."""
+    """What is sent for a request. `adoption` is None if the conversation is not changed."""
 
     body: bytes
-    request: ClientRequest | None = None
-    messages: list[Raw] = field(default_factory=list)
-    tools: list[Raw] = field(default_factory=list)
+    request: ClientRequest
+    messages: list[Raw]
+    tools: list[Raw]
     adoption: Adoption | None = None
     judged: list[Judged] = field(default_factory=list)
     replaced: int = 0
-    """Bytes of results that the client holds and that are not sent."""
+    """Bytes of results that the client keeps and that are not sent."""
     settings: dict[str, Any] = field(default_factory=dict)
     adopted: str = ""
     """The key of the adoption."""
@@ -98,12 +99,12 @@ class Outgoing:
 
 
 class Sender:
-    """Makes what is sent for the requests of one store. It remembers only what the ledger has and never changes."""
+    """Prepares what is sent for the requests of one store. It remembers only what the ledger has and never changes."""
 
     def __init__(self, *, mode: Mode, policy: Policy | None = None) -> None:
         self._mode = mode
         self._policy = policy
-        self._pins: BoundedCache[tuple[str, str], Mapping[str, Raw]] = BoundedCache(_REMEMBERED)
+        self.pins: BoundedCache[tuple[str, str], Mapping[str, Raw]] = BoundedCache(_REMEMBERED)
         self._foreign: BoundedCache[tuple[str, str], bool] = BoundedCache(_REMEMBERED)
 
     def outgoing(
@@ -141,14 +142,15 @@ class Sender:
         if refused is not None:
             raise RefusedRequest(400, refused)
         try:
-            sending = _Sending(self, api, request, session, ledger, adoption, place)
-            return sending.done(first, api.renaming(link))
+            policy = self._policy or configured(session.store.settings)
+            sending = _Sending(api, request, session, ledger, adoption, policy, self.pins, place)
+            return sending.done(first, link)
         except StoreError as error:
             raise RefusedRequest(503, f"the gateway cannot read its ledger: {mask(error.message)}") from error
 
     def _adopted(self, ledger: Ledger, key: tuple[str, str], first: str) -> Adoption | None:
-        found = self._pins.get(key) or ledger.find([first]).get(first)
-        return None if found is None else adoption_of(self._pins.keep(key, found))
+        found = self.pins.get(key) or ledger.find([first]).get(first)
+        return None if found is None else adoption_of(self.pins.keep(key, found))
 
     def _adopt(self, api: Api, request: ClientRequest, session: Session, ledger: Ledger, first: str) -> Adoption | None:
         """Adopt a new conversation, if the mode allows it."""
@@ -177,9 +179,8 @@ class Sender:
     def recovered(self, api: Api, outgoing: Outgoing, session: Session, error: bytes) -> bool:
         """Leave out thinking that the provider has refused with this error: from the first block that fails to the end.
         It stays out of all later requests. Return whether there is something else to send now."""
-        request = outgoing.request
-        keys = api.unbound(request, outgoing.messages, error) if request is not None and outgoing.adopted else []
-        if request is None or not keys:
+        keys = api.unbound(outgoing.request, outgoing.messages, error) if outgoing.adopted else []
+        if not keys:
             return False
         ledger, places = Ledger(session), _unbound_keys(outgoing.adopted)
         try:
@@ -191,53 +192,43 @@ class Sender:
             _LOG.warning("thinking that was refused cannot be left out: %s", mask(failure.message))
             return False
         outgoing.messages = api.without_thinking(outgoing.messages, keys)
-        outgoing.body = api.written(request, outgoing.messages, outgoing.tools, **outgoing.settings)
+        outgoing.body = api.written(outgoing.request, outgoing.messages, outgoing.tools, **outgoing.settings)
         return True
 
-    def policy_for(self, session: Session, adoption: Adoption, model: str) -> Policy:
-        policy = self._policy or configured(session.store.settings)
-        return replace(policy, **adoption.policy, read_tool=adoption.names["get"], model=policy.model or model or None)
 
-    def pin(self, place: str, key: str) -> Mapping[str, Raw] | None:
-        return self._pins.get((place, key))
-
-    def keep_pin(self, place: str, key: str, pin: Mapping[str, Raw]) -> Mapping[str, Raw]:
-        return self._pins.keep((place, key), pin)
-
-
+@dataclass(slots=True)
 class _Sending:
-    """One request of an adopted conversation."""
+    """One request of an adopted conversation. `pins` are the remembered ones; `place` names the session there."""
 
-    def __init__(
-        self,
-        sender: Sender,
-        api: Api,
-        request: ClientRequest,
-        session: Session,
-        ledger: Ledger,
-        adoption: Adoption,
-        place: str,
-    ) -> None:
-        self._sender = sender
-        self._api = api
-        self._request = request
-        self._session = session
-        self._ledger = ledger
-        self._adoption = adoption
-        self._place = place
-        self._policy = sender.policy_for(session, adoption, request.model)
-        looks_at_all = self._policy.is_named or any(rule != "never" for rule in self._policy.tools.values())
-        self._least = min(FIRST, self._policy.safe_chars) if looks_at_all else FIRST
+    api: Api
+    request: ClientRequest
+    session: Session
+    ledger: Ledger
+    adoption: Adoption
+    policy: Policy
+    pins: BoundedCache[tuple[str, str], Mapping[str, Raw]]
+    place: str
+    judged: list[Judged] = field(default_factory=list)
+    replaced: int = 0
+    _tools: dict[str, str] = field(init=False)
+    _least: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        adoption, policy, request = self.adoption, self.policy, self.request
+        named = policy.model or request.model or None
+        self.policy = policy = replace(policy, **adoption.policy, read_tool=adoption.names["get"], model=named)
+        looks_at_all = policy.is_named or any(rule != "never" for rule in policy.tools.values())
+        self._least = min(FIRST, policy.safe_chars) if looks_at_all else FIRST
         self._tools = {call_id: name for one in request.facts for call_id, name in one.calls}
-        self._judged: list[Judged] = []
-        self._replaced = 0
 
-    def done(self, adopted: str, renaming: dict[str, Any]) -> Outgoing:
-        request, api, adoption = self._request, self._api, self._adoption
+    def done(self, adopted: str, link: Mapping[str, Raw]) -> Outgoing:
+        """Return what is sent. `adopted` is the key of the adoption, `link` the record of the answer that the request
+        continues."""
+        request, api, adoption = self.request, self.api, self.adoption
         runs = list(_runs(request, joins=api.joins_answers))
         behind = next((end for start, end, is_answer in reversed(runs) if is_answer), 0)
         asked = {one.key for facts in request.facts for one in facts.results if one.size > self._least}
-        pins = {key: pin for key in asked if (pin := self._sender.pin(self._place, key)) is not None}
+        pins = {key: pin for key in asked if (pin := self.pins.get((self.place, key))) is not None}
         entry_keys = self._entry_keys(runs) if adoption.mode == "loop" else {}
         waiting = api.waiting_keys(request) if adoption.mode == "loop" else []
         may_think = (adoption.mode == "loop" and request.has_answers) or any(one.thinks for one in request.facts)
@@ -245,8 +236,8 @@ class _Sending:
         named = api.named_before(request)
         wanted = (asked - pins.keys()) | {key for keys in entry_keys.values() for _, key in keys}
         wanted |= {*unbound, *waiting, *([named] if named else [])}
-        found = self._ledger.find(wanted)
-        pins |= {key: self._sender.keep_pin(self._place, key, found[key]) for key in asked & found.keys()}
+        found = self.ledger.find(wanted)
+        pins |= {key: self.pins.keep((self.place, key), found[key]) for key in asked & found.keys()}
         sent = [one for key in waiting if key in found for one in items_of(found[key]["messages"])]
         is_behind_own, places = False, list[int]()
         for start, end, is_answer in runs:
@@ -269,50 +260,49 @@ class _Sending:
             sent = api.without_thinking(sent, left_out)
         tools = [*request.tools, *adoption.tools]
         settings = api.first_settings(request, list(adoption.names.values())) if adoption.mode == "loop" else {}
-        settings |= renaming
-        if named is not None and named in found:
-            settings |= api.with_last_id(request, found[named])
+        settings |= api.renaming(request, found.get(named or "", link))
         body = api.written(request, sent, tools, **settings)
-        return Outgoing(body, request, sent, tools, adoption, self._judged, self._replaced, settings, adopted, places)
+        return Outgoing(body, request, sent, tools, adoption, self.judged, self.replaced, settings, adopted, places)
 
     def _entry_keys(self, runs: Sequence[tuple[int, int, bool]]) -> dict[int, list[tuple[int | None, str]]]:
-        """Return the keys of each answer by its first message, in the order in which they count: the last value that it
-        has, then those before, then its text."""
+        """Return the keys of each answer by its first message, in order of precedence: its last value, then those
+        before, then its text."""
         found = {}
         for start, end, is_answer in runs:
             if not is_answer:
                 continue
-            facts = self._request.facts[start:end]
+            facts = self.request.facts[start:end]
             keys: list[tuple[int | None, str]] = []
             blocks = 0
             for one in facts:
                 keys += [(blocks + place, key) for place, key in one.keys]
                 blocks += one.blocks
             text = "".join(one.text for one in facts)
-            found[start] = [*reversed(keys), (None, self._request.text_key(text, start))]
+            found[start] = [*reversed(keys), (None, self.request.text_key(text, start))]
         return found
 
     def _with_results(self, number: int, pins: dict[str, Mapping[str, Raw]], *, is_new: bool) -> Raw:
-        """Return a message with what is sent of its results. Only results that no answer has followed are judged."""
-        raw, contents = self._request.messages[number], {}
-        for one in self._request.facts[number].results:
+        """Return a message with its results as they are sent. Only results that no answer has followed are judged."""
+        raw, contents = self.request.messages[number], {}
+        for one in self.request.facts[number].results:
             pin = pins.get(one.key)
             if pin is None and is_new and one.size > self._least:
                 pin = pins[one.key] = self._judge(raw, one)
             if pin is not None and "content" in pin:
                 contents[one.place] = pin["content"]
-                self._replaced += one.size - len(bytes(pin["content"]))
-        return self._api.with_results(raw, contents) if contents else raw
+                self.replaced += one.size - len(bytes(pin["content"]))
+        return self.api.with_results(raw, contents) if contents else raw
 
     def _judge(self, raw: Raw, result: HeldResult) -> Mapping[str, Raw]:
         """Decide about a result, and pin the decision. If the store fails, the result stays."""
-        content = self._api.result_content(raw, result)
+        content = self.api.result_content(raw, result)
         tool = self._tools.get(result.call_id)
-        if self._request.has_surrogates and any(ord(one) in _PRIVATE for one in str(content)):
+        if self.request.has_surrogates and any(ord(one) in _PRIVATE for one in str(content)):
             return {}
-        situation = Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + self._context())
-        outcome = self._session.externalize(
-            content, tool=tool, call_id=result.call_id, policy=self._policy, situation=situation, source=_SOURCE
+        context = sum(one.size for one in self.request.facts) // _BYTES_PER_TOKEN
+        situation = Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + context)
+        outcome = self.session.externalize(
+            content, tool=tool, call_id=result.call_id, policy=self.policy, situation=situation, source=_SOURCE
         )
         if outcome.failure is not None:
             return {}
@@ -324,55 +314,48 @@ class _Sending:
             judged.pointer = outcome.refs[0].pointer
             judged.stub_tokens = max(0, judged.tokens - outcome.tokens_saved)
         try:
-            pin = self._ledger.write(result.key, body)
+            pin = self.ledger.write(result.key, body)
         except CoatcheckError as error:
             _LOG.warning("a result stays, the decision about it cannot be stored: %s", mask(error.message))
             return self._written_anyway(result.key)
-        self._judged.append(judged)
-        return self._sender.keep_pin(self._place, result.key, pin)
+        self.judged.append(judged)
+        return self.pins.keep((self.place, result.key), pin)
 
     def _written_anyway(self, key: str) -> Mapping[str, Raw]:
         """Return a pin whose write failed but left it in the store."""
         try:
-            return self._ledger.find([key]).get(key, {})
+            return self.ledger.find([key]).get(key, {})
         except CoatcheckError:
             return {}
 
-    def _context(self) -> int:
-        return sum(one.size for one in self._request.facts) // _BYTES_PER_TOKEN
 
-
-class OwnTools:
-    """Answers calls of our tools in one session."""
-
-    def __init__(self, session: Session, names: Mapping[str, str], *, most: int) -> None:
-        prefix = names["get"].removesuffix("get_artifact")
-        self._tools: dict[str, Tool] = {tool.name: tool for tool in toolkit(session, prefix=prefix)}
-        self._most = most
-
-    def run(self, calls: Sequence[OwnCall], note: str = "") -> list[tuple[OwnCall, list[ContentPart]]]:
-        """Return the answer to each call. The last one ends with the note."""
-        answers = []
-        for number, call in enumerate(calls):
-            arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
-            if number < self._most:
-                parts = self._tools[call.name].parts(**{str(name): value for name, value in arguments.items()})
-            else:
-                parts = [ContentPart(f"[error: at most {self._most} calls at once are answered; call again]")]
-            answers.append((call, parts))
-        if note and answers:
-            last = answers[-1][1]
-            last[0] = replace(last[0], text=f"{last[0].text}\n{note}")
-        return answers
+def run_calls(
+    session: Session, names: Mapping[str, str], calls: Sequence[OwnCall], note: str
+) -> list[tuple[OwnCall, list[ContentPart]]]:
+    """Return the answer to each call of our tools. `names` are their names by purpose. The last answer ends with the
+    note."""
+    tools = {tool.name: tool for tool in toolkit(session, prefix=names["get"].removesuffix("get_artifact"))}
+    answers = []
+    for number, call in enumerate(calls):
+        arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+        if number < _CALLS:
+            parts = tools[call.name].parts(**arguments)
+        else:
+            parts = [ContentPart(f"[error: at most {_CALLS} calls at once are answered; call again]")]
+        answers.append((call, parts))
+    if note and answers:
+        last = answers[-1][1]
+        last[0] = replace(last[0], text=f"{last[0].text}\n{note}")
+    return answers
 
 
 def _unbound_keys(adopted: str) -> list[str]:
-    """Return the keys under which a conversation has what was left out of it, one for each time."""
+    """Return the keys of what was left out of a conversation, one for each time."""
     return [digest("unbound", adopted, str(number)) for number in range(_BREAKS)]
 
 
 def _own_tools(tools: Sequence[Raw]) -> Iterator[tuple[str, str]]:
-    """Yield purpose and name of our tools among those of a client, which may have them through MCP."""
+    """Yield the purpose and name of our tools among those of a client, which may have them through MCP."""
     for raw in tools:
         if any(words.encode() in bytes(raw) for words in DESCRIPTIONS):
             found = known_as(value_of(raw))

@@ -52,7 +52,7 @@ class EventSplitter:
             raise ValueError(f"an event has more than {self._limit:,} bytes")
 
     def rest(self) -> bytes:
-        """Return what is left behind the last complete event."""
+        """Return what is left after the last complete event."""
         return bytes(self._left)
 
 
@@ -63,7 +63,7 @@ def event(data: bytes, name: str = "") -> bytes:
 
 def _event(raw: bytes) -> Event:
     name, data = b"", []
-    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2:  # most events of OpenAI
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2:  # most of OpenAI's events
         return Event(raw, "", raw[6:-2])
     for line in _LINE.split(raw.removeprefix(_BOM)):
         field, _, value = line.partition(b":")

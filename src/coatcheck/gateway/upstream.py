@@ -1,8 +1,8 @@
 """The connection to a provider: `ProviderClient` sends a request, `ProviderAnswer` is the response with its body.
 
 Bytes and headers pass as they are. Nothing is followed, decoded or remembered: no redirects, no cookies, no proxy and
-no password from the environment. Certificates are verified with those that the system trusts. Only this module imports
-aiohttp.
+no password from the environment. Certificates are verified against those that the system trusts. Only this module
+imports aiohttp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HeaderList = list[tuple[bytes, bytes]]
 Content = bytes | AsyncIterator[bytes]
 CODING_ERRORS: Final = (zlib.error, zstd.ZstdError)
 _CONNECT: Final = 20.0
-_SILENT: Final = 600.0  # seconds after which a provider that sends nothing is given up
+_SILENT: Final = 600.0  # seconds after which we give up on a provider that sends nothing
 _IDLE: Final = 15.0  # seconds that a connection waits for the next request
 _HEAD: Final = 1 << 16  # bytes of a line or a field in the head of a response
 _PIECE: Final = 1 << 16  # bytes that are written at once: asyncio copies what the socket does not take
@@ -106,7 +106,7 @@ class ProviderAnswer:
         return b"".join([chunk async for chunk in self.plain_chunks()])
 
     def close(self) -> None:
-        """Close the response. Its connection is used again if the body was read to its end."""
+        """Close the response. Its connection is reused if the body was read to the end."""
         self._response.close()
 
 
@@ -122,9 +122,9 @@ class ProviderClient:
     async def send(
         self, method: str, address: str, target: str, headers: HeaderList, content: Content
     ) -> ProviderAnswer:
-        """Send a request to an address, which has no path of its own beyond a prefix, and return the answer with its
-        body still to read. `target` is the path with the query, as it came. Raises `ProviderFailure`, or `ValueError`
-        if a header cannot be sent."""
+        """Send a request to an address, which has no path except a prefix, and return the answer with its body unread.
+        `target` is the path with the query, as it came. Raises `ProviderFailure`, or `ValueError` if a header cannot be
+        sent."""
         if not target.startswith("/"):
             raise ValueError("the target of a request must begin with a slash")
         base = self._bases.setdefault(address, URL(address))

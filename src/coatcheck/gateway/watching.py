@@ -2,8 +2,8 @@
 
 One record for each answer, in the series `gateway:calls` of its session: what was new in the request, the answer, the
 usage that the provider reported, and what was or would have been saved. The figures are recorded like those of any
-other model call, so `coatcheck metrics` shows them. Everything runs after the answer, in a thread, and at most a moment
-later, so that several answers are written at once. A failure here never reaches a client. Headers are not recorded.
+other model call, so `coatcheck metrics` shows them. Everything runs in a thread, a moment after the answer, so that
+several answers are written at once. A failure here never reaches a client. Headers are not recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -38,6 +38,7 @@ from coatcheck.gateway.api import (
     Merger,
     Unreadable,
     fields_of,
+    object_field,
     raw_of,
     text_field,
     value_of,
@@ -45,6 +46,7 @@ from coatcheck.gateway.api import (
 from coatcheck.gateway.sending import Outgoing
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
+from coatcheck.messages.cache import without_marks
 from coatcheck.messages.cost import BoundedCache, Usage, usage_of
 from coatcheck.models import Prices, model
 from coatcheck.redaction import mask
@@ -57,14 +59,14 @@ if TYPE_CHECKING:
 
 SERIES: Final = "gateway:calls"
 EVENTS: Final = "gateway:events"
-"""The series with errors and broken prefixes alone, each with the number of its call: small, for lists."""
+"""The series with only errors and broken prefixes, each with the number of its call: small, for lists."""
 _NewRecord = tuple[str, bytes, int | None]
 _Work = Callable[["Exchange", float], "_Noted"]
 _CONVERSATIONS: Final = 1_024
 _LABELS: Final = ("api", "status")
 _DIGITS: Final = 32  # of the digest of a part
 _PAUSE: Final = 0.1  # seconds in which answers are gathered before they are recorded
-_QUEUED: Final = 4 << 20  # bytes of requests and answers that wait at most
+_QUEUED: Final = 4 << 20  # maximum bytes of requests and answers that wait
 _PER_TOKEN: Final = 4
 _LARGEST: Final = 16 << 20  # bytes of an answer that are read
 _KEPT: Final = 10_000  # calls of a session
@@ -74,38 +76,39 @@ _LOG: Final = logging.getLogger("coatcheck")
 
 @dataclass(slots=True)
 class Exchange:
-    """A request for an answer, as it was held and sent."""
+    """A request for an answer, and what is sent for it. With `is_count`, it only asks for its token count."""
 
     api: Api
     session: Session
-    request: ClientRequest
     outgoing: Outgoing
     started: float
     is_count: bool = False
 
 
+def _counted(text: str) -> Any:
+    """A figure that Prometheus gets, with this text."""
+    return field(default=0, metadata={"help": text})
+
+
 @dataclass(slots=True)
 class Figures:
-    """Sums over all answers. Costs are in the price of an input token."""
+    """Sums over all answers. Costs are multiples of the price of an input token."""
 
-    calls: int = 0
-    errors: int = 0
-    steps: int = 0
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    stubs: int = 0
-    tokens_saved: int = 0
-    """Tokens of results that were not sent, summed over all calls."""
-    reads: int = 0
-    """Further steps, in which the model read what was stored."""
-    tokens_could_save: int = 0
-    """Tokens of results that would have become stubs."""
-    broken_prefixes: int = 0
-    tokens_rewritten: int = 0
+    calls: int = _counted("Answers that were recorded.")
+    errors: int = _counted("Answers of providers with an error.")
+    steps: int = _counted("Calls of the model.")
+    input_tokens: int = _counted("Input tokens, as providers report them.")
+    cached_tokens: int = _counted("Input tokens from the cache.")
+    output_tokens: int = _counted("Output tokens.")
+    stubs: int = _counted("Results that became stubs.")
+    tokens_saved: int = _counted("Tokens of results that were not sent.")
+    reads: int = _counted("Further steps, in which the model read what was stored.")
+    tokens_could_save: int = _counted("Tokens of results that would have become stubs.")
+    broken_prefixes: int = _counted("Requests that did not begin like the one before.")
+    tokens_rewritten: int = _counted("Tokens that were sent again because of that.")
     cost: float = 0.0
     saved: float = 0.0
-    """What stubs saved, less what the further steps cost."""
+    """What stubs saved, minus what the further steps cost."""
 
     def add(self, other: Figures) -> None:
         for one in fields(self):
@@ -153,22 +156,6 @@ class _Known:
     hashed: Any = None
 
 
-_HELP: Final = {
-    "calls": "Answers that were recorded.",
-    "errors": "Answers of providers with an error.",
-    "steps": "Calls of the model.",
-    "input_tokens": "Input tokens, as providers report them.",
-    "cached_tokens": "Input tokens from the cache.",
-    "output_tokens": "Output tokens.",
-    "stubs": "Results that became stubs.",
-    "tokens_saved": "Tokens of results that were not sent.",
-    "reads": "Further steps, in which the model read what was stored.",
-    "tokens_could_save": "Tokens of results that would have become stubs.",
-    "broken_prefixes": "Requests that did not begin like the one before.",
-    "tokens_rewritten": "Tokens that were sent again because of that.",
-}
-
-
 class Watcher(Collector):
     """Records what passes. `figures` are the sums of this process, `answers` its answers by API and status. Both are
     given to Prometheus. No label is chosen by a client."""
@@ -197,7 +184,7 @@ class Watcher(Collector):
 
     def note_steps(self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]) -> None:
         """Note an answer that was joined from steps. `inside` are the messages of the steps that the client did not see
-        as they are, with our results; `last` are those of the last step, if none of our calls is in it."""
+        unchanged, with our results; `last` are those of the last step, if it has none of our calls."""
         if not merger.usages or not self._is_enabled:
             return
         answer = list(last) or {"role": "assistant", "content": "\n\n".join(merger.texts)}
@@ -219,8 +206,9 @@ class Watcher(Collector):
             answers.add_metric((api, str(status)), number)
         yield answers
         yield GaugeMetricFamily("coatcheck_gateway_requests_running", "Requests in progress.", self._running)
-        for name, text in _HELP.items():
-            yield CounterMetricFamily(f"coatcheck_gateway_{name}", text, getattr(self.figures, name))
+        for one in fields(Figures):
+            if text := one.metadata.get("help"):
+                yield CounterMetricFamily(f"coatcheck_gateway_{one.name}", text, getattr(self.figures, one.name))
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
@@ -291,7 +279,8 @@ class Watcher(Collector):
         at: float,
         inside: Sequence[Raw] = (),
     ) -> _Noted:
-        request, outgoing, session = exchange.request, exchange.outgoing, exchange.session
+        outgoing, session = exchange.outgoing, exchange.session
+        request = outgoing.request
         policy = self._policy or configured(session.store.settings)
         prices = policy.prices or model(request.model).prices
         parts, key = _parts(request), (session.store, session.session_id, request.first)
@@ -302,7 +291,7 @@ class Watcher(Collector):
         whole = self._known.keep(key, _Known(len(parts), _chain(hashed), parts, hashed)).chain
         figures, used = _figures(usages, outgoing, prices)
         figures.broken_prefixes, figures.tokens_rewritten = int(broke is not None), rewritten
-        could = [] if outgoing.adoption is not None else _could_leave(exchange, session, prices)
+        could = [] if outgoing.adoption is not None else _could_leave(exchange, prices)
         figures.tokens_could_save = sum(tokens - STUB_TOKENS for _, tokens, _ in could)
         with self._lock:
             self.figures.add(figures)
@@ -343,7 +332,7 @@ class Watcher(Collector):
         return None
 
     def _call(self, exchange: Exchange, body: dict[str, Any], at: float) -> _NewRecord:
-        request, session = exchange.request, exchange.session
+        request, session = exchange.outgoing.request, exchange.session
         policy = self._policy or configured(session.store.settings)
         head = {
             "v": 1, "at": round(at, 3), "seconds": round(at - exchange.started, 3), "api": exchange.api.name,
@@ -364,7 +353,7 @@ class Watcher(Collector):
     def _measures(
         self, exchange: Exchange, figures: Figures, used: Usage, could: Sequence[Any], at: float
     ) -> Iterator[_NewRecord]:
-        """Yield the figures of the answer as those of any other model call."""
+        """Yield the figures of the answer, like those of any other model call."""
         settings, outgoing = exchange.session.store.settings, exchange.outgoing
         if not settings["metrics.enabled"]:
             return
@@ -373,7 +362,7 @@ class Watcher(Collector):
             session=exchange.session.session_id,
             at=round(at, 3),
             release=settings["metrics.release"] or f"coatcheck {__version__}",
-            model=exchange.request.model[:200] or None,
+            model=outgoing.request.model[:200] or None,
             est_tokens=used.input_tokens or 0,
             tokens_saved=figures.tokens_saved,
             tokens_stubs=sum(one.stub_tokens for one in left),
@@ -396,11 +385,9 @@ def _event(call: int, body: dict[str, Any]) -> _NewRecord:
 
 
 def _error(data: bytes) -> dict[str, str]:
-    """Return type and message of a provider's error, without secrets."""
+    """Return the type and message of a provider's error, without secrets."""
     try:
-        value = value_of(data)
-        inner = value.get("error") if isinstance(value, dict) else None
-        found = inner if isinstance(inner, dict) else {}
+        found = object_field(fields_of(data), "error")
         return {"type": str(found.get("type"))[:100], "message": mask(str(found.get("message")))[:300]}
     except Unreadable:
         return {"type": "unreadable", "message": ""}
@@ -420,8 +407,7 @@ def _is_equal(one: _Part | HeldFacts, other: _Part | HeldFacts) -> bool:
 def _part(raw: Raw, what: str) -> _Part:
     data = bytes(raw)
     if b'"cache_control"' in data:
-        value = value_of(raw)
-        data = _unmarked(value)
+        data = bytes(raw_of(without_marks(value_of(raw))))
     if what == "tool":
         try:
             inner = fields_of(raw)
@@ -432,17 +418,8 @@ def _part(raw: Raw, what: str) -> _Part:
     return _Part(hashlib.blake2b(data, digest_size=16).hexdigest(), what, len(data))
 
 
-def _unmarked(value: Any) -> bytes:
-    def bare(one: Any) -> Any:
-        if isinstance(one, dict):
-            return {name: bare(inner) for name, inner in one.items() if name != "cache_control"}
-        return [bare(inner) for inner in one] if isinstance(one, list) else one
-
-    return bytes(raw_of(bare(value)))
-
-
 def _hashed(parts: _Parts, before: Any = None) -> Any:
-    """Return a hash over these parts, behind those that were hashed before."""
+    """Return a hash over these parts, after those that were hashed before."""
     hashed = hashlib.sha256() if before is None else before.copy()
     hashed.update("".join([one.digest[:_DIGITS] for one in parts]).encode())
     return hashed
@@ -453,8 +430,8 @@ def _chain(hashed: Any) -> str:
 
 
 def _compared(known: _Known | None, parts: _Parts) -> tuple[int, dict[str, Any] | None, int]:
-    """Return how many parts are as in the request before, where and why the prefix broke, and the tokens that are sent
-    again because of it."""
+    """Return how many parts are the same as in the request before, where and why the prefix broke, and the tokens that
+    are sent again because of it."""
     if known is None:
         return 0, None, 0
     if len(parts) >= known.count:
@@ -502,9 +479,9 @@ def _figures(usages: Sequence[Any], outgoing: Outgoing, prices: Prices) -> tuple
     return found, last
 
 
-def _could_leave(exchange: Exchange, session: Session, prices: Prices) -> list[tuple[str, int, float]]:
-    """Return tool, tokens and expected saving of each new result that a stub would pay for."""
-    request, api = exchange.request, exchange.api
+def _could_leave(exchange: Exchange, prices: Prices) -> list[tuple[str, int, float]]:
+    """Return the tool, tokens and expected saving of each new result for which a stub would pay off."""
+    request = exchange.outgoing.request
     behind = max((at + 1 for at, one in enumerate(request.facts) if one.side == "answer"), default=0)
     tools = {call_id: name for one in request.facts for call_id, name in one.calls}
     context = sum(one.size for one in request.facts) // _PER_TOKEN
@@ -514,10 +491,10 @@ def _could_leave(exchange: Exchange, session: Session, prices: Prices) -> list[t
             if result.size <= FIRST:
                 continue
             tool = tools.get(result.call_id, "")
-            content = api.result_content(request.messages[number], result)
+            content = exchange.api.result_content(request.messages[number], result)
             text = content if isinstance(content, str) else str(content)
             situation = Situation(context_tokens=context, prices=prices)
-            expected, limit = expected_costs(session, tool, situation, prices, None)
+            expected, limit = expected_costs(exchange.session, tool, situation, prices, None)
             tokens = round(roughly(text.encode("utf-8", "surrogatepass")))
             if expected is not None and tokens > limit:
                 found.append((tool[:200], tokens, round(expected.decided(tokens, limit).expected_saving, 1)))

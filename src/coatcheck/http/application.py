@@ -12,7 +12,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from functools import cache, partial
@@ -40,7 +40,7 @@ from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, StoreUnavai
 from coatcheck.http import definitions as d
 from coatcheck.http.credentials import Access, Keyring
 from coatcheck.http.openapi import HEADER, document
-from coatcheck.http.operations import OPERATIONS, Asked, Forbidden, Operation
+from coatcheck.http.operations import OPERATIONS, Asked, Forbidden, Operation, check_session
 from coatcheck.http.serving import bearer, problem, prove
 from coatcheck.http.streams import (
     SAFE,
@@ -66,9 +66,9 @@ EXPOSED: Final = (
 _LOG: Final = logging.getLogger("coatcheck")
 _CALLED: Final = "coatcheck.operation"
 _MAX_OPTIONS: Final = 100
-_UPLOADS: Final = 128  # that are read at once, each with a megabyte in memory
-_LARGE_BODIES: Final = 4  # of JSON, over a megabyte, that are in memory at once
-_LARGE: Final = 256 << 10  # bytes of a value from which it is externalized with the long calls
+_UPLOADS: Final = 128  # uploads that are read at once, each with a megabyte in memory
+_LARGE_BODIES: Final = 4  # JSON bodies over a megabyte that are in memory at once
+_LARGE: Final = 256 << 10  # bytes from which a value is externalized with the long calls
 _HEALTH: Final = (5.0, 1.0)  # seconds that the store has to answer, and for which its answer is kept
 _DEFAULT_TYPES: Final = ("", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain")
 _BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -87,7 +87,7 @@ def store_app(
     registry: CollectorRegistry | None = None,
     stall: float = STALL,
 ) -> Starlette:
-    """Return the application for a store. Tokens are those of the keyring; each opens the store of its tenant.
+    """Return the application for a store. Tokens come from the keyring; each opens the store of its tenant.
 
     `routes` are added, for example those of a console. `registry` gets the metrics. A client that sends or takes almost
     nothing for `stall` seconds is disconnected. The store stays open: the caller closes it."""
@@ -102,12 +102,14 @@ def store_app(
     ]
     app = Starlette(
         routes=[*own, *routes],
-        middleware=[Middleware(_Measured, meters=meters), Middleware(_RawPaths)],
-        exception_handlers={HTTPException: _http_problem, CoatcheckError: _coatcheck_problem, Exception: _unexpected},
+        middleware=[Middleware(meters.measured), Middleware(_by_raw_path)],
+        exception_handlers={
+            HTTPException: _http_problem,
+            CoatcheckError: lambda request, error: failure(error),
+            Exception: lambda request, error: _unexpected(),
+        },
     )
-    app.router.redirect_slashes = (
-        False  # a path with a slash at its end is another one: `…/artifacts/` is not a session
-    )
+    app.router.redirect_slashes = False  # `…/artifacts/` is not a session
     return app
 
 
@@ -115,7 +117,7 @@ def store_app(
 
 
 def failure(error: Exception) -> Response:
-    """Return the response for an error that was expected."""
+    """Return the response for an expected error."""
     if isinstance(error, CoatcheckError):
         status = CODES[error.code].http
         headers = {"retry_after": "5"} if isinstance(error, StoreUnavailable) and error.may_retry else {}
@@ -131,10 +133,6 @@ def _problem(status: int, code: str, message: str, hint: str = "", **headers: st
     return problem(status, code, message, hint, **{**SAFE, **headers})
 
 
-def _coatcheck_problem(request: Request, error: Exception) -> Response:
-    return failure(error)
-
-
 def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: "there is nothing at this path", 405: "this path does not allow the method"}
@@ -144,15 +142,15 @@ def _http_problem(request: Request, error: Exception) -> Response:
     return _problem(error.status_code, code, text, hints.get(error.status_code, ""), **(error.headers or {}))
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
-    return _problem(500, "error", "an unexpected error", "the log of the server has the details")
+def _unexpected() -> Response:
+    return _problem(500, "error", "an unexpected error", "see the server's log")
 
 
 # Paths
 
 
 class _Segment(Convertor[str]):
-    """One segment of a path, percent-encoded: a name may contain any character, `/` too."""
+    """One segment of a path, percent-encoded: a name may contain any character, even `/`."""
 
     regex = "[^/]+"
 
@@ -176,23 +174,23 @@ def decoded(text: str) -> str:
     raise InvalidArgument(f"{clip(text)} is not percent-encoded UTF-8", hint="encode each part of a path on its own")
 
 
-class _RawPaths:
-    """Middleware that routes by the path as it was sent. In the decoded one, `%2F` looks like the end of a segment."""
+def _by_raw_path(app: ASGIApp) -> ASGIApp:
+    """Return the application with requests routed by the path as it was sent. In the decoded path, `%2F` looks like the
+    end of a segment."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope.get("raw_path") is not None:
             scope["path"] = scope["raw_path"].decode("latin-1")
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return route
 
 
 # Metrics
 
 
 class _Meters:
-    """The metrics of a server. Labels are names of operations and statuses: nothing that a client has chosen."""
+    """The metrics of a server. No label is chosen by a client: they are names of operations, and statuses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -210,39 +208,35 @@ class _Meters:
             "coatcheck_http_abandoned", "Requests whose client left or was too slow.", registry=registry
         )
 
-    async def measure(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        status, began = 0, time.perf_counter()
+    def measured(self, app: ASGIApp) -> ASGIApp:
+        """Return the application with its requests measured."""
 
-        async def sent(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                self._sent.inc(len(message.get("body", b"")))
-            await send(message)
+        async def measure(scope: Scope, receive: Receive, send: Send) -> None:
+            status, began = 0, time.perf_counter()
 
-        with self._running.track_inprogress():
-            try:
-                await app(scope, receive, sent)
-            except Exception:
-                status = status or 500
-                raise
-            finally:
-                name = scope.get(_CALLED, "none")
-                self._requests.labels(name, str(status or "none")).inc()
-                self._seconds.labels(name).observe(time.perf_counter() - began)
+            async def sent(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                else:
+                    self._sent.inc(len(message.get("body", b"")))
+                await send(message)
 
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            with self._running.track_inprogress():
+                try:
+                    await app(scope, receive, sent)
+                except Exception:
+                    status = status or 500
+                    raise
+                finally:
+                    name = scope.get(_CALLED, "none")
+                    self._requests.labels(name, str(status or "none")).inc()
+                    self._seconds.labels(name).observe(time.perf_counter() - began)
 
-class _Measured:
-    def __init__(self, app: ASGIApp, meters: _Meters) -> None:
-        self._app = app
-        self._meters = meters
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        else:
-            await self._meters.measure(self._app, scope, receive, send)
+        return measure
 
 
 # Requests
@@ -256,7 +250,7 @@ class _Endpoint:
         self._operations = operations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        operation = self._operations[_method(scope, self._operations)]
+        operation = self._operations.get(scope["method"]) or self._operations["GET"]  # for HEAD
         scope[_CALLED] = operation.name
         has_begun = False
 
@@ -278,12 +272,7 @@ class _Endpoint:
         except Exception as error:  # noqa: BLE001 - whatever it is, a client must not see it, nor the log its secrets
             _LOG.error("unexpected error in %s: %s", operation.name, mask("".join(format_exception(error))))
             if not has_begun:
-                await _unexpected(Request(scope), error)(scope, receive, sent)
-
-
-def _method(scope: Scope, operations: Mapping[str, Operation]) -> str:
-    method: str = scope["method"]
-    return "GET" if method == "HEAD" and method not in operations else method
+                await _unexpected()(scope, receive, sent)
 
 
 class _Api:
@@ -298,11 +287,9 @@ class _Api:
         self.meters = meters
         self._probe: asyncio.Task[object] | None = None
         self._probed = 0.0
-        self._special: dict[str, Callable[[Operation, Scope, Receive, Access], Any]] = {
-            "put_artifact": self._put,
-            "get_artifact": self._get,
-            "metrics": self._metrics,
-        }
+        self._special: dict[str, Callable[[Scope, Receive, Access], Awaitable[ASGIApp]]] = {
+            "put_artifact": self._put, "get_artifact": self._get, "metrics": self._metrics,
+        }  # fmt: skip
 
     async def answer(self, operation: Operation, scope: Scope, receive: Receive) -> ASGIApp:
         """Return the answer to a request. Raises the errors that `failure` knows."""
@@ -317,8 +304,7 @@ class _Api:
         prove(scope)
         self._check(operation, scope, access)
         if operation.name in self._special:
-            found: ASGIApp = await self._special[operation.name](operation, scope, receive, access)
-            return found
+            return await self._special[operation.name](scope, receive, access)
         kind = operation.query or d.NoOptions
         query = validated(kind, query_of(scope, kind))
         path, headers = dict(scope["path_params"]), Headers(scope=scope)
@@ -326,7 +312,7 @@ class _Api:
             return await self._called(operation, access, path, query, b"")
         if (refusal := _refused_type(headers, json_only=True)) is not None:
             return refusal
-        async with AsyncExitStack() as stack:  # a large body keeps its turn until it was processed
+        async with AsyncExitStack() as stack:  # a large body keeps its turn until it is processed
             turn = partial(stack.enter_async_context, self._large)
             data = await whole_body(receive, headers, most=operation.max_body, stall=self._stall, turn=turn)
             return await self._called(operation, access, path, query, data)
@@ -335,9 +321,8 @@ class _Api:
     def _check(operation: Operation, scope: Scope, access: Access) -> None:
         if operation.scope is not None and not access.allows(operation.scope):
             raise Forbidden(f"this needs a token with the scope {operation.scope}; this one has {access.scope}")
-        session_id = scope["path_params"].get("session_id")
-        if session_id is not None and not access.covers(session_id):
-            raise Forbidden(f"this token is only for sessions {access.limits}")
+        if (session_id := scope["path_params"].get("session_id")) is not None:
+            check_session(access, session_id)
 
     def _store_of(self, access: Access) -> Store:
         return self._store if access.tenant is None else self._store.tenant(access.tenant)
@@ -360,14 +345,13 @@ class _Api:
         is_long = operation.lane == "long" or (operation.lane == "by size" and len(data) > _LARGE)
         return await (in_long_thread if is_long else in_thread)(work)
 
-    async def _put(self, operation: Operation, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
-        """Stream the body into the store. What is small goes in one piece, without a thread that waits for it."""
-        assert operation.query is not None
+    async def _put(self, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
+        """Stream the body into the store. A small body goes in one piece, without a thread that waits for it."""
         headers = Headers(scope=scope)
         if (refusal := _refused_type(headers, json_only=False)) is not None:
             return refusal
-        given = options_of_headers(headers, operation.query) | query_of(scope, operation.query)
-        about = dict(vars(validated(operation.query, given)))
+        given = options_of_headers(headers, d.PutOptions) | query_of(scope, d.PutOptions)
+        about = dict(vars(validated(d.PutOptions, given)))
         upload = Upload(receive, stall=self._stall, is_text=about.pop("codec") == "text")
         session_id = scope["path_params"]["session_id"]
 
@@ -376,21 +360,20 @@ class _Api:
 
         async with self._uploads:
             try:
-                head = await upload.next(CHUNK)
-                if upload.is_complete:
-                    stored = await in_thread(put, head.decode() if upload.is_text else io.BytesIO(head))
+                if await upload.fits(CHUNK):
+                    data = await upload.next(CHUNK)
+                    stored = await in_thread(put, data.decode() if upload.is_text else io.BytesIO(data))
                 else:
-                    stored = await in_stream_thread(put, upload.rest_after(head))
+                    stored = await in_stream_thread(put, upload)
             finally:
                 upload.abandon()
                 self.meters.received.inc(upload.size)
         place = f"/api/v1/sessions/{quote(session_id, safe='')}/artifacts/{stored.pointer}"
         return _answered(201, stored, location=place, etag=f'"{stored.artifact_id}"')
 
-    async def _get(self, operation: Operation, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
+    async def _get(self, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
         """Send content: all of it, a range, or nothing new."""
-        assert operation.query is not None
-        options: d.GetOptions = validated(operation.query, query_of(scope, operation.query))
+        options: d.GetOptions = validated(d.GetOptions, query_of(scope, d.GetOptions))
         headers, path = Headers(scope=scope), scope["path_params"]
         session = await in_thread(lambda: self._store_of(access).session(path["session_id"]))
         found = await in_reading_thread(session, path["target"], {}, partial(ContentBody.of, session, path["target"]))
@@ -405,12 +388,12 @@ class _Api:
             return refusal
         return Download(found, span, text=options.text, is_head=is_head, stall=self._stall)
 
-    async def _metrics(self, operation: Operation, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
+    async def _metrics(self, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
         text = await in_thread(generate_latest, self.meters.registry)
         return Response(text, headers={**SAFE, "content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"})
 
     async def _health(self) -> Response:
-        """Ask the store something small. Only one such question is open at a time, however many ask for it."""
+        """Ask the store something small. Only one such check runs at a time, however many clients ask for it."""
         patience, kept = _HEALTH
         probe = self._probe
         if probe is None or (probe.done() and time.monotonic() > self._probed + kept):
@@ -433,7 +416,7 @@ class _Api:
 def _preconditions(found: ContentBody, headers: Headers, *, is_head: bool) -> tuple[Response | None, Any]:
     """Return an answer without content, if the conditions of a request ask for it, and the range that it asks for."""
     if "if-match" in headers and not has_tag(headers["if-match"], found.etag, strong=True):
-        return _problem(412, _CODES[412], "the content has another ETag", "get it again", etag=found.etag), None
+        return _problem(412, _CODES[412], "the ETag does not match", "get it again", etag=found.etag), None
     if "if-none-match" in headers and has_tag(headers["if-none-match"], found.etag):
         return Response(None, 304, found.headers()), None
     if is_head or "range" not in headers:
@@ -520,7 +503,7 @@ def query_of(scope: Scope, kind: type) -> dict[str, Any]:
 
 def options_of_headers(headers: Headers, kind: type) -> dict[str, Any]:
     """The arguments of a put that are headers, percent-encoded. Content-Type is the media type, unless it is one that
-    clients send without being asked."""
+    clients send by default."""
     given: dict[str, Any] = {}
     for one in fields(kind):
         value = headers.get(HEADER + one.name.replace("_", "-"))

@@ -1,12 +1,12 @@
-"""Bearer tokens: which store, which sessions and which operations each of them opens.
+"""Bearer tokens: which store, sessions and operations each of them gives access to.
 
 A tokens file is TOML with one table for each token. It has the SHA-256 of the token, never the token itself:
 
     [ci]
     sha256 = "9f86d081884c7d65…"
-    scope = "write"        # read, write or admin, each with the ones before it; or metrics, for /metrics alone
+    scope = "write"        # read, write or admin, each with the ones before it; or metrics, only for /metrics
     tenant = "acme"        # without it, the store itself
-    sessions = "ci-"       # only sessions whose ids begin like this
+    sessions = "ci-"       # only sessions whose ids begin with this
 
 The file is read again when it changes, so a token is revoked by removing its table.
 """
@@ -55,19 +55,19 @@ class Access:
     sessions: str = ""
 
     def allows(self, needed: TokenScope) -> bool:
-        """Whether an operation of this scope is allowed. Metrics are about all tenants, so that they need a scope of
-        their own, or an administrator of everything."""
+        """Whether an operation of this scope is allowed. Metrics cover all tenants, so they need a scope of their own,
+        or an administrator of the whole store."""
         if needed == METRICS:
             return self.scope == METRICS or (self.scope == "admin" and self.tenant is None and not self.sessions)
         return self.scope in SCOPES and SCOPES.index(self.scope) >= SCOPES.index(needed)
 
     def covers(self, session_id: str) -> bool:
-        """Whether the holder may use a session. Those of the store itself are for administrators."""
+        """Whether the holder may use a session. The store's own sessions are for administrators."""
         return session_id.startswith(self.sessions) and (self.scope == "admin" or not session_id.startswith(_INTERNAL))
 
     @property
     def limits(self) -> str:
-        """In words, which sessions the holder may use."""
+        """The sessions that the holder may use, in words."""
         return f"that begin with {clip(self.sessions)}" if self.sessions else "of agents, not those of the store itself"
 
 
@@ -142,7 +142,7 @@ def read_tokens(file: Path) -> dict[str, Access]:
     except OSError as error:
         raise InvalidArgument(f"cannot read {file}: {error.strerror}", hint="name a file of tokens") from error
     if stat.S_ISREG(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidArgument(f"others can write {file}, and so could add tokens", hint=f"chmod 600 {file}")
+        raise InvalidArgument(f"{file} is writable by others, who could add tokens", hint=f"chmod 600 {file}")
     if len(data) > _LARGEST_FILE:
         raise InvalidArgument(f"{file} has more than {_LARGEST_FILE:,} bytes", hint="name a file of tokens")
     return _parsed(data, str(file))
@@ -177,7 +177,7 @@ def add_token(file: Path, access: Access) -> str:
     token = new_token()
     digest = digest_of_token(token)
     if file.exists() and any(known.name == access.name for known in read_tokens(file).values()):
-        raise InvalidArgument(f"{file} has a token {access.name} already", hint="choose another name, or remove it")
+        raise InvalidArgument(f"{file} already has a token {access.name}", hint="choose another name, or remove it")
     fields = {"sha256": digest, "scope": access.scope, "tenant": access.tenant, "sessions": access.sessions or None}
     lines = [f"{key} = {_quoted(value)}" for key, value in fields.items() if value is not None]
     block = "\n".join((f"[{access.name}]", *lines, ""))
@@ -191,7 +191,7 @@ def add_token(file: Path, access: Access) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. It is a JSON string, but for one control character."""
+    """A TOML string. It is a JSON string, except for one control character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -11,7 +11,7 @@ import base64
 import binascii
 import json
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
@@ -23,7 +23,6 @@ from coatcheck.storage import SessionInfo
 
 MAX_PAGE: Final = 1_000
 MAX_READ: Final = 1_000_000
-CLOSED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 KindName = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
@@ -53,10 +52,15 @@ def _about(description: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PutOptions:
-    """What is known about the content of a put. Everything that is not given is detected."""
+class NoOptions:
+    """No arguments. All types of arguments derive from this one, so that unknown arguments are refused."""
 
-    __pydantic_config__ = CLOSED
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PutOptions(NoOptions):
+    """What is known about the content of a put. Everything that is not given is detected."""
 
     name: Annotated[Text, _about("Name in the session; the newest put under a name wins.")] | None = None
     kind: KindName | None = None
@@ -72,22 +76,13 @@ class PutOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoOptions:
-    __pydantic_config__ = CLOSED
-
-
-@dataclass(frozen=True, kw_only=True)
-class GetOptions:
-    __pydantic_config__ = CLOSED
-
+class GetOptions(NoOptions):
     text: Annotated[bool, _about("Answer as text/plain in UTF-8 instead of application/octet-stream.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(NoOptions):
     """What to read: slices, a grep, a query, a diff, or the beginning. See the page about reading."""
-
-    __pydantic_config__ = CLOSED
 
     lines: Annotated[str, _about('Lines, counted from 1: "4100:4160", "-50:", "10:40,200:220".')] | None = None
     chars: Annotated[str, _about('Characters, counted from 0, end excluded: "0:2000".')] | None = None
@@ -106,24 +101,18 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreviewOptions:
-    __pydantic_config__ = CLOSED
-
+class PreviewOptions(NoOptions):
     limit: Annotated[int, Field(ge=1, le=10_000, description="Maximum number of characters.")] = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    __pydantic_config__ = CLOSED
-
+class SearchOptions(NoOptions):
     q: Annotated[str, Field(min_length=1, max_length=4_000, pattern=r"\S", description="Words to search for.")]
     limit: Annotated[int, Field(ge=1, le=100, description="Maximum number of hits.")] = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    __pydantic_config__ = CLOSED
-
+class ListOptions(NoOptions):
     limit: PageSize = 50
     after: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="`next` of the page before.")] | None = None
     name: Annotated[Text, _about("List what was put under this name. Cannot be combined with after.")] | None = None
@@ -131,18 +120,14 @@ class ListOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionsOptions:
-    __pydantic_config__ = CLOSED
-
+class SessionsOptions(NoOptions):
     limit: PageSize = 50
     after: Annotated[str, _about("`next` of the page before.")] | None = None
-    prefix: Annotated[str, _about("Only sessions whose ids begin like this.")] = ""
+    prefix: Annotated[str, _about("Only sessions whose ids begin with this text.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectOptions:
-    __pydantic_config__ = CLOSED
-
+class CollectOptions(NoOptions):
     dry_run: Annotated[bool, _about("Only report what would be removed.")] = False
 
 
@@ -150,10 +135,8 @@ class CollectOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionBody:
+class SessionBody(NoOptions):
     """Options of a session. Those that are not given stay as they were."""
-
-    __pydantic_config__ = CLOSED
 
     ttl: Annotated[
         ExactSeconds | Literal["none"] | None, _about('Seconds after the last use until it expires; "none" for never.')
@@ -165,17 +148,13 @@ class SessionBody:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrantBody:
-    __pydantic_config__ = CLOSED
-
+class GrantBody(NoOptions):
     to: Annotated[Text, _about("The session that is to see the artifact.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyBody:
+class PolicyBody(NoOptions):
     """Changes to the configured policy: when a value becomes a stub, and what the stub looks like."""
-
-    __pydantic_config__ = CLOSED
 
     max_tokens: Positive | None = None
     max_chars: Positive | None = None
@@ -188,9 +167,7 @@ class PolicyBody:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExternalizeBody:
-    __pydantic_config__ = CLOSED
-
+class ExternalizeBody(NoOptions):
     value: Annotated[Any, _about("The result of a tool: text, any JSON value, or a list of content blocks.")]
     tool: Text | None = None
     call_id: Text | None = None
@@ -198,6 +175,15 @@ class ExternalizeBody:
 
 
 # Answers
+
+
+@dataclass(frozen=True)
+class Answer:
+    @classmethod
+    def like(cls, source: object, **others: Any) -> Self:
+        """Return an answer with the members of `source` that have the same names, and the `others`."""
+        names = [one.name for one in fields(cls) if one.name not in others]
+        return cls(**{name: getattr(source, name) for name in names}, **others)
 
 
 @dataclass(frozen=True)
@@ -219,7 +205,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Artifact:
+class Artifact(Answer):
     """One artifact as one session has it."""
 
     pointer: str
@@ -243,11 +229,8 @@ class Artifact:
 
     @classmethod
     def of(cls, ref: Ref) -> Artifact:
-        return cls(
-            ref.pointer, ref.artifact_id, ref.session_id, ref.name, ref.kind, ref.media_type, ref.size_bytes,  # type: ignore[arg-type]
-            ref.codec, ref.summary, ref.tool, ref.call_id, ref.producer, list(ref.parents), str(iso_time(ref.created)),
-            iso_time(ref.expires), ref.pinned, ref.granted_by, ref.request,
-        )  # fmt: skip
+        times = {"created_at": iso_time(ref.created), "expires_at": iso_time(ref.expires)}
+        return cls.like(ref, parents=list(ref.parents), **times)
 
 
 @dataclass(frozen=True)
@@ -257,7 +240,7 @@ class ArtifactList:
 
 
 @dataclass(frozen=True)
-class SessionAnswer:
+class SessionAnswer(Answer):
     session_id: str
     parent: str | None
     ttl: float | None
@@ -269,8 +252,9 @@ class SessionAnswer:
 
     @classmethod
     def of(cls, info: SessionInfo) -> SessionAnswer:
-        times = [str(iso_time(info.created)), str(iso_time(info.used)), iso_time(info.expires())]
-        return cls(info.session_id, info.parent, info.ttl, info.quota, info.used_bytes, *times)  # type: ignore[arg-type]
+        times = {"created_at": info.created, "used_at": info.used, "expires_at": info.expires()}
+        shown = {name: iso_time(moment) for name, moment in times.items()}
+        return cls.like(info, quota_bytes=info.quota, **shown)
 
 
 @dataclass(frozen=True)
@@ -285,7 +269,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class PageAnswer:
+class PageAnswer(Answer):
     """One page of an artifact. `shown` says which part of the whole it is."""
 
     text: str
@@ -299,7 +283,7 @@ class PageAnswer:
 
 
 @dataclass(frozen=True)
-class PreviewAnswer:
+class PreviewAnswer(Answer):
     text: str
     shown: str
     ask: Annotated[str, _about("Arguments of the first read that suits the content.")]
@@ -326,7 +310,7 @@ class HitList:
 
 
 @dataclass(frozen=True)
-class Externalized:
+class Externalized(Answer):
     """What a model gets of a value."""
 
     text: Annotated[str, _about("What the model gets, as text.")]
@@ -339,7 +323,7 @@ class Externalized:
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(Answer):
     sessions: int
     refs: int
     artifacts: int
@@ -350,7 +334,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Collected:
+class Collected(Answer):
     dry_run: bool
     refs: int
     artifacts: int

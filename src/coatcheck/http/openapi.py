@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the table of operations and the types that validate their requests."""
+"""The OpenAPI document, generated from the table of operations and the types that validate their requests."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The operations of the HTTP API: one table, of which the routes, their validation and the OpenAPI document are made.
+"""The operations of the HTTP API: one table that defines the routes, their validation and the OpenAPI document.
 
 Most operations are a function of `Asked` that runs in a thread and returns an answer of `definitions`. Uploads, content
-and what concerns the server itself are written in `application`; they are in the table with their types alone.
+and operations on the server itself are in `application`; the table has only their types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from coatcheck.errors import CoatcheckError, InvalidArgument, NotFound
@@ -16,7 +16,7 @@ from coatcheck.http import definitions as d
 from coatcheck.http.credentials import Access, TokenScope
 from coatcheck.ids import clip
 from coatcheck.session import Session
-from coatcheck.storage import SessionInfo
+from coatcheck.storage import ANY_SESSION, SessionFilter, SessionInfo
 from coatcheck.store import Store
 
 Lane = Literal["short", "long", "reading", "by size"]
@@ -32,6 +32,12 @@ _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 
 class Forbidden(Exception):
     """The token does not allow this. The message says what it lacks."""
+
+
+def check_session(access: Access, session_id: str) -> None:
+    """Check that a token covers a session."""
+    if not access.covers(session_id):
+        raise Forbidden(f"this token is only for sessions {access.limits}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,11 @@ class Asked:
     def target(self) -> str:
         return self.path["target"]
 
-    def check_session(self, session_id: str) -> None:
-        """Check that the token covers a session."""
-        if not self.access.covers(session_id):
-            raise Forbidden(f"this token is only for sessions {self.access.limits}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One operation. `scope` is what its token must allow, None if it needs none; `answers` are types by status, None
-    for an answer that is not JSON; `errors` are those that it may have besides the ones that all have."""
+    for an answer that is not JSON; `errors` are those that it may return besides the common ones."""
 
     name: str
     methods: tuple[str, ...]
@@ -93,22 +94,38 @@ def list_sessions(asked: Asked) -> d.SessionList:
         if not own.startswith(prefix):
             return d.SessionList([], None)
         prefix = own
-    before = None if options.after is None else d.parse_place(options.after)
-    wanted, found = options.limit + 1, list[SessionInfo]()
-    while len(found) < wanted and (page := asked.store.session_page(prefix=prefix, before=before, limit=wanted)):
-        found += [info for info in page if asked.access.covers(info.session_id)]
-        before = page[-1].created, page[-1].session_id
-    shown = found[: options.limit]
-    return d.SessionList(
-        list(map(d.SessionAnswer.of, shown)), d.place_after(shown[-1]) if found[len(shown) :] else None
+    shown, following = covered_sessions(
+        asked.store, asked.access, prefix=prefix, after=options.after, limit=options.limit
     )
+    return d.SessionList(list(map(d.SessionAnswer.of, shown)), following)
+
+
+def covered_sessions(
+    store: Store,
+    access: Access,
+    *,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    wanted: SessionFilter = ANY_SESSION,
+) -> tuple[list[SessionInfo], str | None]:
+    """Return a page of the sessions that a token covers, newest first, and the cursor of the next page."""
+    before = None if after is None else d.parse_place(after)
+    found: list[SessionInfo] = []
+    while len(found) <= limit:
+        page = store.session_page(prefix=prefix, before=before, limit=limit + 1, wanted=wanted)
+        found += [info for info in page if access.covers(info.session_id)]
+        if len(page) <= limit:
+            break
+        before = page[-1].created, page[-1].session_id
+    return found[:limit], d.place_after(found[limit - 1]) if len(found) > limit else None
 
 
 def open_session(asked: Asked) -> d.SessionAnswer:
     options: d.SessionBody = asked.body
     session_id, given = asked.path["session_id"], dict[str, Any]()
     if options.parent is not None:
-        asked.check_session(options.parent)
+        check_session(asked.access, options.parent)
         given["parent"] = options.parent
     if options.ttl is not None:
         given["ttl"] = None if options.ttl == "none" else options.ttl
@@ -167,19 +184,15 @@ def forget_artifact(asked: Asked) -> None:
 
 
 def read_artifact(asked: Asked) -> d.PageAnswer:
-    page = asked.session.read(asked.target, **vars(asked.query))
-    return d.PageAnswer(
-        page.text, page.shown, page.pointer, page.cursor, page.derived, page.matches, page.matches_exact, page.instead
-    )
+    return d.PageAnswer.like(asked.session.read(asked.target, **vars(asked.query)))
 
 
 def preview_artifact(asked: Asked) -> d.PreviewAnswer:
-    found = asked.session.preview(asked.target, limit=asked.query.limit)
-    return d.PreviewAnswer(found.text, found.shown, found.ask, found.part)
+    return d.PreviewAnswer.like(asked.session.preview(asked.target, limit=asked.query.limit))
 
 
 def grant_artifact(asked: Asked) -> d.Artifact:
-    asked.check_session(asked.body.to)
+    check_session(asked.access, asked.body.to)
     return d.Artifact.of(asked.session.grant(asked.target, to=asked.body.to))
 
 
@@ -201,10 +214,8 @@ def externalize(asked: Asked) -> d.Externalized:
     outcome = asked.session.externalize(
         body.value, tool=body.tool, call_id=body.call_id, policy=policy, source=ResultSource("http")
     )
-    return d.Externalized(
-        outcome.text, outcome.content, outcome.is_stub, list(map(d.Artifact.of, outcome.refs)), outcome.tokens_saved,
-        outcome.failure, outcome.why.reason if outcome.why else None,
-    )  # fmt: skip
+    artifacts = list(map(d.Artifact.of, outcome.refs))
+    return d.Externalized.like(outcome, artifacts=artifacts, reason=outcome.why.reason if outcome.why else None)
 
 
 def _policy(policy: Policy, body: d.PolicyBody | None) -> Policy:
@@ -216,13 +227,12 @@ def _policy(policy: Policy, body: d.PolicyBody | None) -> Policy:
 
 
 def statistics(asked: Asked) -> d.Statistics:
-    return d.Statistics(**asdict(asked.store.stats()))
+    return d.Statistics.like(asked.store.stats())
 
 
 def collect(asked: Asked) -> d.Collected:
     report = asked.store.collect(dry_run=asked.query.dry_run)
-    counts = {name: value for name, value in asdict(report).items() if name != "problems"}
-    return d.Collected(**counts, problems=len(report.problems))
+    return d.Collected.like(report, problems=len(report.problems))
 
 
 _FOUND: Final = (404, 409, 410)  # errors of an operation that looks up an artifact

@@ -1,8 +1,8 @@
 """Run an ASGI application as a server that web pages and strangers can reach: `LocalServer`.
 
 Any web page open on this machine can send requests to 127.0.0.1, and use any host name for it. So the Host header is
-checked, and an Origin must be allowed, before anything else. Connections without a token are closed after some seconds.
-The store over HTTP, the MCP server and the gateway share this; paths and tokens belong to the application.
+checked, and an Origin must be allowed, before anything else. Connections without a token are closed after a few
+seconds. The store over HTTP, the MCP server and the gateway share this; paths and tokens belong to the application.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BACKLOG: Final = 128
 _ACCEPT: Final = 16  # connections that are accepted before the oldest are closed
 _BEARER: Final = "bearer "
 _LARGEST_HEAD: Final = 1 << 16  # bytes of the request line and the headers
-_PROOF: Final = 10.0  # seconds for the token to come
+_PROOF: Final = 10.0  # seconds for the token to arrive
 _PROVEN: Final = "coatcheck.proven"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@,]+")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
@@ -84,8 +84,8 @@ def prove(scope: Scope) -> None:
 class LocalServer:
     """A listening socket, and the checks that each request must pass before an application gets it.
 
-    `hosts` are further host names that clients use, for example that of a reverse proxy, with a port or for any port;
-    `origins` are those of web pages that may send requests. With `relays`, responses are those of another server: they
+    `hosts` are further host names that clients use, for example a reverse proxy's, with a port or for any port;
+    `origins` are those of web pages that may send requests. With `relays`, responses come from another server: they
     have their own date, and one that breaks off is not logged. At most `max_unproven` connections wait for their token.
     A context manager that closes the socket."""
 
@@ -135,7 +135,7 @@ class LocalServer:
         self._listener.close()
 
     def run(self, app: ASGIApp, *, grace: int) -> None:
-        """Serve until a signal ends it. Requests in progress then have `grace` seconds."""
+        """Serve until a signal ends it. Requests in progress then get `grace` seconds."""
         signal.signal(signal.SIGTERM, _leave)  # uvicorn raises the signal again when it is done
         self.prepared(app, grace=grace).run()
 
@@ -176,7 +176,7 @@ class LocalServer:
         if len(hosts) != 1 or not self._is_ours(hosts[0].lower()):
             return problem(403, "forbidden", f"foreign Host header: {_FOREIGN}", "connect to the printed address")
         if len(origins) > 1 or (origins and origins[0] not in self._origins):
-            return problem(403, "forbidden", f"foreign Origin header: {_FOREIGN}", "allow the origin at the start")
+            return problem(403, "forbidden", f"foreign Origin header: {_FOREIGN}", "start the server with this origin")
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -186,7 +186,7 @@ class LocalServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With its protocol: asyncio sends small writes at once only on sockets that name it.
+    # The protocol is named because asyncio sends small writes at once only on sockets that name it.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -202,7 +202,7 @@ def _listen(host: str, port: int) -> socket.socket:
 class Probation:
     """What must be confirmed in time: connections by the token, MCP sessions by the end of the handshake.
 
-    Each is ended after some seconds, and the oldest if there are too many. So they cannot use up the file descriptors
+    Each is ended after a few seconds, and the oldest if there are too many. So they cannot use up the file descriptors
     or the memory of the process, and clients with the token get through."""
 
     def __init__(self, seconds: float, max_open: int) -> None:
@@ -217,7 +217,7 @@ class Probation:
             self._fail(next(iter(self._open)))
 
     def passed(self, key: Hashable) -> Callable[[], object] | None:
-        """Forget what is confirmed or over, and return what would have ended it."""
+        """Forget one that is confirmed or over, and return what would have ended it."""
         end, timer = self._open.pop(key, (None, None))
         if timer is not None:
             timer.cancel()
@@ -246,8 +246,8 @@ class _HttpServer(uvicorn.Server):
 
 
 def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
-    """Return an HTTP protocol that reports its connections, limits the head of a request, and answers what is not HTTP
-    in our form."""
+    """Return an HTTP protocol that reports its connections, limits the head of a request, and answers invalid HTTP in
+    our form."""
 
     class Protocol(HttpToolsProtocol):
         _head: int | None = 0

@@ -1,8 +1,8 @@
 """Bodies that pass in pieces: an upload that a thread of the store reads, and a download by range.
 
 Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client that sends or takes
-almost nothing for `stall` seconds is disconnected. An upload counts only if it came to its end: if the client leaves in
-the middle, the thread gets an error, and nothing is stored.
+almost nothing for `stall` seconds is disconnected. An upload counts only if it is complete: if the client leaves in the
+middle, the thread gets an error, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import base64
 import codecs
 import concurrent.futures
 import hashlib
-import io
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -22,7 +21,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from coatcheck.content import CHUNK, Content
+from coatcheck.content import CHUNK
 from coatcheck.errors import Damaged, InvalidArgument, TooLarge
 from coatcheck.ids import is_pointer, parse_pointer
 from coatcheck.lanes import in_thread
@@ -61,7 +60,7 @@ class ClientGone(Exception):
 
 
 class Upload:
-    """The body of a request, piece by piece. `read` is for another thread than that of the event loop."""
+    """The body of a request, piece by piece. `read` is for threads other than the event loop's."""
 
     def __init__(self, receive: Receive, *, stall: float, is_text: bool = False) -> None:
         self._receive = receive
@@ -71,31 +70,33 @@ class Upload:
         self._waiting: concurrent.futures.Future[bytes] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")() if is_text else None
         self.is_text = is_text
-        self.is_complete = False
+        self._has_ended = False
         self._is_over = False
         self.size = 0
 
     async def next(self, size: int) -> bytes:
         """Return the next bytes, fewer than `size` only at the end. Raises `ClientGone`."""
-        while len(self._buffer) < size and not self.is_complete:
-            await self._fill(min(size, len(self._buffer) + _PACE))
+        is_last = await self.fits(size)
         piece = bytes(self._buffer[:size])
         del self._buffer[:size]
         if self._decoder is not None:
             try:
-                self._decoder.decode(piece, final=self.is_complete and not self._buffer)
+                self._decoder.decode(piece, final=is_last)
             except UnicodeDecodeError:
                 raise InvalidArgument("the body is not UTF-8", hint="leave codec=text out to store bytes") from None
         return piece
 
-    async def _fill(self, size: int) -> None:
-        """Wait until the buffer has this many bytes, or all of the body."""
-        try:
-            async with asyncio.timeout(self._stall):
-                while len(self._buffer) < size and not self.is_complete:
-                    self._take(await self._receive())
-        except TimeoutError:
-            raise ClientGone(is_slow=True) from None
+    async def fits(self, size: int) -> bool:
+        """Wait for this many bytes, and return whether they are all that is left. Raises `ClientGone`."""
+        while len(self._buffer) < size and not self._has_ended:
+            wanted = min(size, len(self._buffer) + _PACE)
+            try:
+                async with asyncio.timeout(self._stall):
+                    while len(self._buffer) < wanted and not self._has_ended:
+                        self._take(await self._receive())
+            except TimeoutError:
+                raise ClientGone(is_slow=True) from None
+        return self._has_ended and len(self._buffer) <= size
 
     def _take(self, message: Message) -> None:
         if message["type"] != "http.request":
@@ -103,7 +104,7 @@ class Upload:
         piece = message.get("body", b"")
         self._buffer += piece
         self.size += len(piece)
-        self.is_complete = not message.get("more_body", False)
+        self._has_ended = not message.get("more_body", False)
 
     def read(self, size: int = -1) -> bytes:
         """Return the next bytes to a thread of the store. Raises `ClientGone`."""
@@ -121,26 +122,6 @@ class Upload:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    def rest_after(self, head: bytes) -> io.RawIOBase:
-        """Return the whole body as a stream, of which `head` was taken already."""
-        return _Joined(head, self)
-
-
-class _Joined(io.RawIOBase):
-    def __init__(self, head: bytes, upload: Upload) -> None:
-        self._head = head
-        self._upload = upload
-        self.is_text = upload.is_text
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if self._head:
-            piece, self._head = (self._head[:size], self._head[size:]) if size >= 0 else (self._head, b"")
-            return piece
-        return self._upload.read(size)
-
 
 async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: float, turn: Turns) -> bytes:
     """Return the body of a request. A large one waits for its turn. Raises `TooLarge` above `most` bytes, as early as
@@ -150,11 +131,11 @@ async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: fl
     if declared.isascii() and declared.isdecimal() and int(declared[:20]) > most:
         raise too_large
     upload = Upload(receive, stall=stall)
-    body = bytearray(await upload.next(CHUNK))
-    if not upload.is_complete:
+    if not await upload.fits(CHUNK):
         await turn()
-    while not upload.is_complete and len(body) <= most:
-        body += await upload.next(CHUNK)
+    body = bytearray()
+    while len(body) <= most and (piece := await upload.next(CHUNK)):
+        body += piece
     if len(body) > most:
         raise too_large
     return bytes(body)
@@ -171,11 +152,11 @@ class Span(NamedTuple):
 
 
 class NotSatisfiable(Exception):
-    """A range begins behind the end of the content."""
+    """A range begins after the end of the content."""
 
 
 def requested_range(header: str, size: int) -> Span | None:
-    """Return the range that a header asks for. None means all of the content: for another unit than bytes, and for
+    """Return the range that a header asks for. None means all of the content: for a unit other than bytes, and for
     several ranges. Raises `InvalidArgument` if it is malformed, and `NotSatisfiable`."""
     found = _RANGES.fullmatch(header.strip())
     if found is None:
@@ -227,8 +208,7 @@ class ContentBody:
                 data = stream.read()
             digest = hashlib.sha256(data).hexdigest()
             return cls(len(data), digest, None, lambda offset, length: data[offset : offset + length], lambda: None)
-        content: Content = session.content(target)
-        content.__enter__()
+        content = session.content(target).__enter__()
         ref = content.ref
         return cls(ref.size_bytes, ref.artifact_id, ref.name, content.read, content.__exit__)
 
@@ -277,8 +257,8 @@ class Download:
         at, end = self._span if not self._is_head else (0, 0)
         left = asyncio.ensure_future(_left(receive))
         try:
-            piece = await self._piece(at, end)  # before the status is sent: an error must still be one
-            await send({"type": "http.response.start", "status": self.status, "headers": raw_headers(self._headers)})
+            piece = await self._piece(at, end)  # before the status is sent, so that an error gets its own
+            await send({"type": "http.response.start", "status": self.status, "headers": Headers(self._headers).raw})
             while True:
                 at += len(piece)
                 await self._send(send, {"type": "http.response.body", "body": piece, "more_body": at < end})
@@ -309,7 +289,3 @@ async def _left(receive: Receive) -> None:
     """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -51,7 +52,7 @@ class Client:
     is_list: bool = False
 
     def shaped(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an entry with `command`, `args` and `env` as this client has it."""
+        """Convert an entry with `command`, `args` and `env` to this client's form."""
         if not self.is_list:
             return {**self.entry, **entry}
         rest = {key: value for key, value in entry.items() if key not in ("command", "args", "env")}
@@ -69,8 +70,8 @@ class ConfigFile:
     section: tuple[str, ...]
 
 
-# `{config}` is the platform's configuration folder, `{xdg}` that of programs which use ~/.config on macOS too, `{home}`
-# the home folder or the value of `home_variable`.
+# `{config}` is the platform's configuration folder, `{xdg}` the one of programs that use ~/.config on macOS too,
+# `{home}` the home folder or the value of `home_variable`.
 CLIENTS: Final[Mapping[str, Client]] = {
     "claude-code": Client(
         title="Claude Code", user="{home}/.claude.json", project=".mcp.json", home_variable="CLAUDE_CONFIG_DIR",
@@ -140,6 +141,12 @@ def find_config(
     return ConfigFile(client, scope, file.absolute(), section)
 
 
+def find_here(name: str, scope: Scope, file: Path | None = None) -> ConfigFile:
+    """Locate the configuration of a client of this user, for the working folder."""
+    home, project = Path.home(), Path.cwd()
+    return find_config(name, scope, home=home, project=project, platform=sys.platform, environ=os.environ, file=file)
+
+
 def _config_folder(home: Path, platform: str, environ: Mapping[str, str]) -> Path:
     if platform == "darwin":
         return home / "Library" / "Application Support"
@@ -152,7 +159,7 @@ def _config_folder(home: Path, platform: str, environ: Mapping[str, str]) -> Pat
 def launcher(argv0: str, executable: str, prefix: str, version: str, environ: Mapping[str, str]) -> list[str]:
     """Return the command that starts this Coatcheck from anywhere.
 
-    A desktop client has another PATH than a shell, so the path is absolute: that of the running command, without
+    A desktop client has another PATH than a shell, so the path is absolute: the running command's, without
     following links (upgrades keep them), or this Python with `-m`. An environment made by `uvx` is temporary, so `uvx`
     is used again, with this version."""
     where = PurePath(prefix).as_posix() + "/"
@@ -207,7 +214,7 @@ def _command_line(entry: object) -> list[str] | None:
 
 def wrap(client: Client, entry: object, start: Sequence[str], options: Sequence[str], *, named: bool) -> dict[str, Any]:
     """Return the entry of a server behind the proxy. `named` means that the user named it. Raises `InvalidArgument`
-    with the reason not to put it there."""
+    with the reason if it cannot be put there."""
     if after_launcher(entry) is not None:
         raise _unchanged("it already runs through the proxy, or is Coatcheck itself")
     if not isinstance(entry, dict):
@@ -233,7 +240,7 @@ def wrap(client: Client, entry: object, start: Sequence[str], options: Sequence[
 
 
 def _url_of(client: Client, entry: dict[str, Any], *, named: bool) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Return the URL of an entry, the environment that passes its headers on, and all else that it has."""
+    """Return the URL of an entry, the environment that passes its headers on, and everything else in it."""
     key = next((one for one in client.http if isinstance(entry.get(one), str)), None)
     if key is None:
         raise _unchanged("it has neither a command nor a URL")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from coatcheck.errors import InvalidArgument, MissingExtra
+from coatcheck.errors import InvalidArgument, needs_extra
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
@@ -141,10 +141,8 @@ class TomlConfig(ConfigText):
         return value
 
     def _document(self) -> tomlkit.TOMLDocument:
-        try:
+        with needs_extra("mcp"):
             import tomlkit
-        except ImportError as error:
-            raise MissingExtra("mcp") from error
         try:
             document = tomlkit.parse(self.text)
         except Exception as error:  # it raises errors of many kinds, here and below
@@ -372,7 +370,7 @@ def _edit_json(text: str, path: _Path, old: Mapping[str, Any], new: Mapping[str,
 def _inserted(text: str, path: _Path, value: Any) -> str:
     """Append a member to an object."""
     (holder, members), key, eol = _located(text, path[:-1]), _dumps(path[-1]), _eol(text)
-    end = len(text[: holder.end - 1].rstrip())  # behind all comments
+    end = len(text[: holder.end - 1].rstrip())  # after all comments
     if not members:
         if "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start:  # a one-line document stays one
             return _spliced(text, [(holder.end - 1, holder.end - 1, f"{key}: {_dumps(value)}")])
@@ -413,8 +411,8 @@ def _removed(text: str, path: _Path) -> str:
 
 
 def _replaced(text: str, path: _Path, value: Any) -> str:
-    """Replace a value; the new one spans several lines if the old one did. Items at the end of a list that stay keep
-    their text, and new ones before them are each on a line if the first item is."""
+    """Replace a value; the new one spans several lines if the old one did. Unchanged items at the end of a list keep
+    their text, and new ones before them each get a line if the first item has one."""
     node, items = _located(text, path)
     gained, at = _gained(node.value, value), node.start + 1
     if gained < 0:

@@ -311,7 +311,7 @@ def read_file(file: Path) -> bytes | None:
 
 
 def decode(data: bytes) -> str:
-    """Raises `InvalidArgument` if it is not UTF-8."""
+    """Decode a configuration. Raises `InvalidArgument` if it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

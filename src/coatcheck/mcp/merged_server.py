@@ -186,7 +186,7 @@ class MergedServer:
     async def _first(
         self, message: Message, request_id: Id, members: Iterable[MemberServer], passing: Collection[int]
     ) -> Message:
-        """Ask one server after the other. `passing` are the error codes with which the next one is asked."""
+        """Ask one server after the other. `passing` are the error codes after which the next one is asked."""
         best: Message | None = None
         try:
             for member in members:

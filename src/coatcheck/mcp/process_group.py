@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _become(command: list[str], die_with_parent: object) -> None:
-    """Replace this process by the command. Never returns."""
+    """Replace this process with the command. Never returns."""
     parent = os.getppid()
     try:
         signal.set_wakeup_fd(-1)

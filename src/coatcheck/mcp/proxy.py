@@ -58,7 +58,7 @@ def run(upstream: Upstream, session: Session, settings: ProxySettings, counts: C
     """Serve one client until it disconnects, the upstream server ends, or a signal arrives. Return the exit status.
 
     Raises `UpstreamFailed` if the upstream server cannot be started, or ends while the client is connected."""
-    # By default glibc keeps large blocks of memory that are free once it has seen one.
+    # By default, once glibc has seen a large block of memory freed, it keeps such blocks.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     naming = {name: found for name in ("plain_name", "server_of") if (found := getattr(upstream, name, None))}

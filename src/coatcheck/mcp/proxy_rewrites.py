@@ -1,5 +1,5 @@
 """The three changes that a proxy makes: large results become stubs, tools for reading them are added, and pointers in
-arguments become values. And counts of what that saves.
+arguments become values. Also counts what that saves.
 
 The methods take and return plain JSON and may block: the relay calls them in threads. What becomes a stub is decided by
 `session.externalize` and the policy.
@@ -95,8 +95,8 @@ class UpstreamTool:
 
 class Rewriter:
     """The changes to messages, for one session. `plain_name` returns the name that a listed tool has at its server:
-    a rule of the policy for it holds, unless there is one for the listed name. `server_of` returns that server's name,
-    or "" if it is the only one."""
+    a rule of the policy for it applies, unless there is one for the listed name. `server_of` returns that server's
+    name, or "" if it is the only one."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Rewriter:
         return self._base.tools.get(name, self._base.tools.get(self._plain_name(name)))
 
     def _current_kit(self) -> Kit:
-        """Return our tools beside those of the upstream server, and the policy with the limits that those have."""
+        """Return our tools beside those of the upstream server, and the policy with the limits of the latter."""
         kit = self._adapter.kit(self._tools if self.has_tools else ())
         limits = {name: rule for name, tool in self._tools.items() if (rule := self._rule(name) or tool.limit)}
         is_taken = not self.has_tools and kit.policy.read_tool in self._tools

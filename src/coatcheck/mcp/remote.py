@@ -19,7 +19,7 @@ from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp import wire
 from coatcheck.mcp.wire import MAX_MESSAGE, LineBuffer, Message, Raw, Sink, Tasks, UnparsedLine
 
-if find_spec("mcp") is None:  # it is imported only for newer clients, and should be missed before they connect
+if find_spec("mcp") is None:  # imported only for newer clients, but its absence should show before they connect
     raise ImportError("mcp is not installed")
 
 RETRY: Final = 1.0  # seconds before a broken stream is resumed, unless the server says otherwise
@@ -264,7 +264,7 @@ class RemoteServer:
                     self._tool_headers[str(tool.get("name"))] = inbound.x_mcp_header_map(schema)
 
     async def _get(self, exchange: _Exchange) -> bool:
-        """Read the event stream of an exchange behind its last event. Return whether the server may offer it."""
+        """Read the event stream of an exchange after its last event. Return whether the server may offer it."""
         assert self._client is not None
         events = exchange.events
         headers = self._headers_of() | ({"last-event-id": events.last_id} if events.last_id else {})
@@ -323,7 +323,7 @@ class RemoteServer:
 
     def _headers_of(self, message: Message | None = None) -> dict[str, str]:
         """Return the headers of a request. Since 2026-07-28 some are for routing; which arguments of a tool belong
-        there is known once the tools were listed."""
+        there is known once the tools have been listed."""
         headers = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
         if message is None or message.method != "initialize":
             sent = {_SESSION: self._session, _VERSION: self._version}

@@ -116,8 +116,8 @@ _BY_NAME: Final = types.ResourceTemplate(
 class Sessions:
     """The session of each client: one per connection, or a named one for all.
 
-    Since 2026-07-28, HTTP has no connections: those requests share a session. With `hooks`, Claude Code's own session
-    of a call decides."""
+    Since 2026-07-28, HTTP has no connections: those requests share a session. With `hooks`, the session that a
+    call has in Claude Code decides."""
 
     def __init__(
         self,
@@ -138,14 +138,14 @@ class Sessions:
     def of(self, context: Context) -> Session:
         if self.hooks is not None:
             return self.hooks.session_of(call_id_of(context))
-        connection = context.request.headers.get("mcp-session-id") if context.request is not None else None
+        connection = context.request.headers.get(_SESSION) if context.request is not None else None
         if not connection or self._named:
             return self._open(self._session_id)
         return self._open(f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}")
 
 
 def call_id_of(context: Context) -> str | None:
-    """Return the id that Claude Code gives the call of a model; its hooks have none."""
+    """Return the id that Claude Code gives a call by a model; calls by its hooks have none."""
     found = (context.meta or {}).get(CALL_ID)
     return found if isinstance(found, str) else None
 
@@ -462,7 +462,7 @@ def serve_http(
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:
-    """Require the token, and the only path."""
+    """Require the token, and refuse every path but our own."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         refusal = None
@@ -507,7 +507,7 @@ class UnfinishedHandshakes:
 
 
 def _end(number: int, _: object) -> None:
-    """End by the signal, as without a handler, after ending our child processes."""
+    """End our child processes, then end by the signal, as without a handler."""
     kill_all()
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from coatcheck.errors import InvalidArgument, MissingExtra, UpstreamFailed
+from coatcheck.errors import InvalidArgument, UpstreamFailed, needs_extra
 from coatcheck.install.clients import HEADERS, HTTP
 from coatcheck.mcp import process_group, wire
 from coatcheck.mcp.wire import MAX_MESSAGE, Message, Raw, Sink, UnparsedLine, Upstream
@@ -87,10 +87,8 @@ def _server(name: str, entry: object, max_message: int) -> Upstream:
 
 def remote_server(url: str, headers: Mapping[str, str], max_message: int) -> Upstream:
     """Return the server at a URL. Needs the extra `[mcp]`."""
-    try:
+    with needs_extra("mcp"):
         from coatcheck.mcp.remote import RemoteServer
-    except ImportError as error:
-        raise MissingExtra("mcp") from error
     return RemoteServer(url, headers=headers, max_message=max_message)
 
 

@@ -25,7 +25,7 @@ Raw = bytes | bytearray
 MAX_MESSAGE: Final = 64 << 20
 METHOD_NOT_FOUND: Final = -32601
 FAILED: Final = ("[error", "[no artifact found")
-"""How the text begins with which one of our tools reports a failure."""
+"""How the text begins when one of our tools reports a failure."""
 
 _LARGE: Final = 1 << 16
 _END: Final = 4_096
@@ -40,8 +40,8 @@ _LAST: Final = re.compile(rb"(?:," + _MEMBER + rb")+\}\s*$|^\s*\{" + _MEMBER + r
 
 
 class Message:
-    """One message: the bytes of its line, the parsed object, and what is read of it. `params`, `meta` and `result` are
-    empty if they are not objects."""
+    """One message: the bytes of its line, the parsed object, and what is read from it. `params`, `meta` and `result`
+    are empty if they are not objects."""
 
     __slots__ = ("body", "error_code", "id", "is_request", "is_response", "meta", "method", "params", "raw", "result")
 

@@ -164,7 +164,7 @@ class AnthropicDialect(Dialect):
         return {"role": "system", "content": [{"type": "tool_addition", "tool": tool} for tool in tools]}
 
     def without_thinking(self, message: Message) -> Message:
-        """Newer models bind thinking to everything before it, and refuse it behind something else."""
+        """Newer models bind thinking to everything before it, and refuse it after anything else."""
         blocks = blocks_of(message)
         kept = [one for one in blocks if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)]
         return message if len(kept) == len(blocks) else {**message, "content": kept or [_text(_EMPTY)]}

@@ -68,8 +68,8 @@ def without_marks(value: Any) -> Any:
 
 
 def with_marks_of(value: Any, other: Any, depth: int = 0) -> Any:
-    """Return a value with exactly the breakpoints that another value has in the same places: the same object if it has
-    just these."""
+    """Return a value with exactly the breakpoints that another value has in the same places: the same object if it
+    already has just these."""
     if isinstance(value, list):
         others = other if isinstance(other, list) else []
         parts = [with_marks_of(*pair, depth + 1) for pair in zip_longest(value, others[: len(value)])]

@@ -31,7 +31,7 @@ SIGNATURE: Final = 5
 nothing for the text beside it."""
 
 _OVERHEAD: Final = 3  # tokens around each message
-_LARGE: Final = 4_000  # a shorter message can contain no image data worth removing
+_LARGE: Final = 4_000  # a shorter message cannot contain image data worth removing
 _DEEPEST: Final = 8
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
 _SIGNATURES: Final = {"thinking": ("signature", "thinkingSignature"), "redacted_thinking": ("data",)}

@@ -61,7 +61,7 @@ class ToolResult:
 
 
 class PayloadPlace(NamedTuple):
-    """A value of a line that may be moved out: its path, whether a model is sent it, and the tool and the id of the
+    """A value of a line that may be moved out: its path, whether it is sent to a model, and the tool and the id of the
     call that it belongs to, as far as they are known."""
 
     path: Path
@@ -84,7 +84,7 @@ class Format:
     opaque: ClassVar[frozenset[str]] = frozenset()
     """Additional keys whose value may be moved out of a line as a whole."""
     roles: ClassVar[Mapping[str, str]] = {}
-    """Roles with another name than the usual ones."""
+    """Roles whose names differ from the usual ones."""
     call_types: ClassVar[frozenset[str]] = frozenset()
     """The types of the content blocks that are tool calls."""
 
@@ -92,8 +92,8 @@ class Format:
         return f"<format {self.name}>"
 
     def fits(self, line: Message) -> bool:
-        """Whether a line clearly has this format. Called for every format of every line that is looked at, so it calls
-        few other functions."""
+        """Whether a line clearly has this format. Called with every line for every format, so it calls few other
+        functions."""
         return self.is_message(line)
 
     def message(self, line: object) -> Message | None:
@@ -123,7 +123,7 @@ class Format:
                     yield from self.messages(one, (*path, key))
 
     def message_around(self, line: object, path: Path) -> tuple[Path, Message] | None:
-        """Return the one of `messages` that contains a path, or None."""
+        """Return the message in `messages` that contains a path, or None."""
         for depth in range(min(len(path), _MAX_DEPTH + 1) + 1):
             found = self.message(line)
             if found is not None:
@@ -201,7 +201,7 @@ class Format:
         return ()
 
     def outputs(self, message: Message) -> tuple[ToolResult, ...]:
-        """Return output that the model is shown without a call, such as that of a command the user ran."""
+        """Return output that the model is shown without a call, such as from a command that the user ran."""
         return ()
 
     def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
@@ -303,8 +303,8 @@ class Dialect:
         raise NotImplementedError
 
     def unanswered(self, messages: Sequence[Message]) -> range:
-        """Return the numbers of the messages behind the model's last answer: the only ones that no provider was sent.
-        An answer that the host began for the model (a prefill) is not among them."""
+        """Return the numbers of the messages after the model's last answer: the only ones that no provider was sent. An
+        answer that the host began for the model (a prefill) is not among them."""
         end = len(messages) - self.begun(messages)
         answers = (number for number in range(end - 1, -1, -1) if self.is_answer(messages[number]))
         return range(next(answers, -1) + 1, end)
@@ -324,7 +324,7 @@ class Dialect:
         return message.get("role") == "assistant"
 
     def takes_text(self, messages: Sequence[Message]) -> bool:
-        """Whether a text of ours can be appended: not behind an answer that the provider paused."""
+        """Whether a text of ours can be appended: not after an answer that the provider paused."""
         return True
 
     def with_texts(self, messages: Sequence[Message], texts: Sequence[str]) -> list[Message]:
@@ -332,8 +332,8 @@ class Dialect:
         return [*messages, *({"role": "user", "content": text} for text in texts)]
 
     def deferred(self, tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return a tool's description so that the model sees it only once it is added. None if the provider has no such
-        thing."""
+        """Return a tool's description in a form that the model sees only once it is added. None if the provider has no
+        such form."""
         return None
 
     def adding_tools(self, names: Sequence[str]) -> Message:
@@ -341,7 +341,7 @@ class Dialect:
         raise NotImplementedError
 
     def without_thinking(self, message: Message) -> Message:
-        """Return an answer without thinking that the provider would find in another place than it was made in."""
+        """Return an answer without thinking that the provider would find in another place than where it was made."""
         return message
 
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
@@ -420,7 +420,7 @@ def is_replaceable(message: Message, result: ToolResult) -> bool:
 
 def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
     """Yield the paths in a result where the provider accepts text instead: usually its whole content. Results of the
-    provider's own tools (searches, code execution) must keep their shape; of a shell, the streams may be replaced."""
+    provider's own tools (searches, code execution) must keep their shape; for a shell, the streams may be replaced."""
     content, holder = at(message, result.content_path), at(message, result.path)
     kind = holder.get("type") if isinstance(holder, dict) else None
     if isinstance(content, str) or kind in _TEXT_RESULTS:
@@ -475,7 +475,7 @@ def attachments(message: Message) -> Iterator[tuple[Path, blocks.BlockPayload]]:
 
 
 def without_refs(message: Message) -> Message:
-    """Return a message as a model is sent it: without our key, and with text blocks where a stub replaces an image."""
+    """Return a message as sent to a model: without our key, and with text blocks where a stub replaces an image."""
     plain = {key: value for key, value in message.items() if key != REFS_KEY} if REFS_KEY in message else message
     content = plain.get("content")
     return with_blocks(plain, content, list(map(_shown, content))) if isinstance(content, list) else plain
@@ -541,12 +541,12 @@ def unpaired(messages: Sequence[Message], fmt: Format) -> list[str]:
 
 
 def late_text(call_id: object, content: object) -> str:
-    """Return the text in place of a result that came too late for its call."""
+    """Return the text that replaces a result that came too late for its call."""
     return f"Late result of the call {call_id}: {text_of(content)}"
 
 
 def repeated_text(call_id: object, name: object, arguments: object) -> str:
-    """Return the text in place of a call that uses the id of another one."""
+    """Return the text that replaces a call that uses the id of another one."""
     return f"Repeated call {call_id}, not made again: {name} with {text_of(arguments)}"
 
 

@@ -244,7 +244,7 @@ def _first_kept(entries: list[Message], last: int) -> int:
 
 
 def _command_text(message: Message) -> str:
-    """A command that the user ran, with its output, as the model is shown it."""
+    """A command that the user ran, with its output, as it is shown to the model."""
     shown = f"Ran `{text(message.get('command'))}`\n```\n{text(message.get('output'))}\n```"
     code: Any = message.get("exitCode")
     return shown if code in (0, None) else f"{shown}\nIt ended with exit code {code}."

@@ -12,7 +12,7 @@ from coatcheck.messages.cache import Breakpoint
 from coatcheck.messages.formats import NO_RESULT, Call, Dialect, Format, ToolResult, late_text, repeated_text
 from coatcheck.messages.paths import Message, Path, at, members, text
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may have no hash
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may be unhashable
 _ITEMS: Final = frozenset(
     {"message", "reasoning", "item_reference", "compaction", "image_generation_call", "web_search_call",
      "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",

@@ -56,7 +56,7 @@ class ToolUse(NamedTuple):
 
 @dataclass
 class RecordedCall:
-    """One call of a model: what was new in it, and the answer. `gap` is the time since the answer before, in
+    """One call of a model: what was new in it, and the answer. `gap` is the time since the previous answer, in
     seconds."""
 
     inputs: list[RecordedInput]
@@ -78,8 +78,8 @@ class RecordedCall:
 
 @dataclass(slots=True)
 class RecordedConversation:
-    """Calls of which each sends what the one before sent. `base_tokens` is what the first call sent besides its inputs,
-    such as the system prompt and the tools, as far as the recording shows it."""
+    """Calls, each of which sends what the previous one sent. `base_tokens` is what the first call sent besides its
+    inputs, such as the system prompt and the tools, as far as the recording shows it."""
 
     calls: list[RecordedCall] = field(default_factory=list)
     base_tokens: int = 0
@@ -175,7 +175,7 @@ class _Reader:
         self.note({"usage": at(recorded, ("usage",))})
 
     def note(self, line: Message) -> None:
-        """Take the base of a conversation from the usage of its first call, and see a compaction of Codex."""
+        """Take the base of a conversation from the usage of its first call, and notice a compaction of Codex."""
         if line.get("type") == "compacted":
             self.finished()
         total = _sent_tokens(line.get("usage") or at(line, ("payload", "info", "last_token_usage")))

@@ -178,7 +178,7 @@ def _pdf(sample: Sample) -> str:
     for match in islice(_PAGES.finditer(data), 2_000):
         before = data[max(0, match.start() - 4_000) : match.start()].rpartition(b"<<")[2]
         about = before + b" " + data[match.end() : match.end() + 4_000].partition(b">>")[0]
-        if b"/Parent" not in about:  # the root of the tree, whose count is that of all pages
+        if b"/Parent" not in about:  # the root of the tree, which counts all pages
             counts |= {int(count) for count in _COUNT.findall(about)}
     linear = _LINEAR.search(sample.head, 0, 1_024)
     pages = int(linear.group(1)) if linear else counts.pop() if len(counts) == 1 else 0

@@ -1,7 +1,7 @@
 """What command-line tools print: aligned columns, listings of files, found lines, settings, descriptions.
 
 Each kind recognises its form from the first lines and then counts over the whole, so that a preview names what can be
-asked for: the columns and the values of the telling one, the folders, the files with the most hits, the keys.
+asked for: the columns and the values of the most telling one, the folders, the files with the most hits, the keys.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list
 
 
 def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
-    """The column whose values say most: one with a telling name, else the one with the fewest values but several."""
+    """The column whose values say most: one with a telling name, else the one with the fewest, but two or more."""
     several = {name: len(counts) for name, counts in values.items() if 1 < len(counts) <= min(_FEW, rows // 2)}
     named = [name for name in _TELLING if name in several]
     named += [name for name in _TELLING if name in values and len(values[name]) == 1][:1]
@@ -230,7 +230,7 @@ def _is_path(row: str) -> bool:
 
 
 def paths(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of a list of paths: how many lie in which folder, and their suffixes."""
+    """Preview of a list of paths: how many are in each folder, and their suffixes."""
     first = _first_lines(text.head)
     if len(first) < 5 or sum(map(_is_path, first)) * 5 < len(first) * 4:
         return None
@@ -376,9 +376,10 @@ def described(text: Excerpt, limit: int) -> Preview | None:
 
 def yaml(text: Excerpt, limit: int) -> Preview | None:
     """Preview of YAML: the upper keys with their lines, and the kinds of Kubernetes objects."""
-    first = [
-        each for each in text.head[:4_096].split("\n", 40)[:40] if each.strip() and not each.lstrip().startswith("#")
-    ]
+    start = text.head[:4_096]
+    if ":" not in start and "-" not in start:
+        return None
+    first = [each for each in start.split("\n", 40)[:40] if each.strip() and not each.lstrip().startswith("#")]
     if len(first) < 5:
         return None
     formed = sum(bool(_YAML.match(each)) for each in first)

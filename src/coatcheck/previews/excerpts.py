@@ -45,8 +45,7 @@ _WINDOW: Final = 3_072
 _ASK: Final = 90  # characters of an argument
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(NamedTuple):
     """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
 
     `seen` is the size of the head in bytes. `read` returns the first bytes of the content."""
@@ -63,7 +62,7 @@ class Excerpt:
 
     @property
     def body(self) -> Body:
-        """The content to count and find in, in UTF-8."""
+        """The content to search and count in, as UTF-8."""
         is_utf8 = self.look.encoding.name == "UTF-8"
         if self.read is None or (self.is_whole and not is_utf8):
             return Body(self.head.encode("utf-8", "surrogatepass"), "" if self.is_whole else "≥")
@@ -78,13 +77,13 @@ class Excerpt:
 
     @property
     def scope(self) -> str:
-        """Suffix for a count over the head, naming the bytes it covers; empty if they are all there are."""
+        """Suffix for a count over the head, naming the bytes it covers; empty if they are the whole content."""
         return "" if self.is_whole else f", in the first {self.seen} of {self.size} bytes"
 
 
 class Body(NamedTuple):
-    """The first bytes of content, not masked. What is shown of it goes through `line`, which masks. `least` is the
-    prefix for a count in them: empty if there are no other bytes, so that it is exact."""
+    """The first bytes of content, not masked. Text to show goes through `line`, which masks. `least` is the prefix for
+    a count in them, empty if they are the whole content and the count is exact."""
 
     data: bytes
     least: str
@@ -110,12 +109,12 @@ class Body(NamedTuple):
         return lines + self.data.endswith(b"\n") - self.data.count(b"\n", at)
 
     def line(self, at: int, room: int = 400) -> str:
-        """The line at an offset, masked, without colours and on at most `room` characters."""
+        """The line at an offset, masked, without colours and in at most `room` characters."""
         shown, around = self._line(at, room)
         return self._line(at, room, masks=True)[0] if is_suspect(around) else shown
 
     def _line(self, at: int, room: int, *, masks: bool = False) -> tuple[str, str]:
-        """The line at an offset, and the text around it, which shows a secret that the line would cut."""
+        """The line at an offset, and the text around it, to find a secret that the line would cut."""
         data = self.data
         start = data.rfind(b"\n", 0, at) + 1
         end = data.find(b"\n", at)
@@ -166,9 +165,9 @@ Form = Callable[[Excerpt, int], Preview | None]
 class Kind(NamedTuple):
     """One kind of content, a row of the table that `preview` goes through until a form fits.
 
-    `cues` are texts of which one is near the beginning or the end of all such content, and `begins` is a pattern for
-    how it begins; without them, the form is always tried. `percent` says how much longer than usual its preview may be,
-    because that was measured to pay."""
+    `cues` are texts, at least one of which is near the beginning or end of all such content. `begins` is a pattern for
+    how it begins. Without them, the form is always tried. `percent` is the maximum length of its preview relative to
+    the usual one; longer previews were measured to pay off."""
 
     name: str
     cues: tuple[str, ...]
@@ -192,8 +191,8 @@ def uncoloured(text: str) -> str:
 
 
 def grep(*words: str, start: str = "") -> str:
-    """The argument that searches for any of some words, which may be any text: as many as fit; empty if there is none.
-    A dot replaces every special character, so that the pattern needs no escapes and no quotes."""
+    """The argument that searches for any of these texts, as many of them as fit; empty if there are none. A dot
+    replaces every special character, so that the pattern needs no escapes and no quotes."""
     kept: list[str] = []
     for word in dict.fromkeys(_NOT_LITERAL.sub(".", one) for one in words if one and one.isprintable()):
         if sum(map(len, kept)) + len(kept) + len(word) > _ASK:
@@ -205,13 +204,13 @@ def grep(*words: str, start: str = "") -> str:
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether an optional package is there. No hint names what is not."""
+    """Whether an optional package is installed. Hints name only installed ones."""
     return find_spec(package) is not None
 
 
 def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
-    """The argument with the first statement on a table: the numbers of the values of a telling column, else the first
-    rows. Only plain names are used; empty if SQL is not installed."""
+    """The argument with the first statement on a table: how often each value of a telling column occurs, else the
+    first rows. Only plain names are used; empty if SQL is not installed."""
     if not is_installed("duckdb"):
         return ""
     if _PLAIN_NAME.fullmatch(telling) and telling.lower() not in _RESERVED:
@@ -223,7 +222,7 @@ def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
 def folded(text: str) -> tuple[str, int]:
     """Return a text as a terminal shows it, without colours, and the number of lines of which only the end is left.
 
-    A line that was drawn again and again after carriage returns, such as a progress bar, is what it was at its end. A
+    A line that was drawn again and again after carriage returns, such as a progress bar, is shown in its last state. A
     carriage return between different texts stays."""
     if "\r" not in text or text.count("\r") == text.count("\r\n"):
         return uncoloured(text), 0
@@ -238,8 +237,8 @@ def folded(text: str) -> tuple[str, int]:
 
 
 def _is_redrawn(drawn: Sequence[str], is_ended: bool) -> bool:
-    """Whether texts are states of one line: at least half begin with the same letters as the one before. Numbers are
-    alike only in a line that ends: in some files, lines end with carriage returns."""
+    """Whether texts are states of one line: at least half begin with the same letters as the one before. Numbers
+    count as alike only in a line that ends, since some files end lines with carriage returns."""
     words = [_WORDLESS.sub("", uncoloured(each[:80]))[:6] for each in drawn]
     alike = sum(old == new and (is_ended or bool(new)) for old, new in pairwise(words))
     return 2 * alike >= len(drawn) - 1 or any(_ERASED.match(each) for each in drawn[1:])

@@ -9,7 +9,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from operator import methodcaller
 from typing import Final, cast
 
@@ -24,7 +23,6 @@ DEEPEST: Final = 200
 """Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack is."""
 
 _MOST: Final = 2_000
-_LEVELS: Final = 4  # of a document in which its largest array is looked for
 _KEYS: Final = 200
 _SAMPLE: Final = 60  # rows whose values are compared
 _FEW_ROWS: Final = 20
@@ -58,7 +56,7 @@ def json_document(text: Excerpt, limit: int) -> Preview:
     except ValueError:
         return _several_values(text, limit)
     if isinstance(document, str):
-        inner = replace(text, head=document, lines=None, is_exact=True)
+        inner = text._replace(head=document, lines=None, is_exact=True)
         return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
     if isinstance(document, dict) and "cells" in document and "nbformat" in document:
         return _notebook(text, document, limit)
@@ -93,8 +91,8 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
 
 
 def _counted(text: Excerpt, path: Sequence[str], items: list[object], shape: str) -> str:
-    """Replace the number of rows that were seen by that of the whole: exact if it is parsed, else counted by the first
-    key of a row, where that tells rows apart."""
+    """Replace the number of rows seen with the number in the whole: exact if it is parsed, else counted by the first
+    key of a row, if that tells rows apart."""
     seen = f"[≥{len(items)} × "
     body = text.body
     if seen not in shape or body.least:
@@ -142,7 +140,7 @@ def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[st
 
 
 def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
-    """The column with few but several values, all short: one with a telling name first. Empty if there is none."""
+    """The column with few values, but two or more, all short: one with a telling name first. Empty if there is none."""
 
     def few(key: str) -> bool:
         values = columns[key]
@@ -190,7 +188,7 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
 
 
 def python_rows(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the repr of Python rows: how many, with how many columns, and the first. A lead before them stays."""
+    """Preview of the repr of Python rows: the number of rows and columns, and the first row. A lead stays."""
     match = _REPR.search(text.head, 0, 2_000)
     if match is None:
         return None
@@ -224,7 +222,7 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
 
 
 def _number_of_rows(text: Excerpt, lead: str) -> str:
-    """The number of members of the outer list, without the brackets in strings."""
+    """The number of members of the outer list. Brackets in strings do not count."""
     data = text.body.data[len(lead.encode()) : _REPR_READ]
     outside = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
     depth = rows = 0
@@ -355,7 +353,7 @@ def parse(text: str) -> object:
 
 
 def _outside(text: str) -> list[str]:
-    """Split a JSON text into what is outside and inside its strings, in turns. An even number of parts means that the
+    """Split a JSON text into the parts outside and inside its strings, in turn. An even number of parts means that the
     last string is cut. The parts keep their lengths."""
     if "\\" in text:
         text = text.replace("\\\\", "__").replace('\\"', "__")
@@ -363,7 +361,7 @@ def _outside(text: str) -> list[str]:
 
 
 def _unclosed(outside: str) -> str:
-    """The brackets still open at the end. Raises ValueError for one closed but not open, or for too many."""
+    """The brackets still open at the end. Raises ValueError if one is closed that was not open, or for too many."""
     left = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
     for _ in range(DEEPEST + 1):
         inner = left.replace(b"[]", b"").replace(b"{}", b"")  # the innermost pairs, all at once

@@ -214,11 +214,11 @@ def _masked(text: Excerpt) -> tuple[Excerpt, int]:
     if not text.is_whole:
         head = head[:-256] + head[-256:].rstrip(_RUN)
         tail = tail[:256].lstrip(_RUN) + tail[256:]
-    return replace(text, head=head, tail=tail, is_exact=text.is_exact and not secrets), secrets
+    return text._replace(head=head, tail=tail, is_exact=text.is_exact and not secrets), secrets
 
 
 def _kinds_of(essence: str) -> Sequence[Kind]:
-    """The kinds that a text of a media type may be of."""
+    """The kinds to try for a text of this media type."""
     if essence in _BY_TYPE:
         return (_BY_TYPE[essence],)
     if essence.endswith("+json"):

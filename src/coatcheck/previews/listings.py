@@ -6,7 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ _WORDS: Final = {
     "PANIC": ("PANIC",), "FATAL": ("FATAL",), "CRITICAL": ("CRITICAL",), "ERROR": ("ERROR",),
     "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",), "TRACE": ("TRACE",),
 }  # fmt: skip
-"""The levels, worst first, and the words for them. Logs write them in capitals or not, but all in one way."""
+"""The levels, worst first, and the words for them. Some logs write them in capitals, but each in one way only."""
 _OTHER_WORDS: Final = {
     "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"), "WARN": ("WRN",),
     "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
@@ -65,8 +65,9 @@ _FOLDERS: Final = lazy_pattern(r"^[\w.\-]{0,60}(?:/[\w.\-]{1,60}){1,12}/")
 _BAD: Final = ("PANIC", "FATAL", "CRITICAL", "ERROR")
 _PEEK: Final = 24  # lines that decide what a text is
 _NEAR: Final = 120  # characters of a line in which its level is looked for
-_LATEST: Final = 200  # bytes of a line before which a counted level begins
-_SPARSE: Final = 2_000  # bytes per occurrence from which a byte is rare
+_LATEST: Final = 200  # bytes at the start of a line in which a counted level begins
+_SPARSE: Final = 2_000  # minimum bytes per occurrence of a rare byte
+_SHORT: Final = 64 << 10  # up to this many bytes, every byte of a word is looked for first
 _COUNTED: Final = 2 << 20  # bytes of a log that are searched for frequent levels; beyond, they are estimated
 _SAMPLED: Final = 3_072
 _FREQUENT: Final = 4  # times in the sample
@@ -163,24 +164,28 @@ def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]
     exactly, and only near the beginning of a line; frequent ones are estimated in large content."""
     found: dict[str, LevelCount] = {}
     frequent: list[tuple[str, bytes]] = []
-    often = _Frequencies(sample)
+    often = cache(sample.count)
+    data, is_short = body.data, len(body.data) <= _SHORT
     for name, words in style.spellings().items():
-        seen = [word for word in words if word in sample]
+        seen: list[bytes] | None = None
         for word in words:
-            shown = (word.decode().strip(),)
-            if word[:1] == b"\n" and body.data.startswith(word[1:]):
-                found[name] = LevelCount(1, 0, 0, shown)
+            if word[:1] == b"\n" and data.startswith(word[1:]):
+                found[name] = LevelCount(1, 0, 0, (word.decode().strip(),))
+            if is_short and not all(map(data.__contains__, word)):
+                continue  # one of its bytes does not occur
+            seen = [one for one in words if one in sample] if seen is None else seen
             if seen and word not in seen:
                 continue  # a spelling that this log does not use
             at = None
             if not (seen and sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
-                byte = min(word, key=often.__getitem__)
-                at = _offsets(body.data, word, byte if often[byte] * _SPARSE < len(sample) else None)
+                byte = min(word, key=often)
+                at = _offsets(data, word, byte if often(byte) * _SPARSE < len(sample) else None)
             if at is None:
                 frequent.append((name, word))
             elif at:
-                found[name] = LevelCount(len(at), at[0], at[-1], shown).and_(found.get(name))
-    data, is_exact = body.data, len(body.data) * len(frequent) <= _COUNTED
+                new = LevelCount(len(at), at[0], at[-1], (word.decode().strip(),))
+                found[name] = new.and_(found.get(name))
+    is_exact = len(data) * len(frequent) <= _COUNTED
     windows = data if is_exact else body.windows
     for name, word in frequent:
         if count := windows.count(word):
@@ -188,18 +193,6 @@ def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]
             new = LevelCount(total, data.find(word) + 1, data.rfind(word) + 1, (word.decode().strip(),), is_exact)
             found[name] = new.and_(found.get(name))
     return {name: found[name] for name in _WORDS if name in found}
-
-
-class _Frequencies(dict[int, int]):
-    """How often a byte occurs in a sample."""
-
-    def __init__(self, sample: bytes) -> None:
-        super().__init__()
-        self._sample = sample
-
-    def __missing__(self, byte: int) -> int:
-        self[byte] = times = self._sample.count(byte)
-        return times
 
 
 def _offsets(data: bytes, word: bytes, byte: int | None) -> list[int] | None:
@@ -334,7 +327,7 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
 
 
 def _grouped(names: list[str], rows: list[list[str]]) -> str:
-    """The column with the fewest values, but several, in some rows; empty if there is none."""
+    """The column with the fewest values, but two or more, in some rows; empty if there is none."""
     best, fewest = "", 8
     for index, name in enumerate(names[:60]):
         values = {row[index] for row in rows[:200] if len(row) > index}
@@ -345,7 +338,7 @@ def _grouped(names: list[str], rows: list[list[str]]) -> str:
 
 
 def separator_of(text: Excerpt) -> str | None:
-    """Return the separator if the text is clearly a table: five rows or more, all of the same three columns or more."""
+    """Return the separator if the text is clearly a table: at least five rows with the same three columns or more."""
     first = text.head[:16_384].split("\n", 5)[:5]
     if len(first) < 5 or not any(all(each.count(mark) > 1 for each in first) for mark in _SEPARATORS[:3]):
         return None

@@ -1,4 +1,4 @@
-"""Outlines: definitions of a source file, files of a diff, headings of a document or a page of the web.
+"""Outlines: definitions of a source file, files of a diff, headings of a document or a web page.
 
 Light patterns instead of parsers: a missed name is harmless. Every pattern is linear on hostile text: each repetition
 is bounded, or cannot match what follows it.
@@ -80,7 +80,7 @@ _FILE_IN_DIFF: Final = line_pattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
 _EDITED: Final = lazy_pattern(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
-# How numbered lines, edits and short histories begin. A few of the first lines may be others.
+# How numbered lines, edits and short histories begin. A few of the first lines may differ.
 _BLANK_LINES: Final = r"(?:(?:[^\S\n]|\.)*+\n)*+"
 NUMBERED_LINES, NUMBERED_DIFF, SHORT_HISTORY = (
     lazy_pattern(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
@@ -173,8 +173,8 @@ def numbered(text: Excerpt, limit: int) -> Preview | None:
 
 
 def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview | None:
-    """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the text without those
-    that a tool added. Without a language, returns None for text that does not look like code."""
+    """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the text without the
+    numbers that a tool added. Without a language, returns None for text that does not look like code."""
     source = text.head if body is None else body
     definitions = _definitions(source)
     if not language:
@@ -358,7 +358,7 @@ def short_history(text: Excerpt, limit: int) -> Preview | None:
 
 
 def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview | None:
-    """Preview of the headings of a document with their lines. `body` is the text without the numbers of a tool."""
+    """Preview of the headings of a document with their lines. `body` is the text without the numbers from a tool."""
     is_numbered = body is not None
     if body is None and not text.is_whole:
         body = text.body.data[:_OUTLINED].decode("utf-8", "replace")
@@ -430,7 +430,7 @@ def tree(text: Excerpt, limit: int) -> Preview | None:
 
 
 def page(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the title and headings of the whole of an HTML page."""
+    """Preview of the title and headings of a whole HTML page."""
     body = text.body
     data = body.data
     found = _TITLE.search(data, 0, 1 << 20)
@@ -461,7 +461,7 @@ def _plain(source: bytes, room: int) -> str:
 
 
 def _end_of(data: bytes, start: int, tag: bytes) -> int:
-    """Where the element ends that begins at an offset."""
+    """Where the element that begins at an offset ends."""
     end = data.find(b"</", start, start + 600)
     while 0 <= end < start + 600 and data[end + 2 : end + 4].lower() != tag.lower():
         end = data.find(b"</", end + 2, start + 600)

@@ -193,7 +193,7 @@ def trace(text: Excerpt, limit: int) -> Preview | None:
 
 
 def is_trace(text: Excerpt) -> bool:
-    """Whether many of the first or of the last lines are frames, or a trace is the end of it all."""
+    """Whether many of the first or of the last lines are frames, or the text ends with a trace."""
     for part in (text.head[:4_096], (text.tail or text.head)[-2_048:]):
         lines = part.count("\n") + 1
         if len(_FRAMES.found(part.encode("utf-8", "replace"), 200)) * 6 >= lines > 2:

@@ -128,13 +128,15 @@ def extent(containers: Sequence[object], digits: str = "") -> str:
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
     """Every key in order of appearance, with its values: those of objects with equal keys together."""
-    every = [each for each in objects if isinstance(each, dict)]
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
-    if len(set(map(tuple, every))) == 1:
-        alike[tuple(every[0])] = every
-    else:
-        for each in every:
-            alike.setdefault(tuple(each), []).append(each)
+    last: tuple[str, ...] | None = None
+    same: list[dict[str, object]] = []
+    for each in objects:
+        if isinstance(each, dict):
+            keys = tuple(each)
+            if keys != last:  # rows with equal keys mostly follow one another
+                last, same = keys, alike.setdefault(keys, [])
+            same.append(each)
     found: dict[str, list[object]] = {}
     for keys, rows in alike.items():
         for key, values in zip(keys, zip(*map(dict.values, rows), strict=True), strict=True):
@@ -143,11 +145,11 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
 
 
 def elements_of(arrays: Sequence[object]) -> list[object]:
-    """The members of arrays, without a member that is cut unless it is the only one."""
+    """The members of arrays, without a member that is cut unless it is the only one. Only a `CutList` has one."""
     found: list[object] = []
-    for each in arrays:
-        if isinstance(each, list):
-            found += each[:-1] if len(each) > 1 and isinstance(each[-1], (CutDict, CutList, CutText)) else each
+    for each in cast("Sequence[list[object]]", arrays):
+        is_cut = type(each) is CutList and len(each) > 1 and isinstance(each[-1], (CutDict, CutList, CutText))
+        found += each[:-1] if is_cut else each
     return found
 
 
@@ -160,9 +162,9 @@ def describe(values: Sequence[object], room: int) -> tuple[str, ShapeNode]:
     while queue and spare > 0:
         node = heapq.heappop(queue)[3]
         closed = len(node.text())
-        made = _open(node, spare + closed)
-        spare -= len(node.text()) - closed
-        for child in made:
+        length = _open(node, spare + closed)
+        spare -= length - closed
+        for child in node.children:
             nodes.append(child)
             if not child.is_scalar and child.depth < _DEEPEST:
                 heapq.heappush(queue, (child.depth, -_weight(child.values), len(nodes), child))
@@ -170,21 +172,23 @@ def describe(values: Sequence[object], room: int) -> tuple[str, ShapeNode]:
     return root.text(), root
 
 
-def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
-    """List as many members of a node as fit, and return the new nodes."""
+def _open(node: ShapeNode, room: int) -> int:
+    """List as many members of a node as fit, and return the length of its text."""
     objects = node.by_type.get("object", ())
     if not objects:
         elements = elements_of(node.by_type.get("array", ()))
         node.children = [ShapeNode(elements, node.depth)] if elements else []
-        node.children = node.children if len(node.text()) <= room else []
-        return node.children
+        if elements and (length := len(node.text())) <= room:
+            return length
+        node.children = []
+        return len(node.text())
     found = keys_of(objects)
     complete = len(objects) - list(map(type, objects)).count(CutDict) or len(objects)
     node.total = len(found)
     if len(found) * 3 <= room:
         node.children = [_member(node, key, found[key], complete) for key in found]
-        if len(node.text()) <= room:
-            return node.children
+        if (length := len(node.text())) <= room:
+            return length
     weights = {key: _weight(values) for key, values in found.items()}
     heaviest = max(weights, key=lambda key: weights[key])
     ranks = {key: 3 if _DULL_KEY.match(key) else 2 for key in found}
@@ -201,7 +205,7 @@ def _open(node: ShapeNode, room: int) -> list[ShapeNode]:
         node.children = members[:middle]
         low, high = (middle, high) if len(node.text()) <= room else (low, middle - 1)
     node.children = members[: low if low > 1 or not node.depth else 0]
-    return node.children
+    return len(node.text())
 
 
 def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) -> ShapeNode:

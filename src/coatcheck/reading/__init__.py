@@ -18,15 +18,13 @@ from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
-from coatcheck.reading.text import HEAD, DecodedText, Form, by_chars, by_lines, recognized
+from coatcheck.reading.text import HEAD, DecodedText, Form, by_chars, by_lines, recognized, sample_of
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
-from coatcheck.storage.frames import line_counts
-from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
-    from coatcheck.previews import Preview, Sample
+    from coatcheck.previews import Preview
 
 __all__ = ["Page", "Request", "Source", "preview_of", "read", "read_text", "sample_of", "source_of"]
 
@@ -48,7 +46,7 @@ class Source(NamedTuple):
 def read(session: CoreSession, target: Ref | str | Source, request: Request, cursor: str | None = None) -> Page:
     """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises.
 
-    To read several pages of what is opened once, call this with a `source_of` in a `with` block of its content."""
+    To open an artifact once and read several pages, pass a `source_of` in a `with` block of its content."""
     source, position = target if isinstance(target, Source) else source_of(session, target), None
     with source.content as content:
         if cursor is not None:
@@ -68,7 +66,7 @@ def read(session: CoreSession, target: Ref | str | Source, request: Request, cur
 
 
 def _diff(old: Content, new: Content) -> QueryResult:
-    """Compare two texts; of documents whose text can be read, that."""
+    """Compare two texts. A document is compared as its text, if that can be read."""
     from coatcheck.reading import documents, heavy  # here and below: most reads need neither
 
     notes, texts = [], []
@@ -136,7 +134,7 @@ def read_text(
 ) -> Page:
     """Return a page of the artifact's text: lines, characters, a grep, or all of it.
 
-    `pointer` is the artifact's, for the page. `position` comes with the request from `unseal`. The key signs
+    `pointer` is the artifact's pointer, for the page. `position` comes with the request from `unseal`. The key signs
     the cursor of the next page, if there is one."""
     if request.query is not None or request.diff is not None:
         raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
@@ -167,26 +165,15 @@ def preview_of(content: Content, *, limit: int) -> Preview:
         return preview(sample_of(content), media_type=content.ref.media_type, limit=limit)
 
 
-def sample_of(content: Content) -> Sample:
-    """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
-    from coatcheck.previews import EDGE, SCANNED, Sample
-
-    size = content.size
-    head = content.read(0, EDGE)
-    tail = content.read(max(len(head), size - EDGE), EDGE)
-    feeds = sum(line_counts(content.frames)) if content.frames else (head + tail).count(b"\n")
-    ends = (tail or head)[-1:]
-    lines = feeds + (ends not in (b"", b"\n"))
-    return Sample(head, tail, size, lines, lambda: content.read(0, SCANNED))
-
-
 def source_of(session: CoreSession, target: Ref | str) -> Source:
     """Return what a target names. A part of a JSON artifact is a content of its own."""
     content = session.content(target)
     if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
         return Source(content, content.ref.pointer)
     data, media_type = session.part(content, fragment), JSON
-    if data.startswith(b'"'):  # a string is read as the text that it is
+    if data.startswith(b'"'):  # a string is read as plain text
+        from coatcheck.values import encode_text
+
         text = json.loads(data)
         data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:], None, text)
     part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type)
@@ -223,7 +210,7 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
 
 
 def _queries() -> str:
-    """What a query may be, of what is installed."""
+    """What a query may be, given what is installed."""
     from coatcheck.reading import pdf, sql
 
     kinds = ['"text"', '"shape"', 'a JSONPath like "$.items[0]"']
@@ -254,7 +241,7 @@ def _found(content: Content, path: str) -> QueryResult:
 
 
 def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
-    """The content that SQL reads, and a note: of a JSON object, the largest array of objects in it."""
+    """The content that SQL reads, and a note. For a JSON object, it is the largest array of objects in it."""
     if is_json(content.ref.media_type) and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{":
         with suppress(CoatcheckError):
             from coatcheck.reading import heavy
@@ -268,8 +255,8 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
 
 
 def _rows(session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack) -> QueryResult:
-    """Run a statement. Another table that it names is the artifact of that name, else the one that is read; in a
-    workbook it can only be one of its sheets."""
+    """Run a statement. An unknown table name means the artifact of that name, else the artifact that is read. In a
+    workbook it can only be a sheet or another artifact."""
     from coatcheck.reading.sql import TABLE, run_sql
 
     named: list[str] = []

@@ -78,7 +78,7 @@ class _Matcher(SequenceMatcher[str]):
         self.coarse = 0
 
     def get_matching_blocks(self) -> list[Match]:
-        """Return the runs of equal lines in order, none next to another, and an empty one at the end."""
+        """Return the runs of equal lines in order, no two of them adjacent, and an empty one at the end."""
         budget = WORK
         found: list[tuple[int, int, int]] = []
         pending = [(0, len(self._old), 0, len(self._new))]

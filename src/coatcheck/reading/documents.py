@@ -4,8 +4,8 @@ Headings are lines with `#`, items begin with `-` or a number, cells of a row ar
 `[text](address)` the first time. Scripts, styles and hidden parts are left out. A PDF or an office file is sliced and
 searched as this text, a web page as its source.
 
-Documents are hostile: they are parsed in a child process, no external entity is loaded, and what unpacks to more than
-the limit is an error. Texts are kept for the next page.
+Documents are hostile: they are parsed in a child process, no external entity is loaded, and a file that unpacks to
+more than the limit is an error. Texts are kept for the next page.
 
 `describe` is for binary content: type, size, dimensions of an image, pages of a PDF, names in an archive. It reads only
 heads, tails and directories, and unpacks nothing.
@@ -30,17 +30,15 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.ids import clip
 from coatcheck.media import TEXT, decoded, essence
-from coatcheck.previews import Sample
+from coatcheck.previews import EDGE, Sample
 from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
 from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_CHARS, MAX_RESULT, BoundedLines, QueryResult, TextCache
-from coatcheck.reading.text import Form, recognized
+from coatcheck.reading.text import Form, recognized, sample_of
 
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
-_HTML: Final = ("text/html", "application/xhtml+xml")
-_EDGE: Final = 64 << 10
 _PART: Final = lazy_pattern(r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE)
 _SLIDE: Final = lazy_pattern(r"^--- slide (\d+) ---$", re.MULTILINE)
 _BETWEEN: Final = lazy_pattern(r"^--- (?:page|slide) \d+(?::[^\n]*)? ---$", re.MULTILINE)
@@ -97,7 +95,7 @@ def text_query(content: Content, query: str) -> QueryResult | None:
 
 def as_text(content: Content, form: Form, *, is_searched: bool) -> tuple[Content, str]:
     """Return the text of a document as a content that can be sliced or searched, and a note for its pages. In a text to
-    search, the lines between pages are form feeds: they match nothing, and tell the page of a match."""
+    search, the lines between pages are form feeds: they match nothing, and show which page a match is on."""
     result = text_of(content, form)
     text = result.text
     if is_searched:
@@ -125,7 +123,7 @@ def extract(content: Content, form: Form) -> QueryResult:
 
 class _Writer:
     """Lines of text, made of pieces. White space is collapsed, except in `verbatim` text. `mark` begins the next line
-    that has text. The address of a link comes behind its text, or behind the first line of it."""
+    that has text. The address of a link comes after its text, or after the first line of it."""
 
     def __init__(self) -> None:
         self.kept = BoundedLines(MAX_RESULT)
@@ -144,11 +142,6 @@ class _Writer:
         self.size += len(piece.strip())
         if not piece.isspace():
             self._last = piece or self._last
-
-    def cell(self, *, is_first: bool) -> None:
-        """Begin a cell of a row."""
-        if not is_first:
-            self.add(_CELL)
 
     def item(self) -> None:
         """Begin another item on the same line."""
@@ -215,7 +208,7 @@ class _Writer:
 
 
 def _decoded_address(match: re.Match[str]) -> str:
-    """Letters of an address as themselves: percent signs would take many times their tokens."""
+    """Decode the letters of an address: percent-encoded, they would take many times as many tokens."""
     try:
         return bytes.fromhex(match[0].replace("%", "")).decode()
     except UnicodeDecodeError:
@@ -270,8 +263,8 @@ class _Tag(NamedTuple):
 
 
 def _tokens(source: str) -> Iterator[str | _Tag]:
-    """Yield the tags and texts of a page in linear time, which the parser of the standard library does not have. As in
-    a browser, a comment or tag that does not end takes all of the rest."""
+    """Yield the tags and texts of a page in linear time, unlike the parser of the standard library. As in a browser, a
+    comment or tag that is not closed includes all of the rest."""
     at = 0
     while (start := source.find("<", at)) >= 0:
         yield source[at:start]
@@ -328,7 +321,7 @@ class _WebPage:
         self._names: Counter[str] = Counter()
         self._hidden: int | None = None  # number of elements around the hidden one
         self._menus: list[int] = []  # number of elements around each menu
-        self._items: list[int | None] = []  # of open lists: the number of the last item, None without numbers
+        self._items: list[int | None] = []  # for each open list: the number of its last item, or None
         self._is_first_cell = True
         self._title = ""
 
@@ -395,7 +388,8 @@ class _WebPage:
             lines.end(gap=True)
             lines.mark = _HEADINGS[tag]
         elif tag in ("td", "th"):
-            lines.cell(is_first=self._is_first_cell)
+            if not self._is_first_cell:
+                lines.add(_CELL)
             self._is_first_cell = False
         elif tag == "a":
             lines.link(given.get("href", ""))
@@ -467,7 +461,7 @@ def _office(content: Content, lines: _Writer) -> None:
 
 
 class _Package:
-    """The XML files inside an office file. All that are parsed together unpack to a limited size."""
+    """The XML files inside an office file. The total unpacked size of those that are parsed is limited."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
@@ -488,7 +482,7 @@ class _Package:
         parser.CharacterDataHandler = handler.data
         try:
             with self._archive.open(name) as file:
-                while piece := file.read(_EDGE):
+                while piece := file.read(EDGE):
                     self._left -= len(piece)
                     if self._left < 0:
                         raise LimitExceeded(f"the document unpacks to more than {MAX_UNPACKED >> 20} MiB")
@@ -517,7 +511,7 @@ class _Package:
 
 
 def _attribute(key: str) -> str:
-    """The local name of an attribute. `r:id` is a relation, beside an `id` of other meaning."""
+    """The local name of an attribute. `r:id` is a relation; a plain `id` means something else."""
     space, _, name = key.rpartition("}")
     return f"r:{name}" if space.endswith("/relationships") else name
 
@@ -552,7 +546,7 @@ class _StartTags(_Elements):
 
 
 _HEADING: Final = lazy_pattern(r"heading (\d)|title", re.IGNORECASE)
-_REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last: the same again, for older programs
+_REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last repeats content for older programs
 _FURNITURE: Final = frozenset(("dt", "ftr", "hdr", "sldImg", "sldNum"))
 _DEPTHS: Final = frozenset("012345678")
 
@@ -566,7 +560,7 @@ class _Prose(_Elements):
     def __init__(self, lines: _Writer) -> None:
         self._lines = lines
         self._depth = 0  # of elements that are left out
-        self._tables: list[bool] = []  # one inside the other: whether the next cell is the first of its row
+        self._tables: list[bool] = []  # nested: whether the next cell is the first of its row
 
     def start(self, tag: str, given: Mapping[str, str]) -> None:
         if self._depth or tag in self.left_out:
@@ -577,8 +571,8 @@ class _Prose(_Elements):
         elif tag not in (self.row, self.cell):
             self._begin(tag, given)
         elif self._tables:
-            if tag == self.cell:
-                self._lines.cell(is_first=self._tables[-1])
+            if tag == self.cell and not self._tables[-1]:
+                self._lines.add(_CELL)
             self._tables[-1] = tag == self.row
 
     def end(self, tag: str) -> None:
@@ -741,8 +735,8 @@ class _OpenDocument(_Prose):
 
 def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     """Describe a content without showing it, in at most `max_chars` characters."""
-    media = essence(content.ref.media_type)
-    head = content.read(0, _EDGE)
+    media, sample = essence(content.ref.media_type), sample_of(content)
+    head = sample.head
     lines = [f"{media}, {content.size:,} bytes"]
     if not content.size:
         lines.append("It is empty.")
@@ -754,10 +748,10 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     elif media in _NOTES:
         lines.append(_NOTES[media])
     elif head.startswith(b"PK\x03\x04") or media == "application/zip":
-        lines.extend(_zip(content, head))
+        lines.extend(_zip(content, sample))
     elif media == "application/gzip":
         lines.extend(_gzip(content, head))
-    elif about := header(Sample(head, b"", content.size), media):
+    elif about := header(sample, media):
         lines.append(about)
     if not media.startswith("image/") and media != "application/pdf" and content.size and not head.startswith(b"PK"):
         lines.extend(_dump(head))
@@ -801,16 +795,16 @@ def _gzip(content: Content, head: bytes) -> Iterator[str]:
     yield f"Compressed; it claims to unpack to {claimed:,} bytes (modulo 4 GiB). It is not unpacked here."
 
 
-def _zip(content: Content, head: bytes) -> Iterator[str]:
-    """Names and sizes according to the archive's directory, if that has a reasonable size."""
-    tail = content.read(max(0, content.size - _EDGE), _EDGE)
-    kind = office_kind(Sample(head, tail, content.size))
-    if kind and kind not in WORKBOOKS:  # those are described only where their cells cannot be read
+def _zip(content: Content, sample: Sample) -> Iterator[str]:
+    """Names and sizes according to the archive's directory, unless it is too large."""
+    kind = office_kind(sample)
+    if kind and kind not in WORKBOOKS:  # a workbook is described only if its cells cannot be read
         yield f'{kind}; query="text" gives its text, grep searches it'
         return
+    tail = (sample.head + sample.tail)[-EDGE:]
     at = tail.rfind(b"PK\x05\x06")
     claimed = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail:  # the last: ZIP64, no limit
+    if at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail:  # the last: ZIP64, unlimited
         yield "Its directory is missing or too large to list."
         return
     try:

@@ -8,7 +8,7 @@ that takes more than `RICH` characters, the page shows each match in brief.
 The text is searched in pieces of many lines. A pattern sees one line at a time: it is compiled so that it never matches
 a line feed and `^` and `$` match at every line; the few patterns for which that is not enough run line by line. A line
 that spans pieces is joined up to a limit; a longer one is searched in overlapping windows. JSON and long lines are
-searched as written and with the escapes of their strings decoded. Offsets are always those of the written line.
+searched as written and with the escapes of their strings decoded. Offsets always refer to the written line.
 
 Counting all matches is limited in time: a full page counts for one more second, or for a few milliseconds if nearly
 all lines match, and then says "at least". A position is the next line, the number of matches before it, the lines of
@@ -35,7 +35,7 @@ from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, boundary, decoded_lines
-from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
+from coatcheck.reading.page import AUTO, MAX_CONTEXT, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 from coatcheck.storage import merged
 
@@ -61,6 +61,7 @@ _REJECTIONS: Final = (
     (tuple(f"sequence: \\{name}" for name in "123456789k"),
      "RE2 has no back-references", "spell the text out: (foo|bar)"),
 )  # fmt: skip
+_PLAIN: Final = lazy_pattern(r"[\w !\"#%&',/:;<=>@`~-]+", re.ASCII)  # printable ASCII without a special meaning in RE2
 _FEED: Final = lazy_pattern(r"(\\[^n])|\\n|\n", re.DOTALL)
 _ESCAPE_HINT: Final = "check the pattern, and put a backslash before special characters that you search for"
 LONG_LINE: Final = 2 << 20
@@ -154,7 +155,7 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
 
 
 def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple[_PageBuilder, float]:
-    """The page in the form that shows most, and the seconds that the first form took."""
+    """The page in the form that shows the most, and the seconds that the first form took."""
     text, request = found.text, found.request
     given = request.context if isinstance(request.context, int) else None
     usual = _usual_context(text) if given is None else given
@@ -184,14 +185,14 @@ def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple
 
 
 def _usual_context(text: DecodedText) -> int:
-    """Lines around a match if the request says nothing: some where one line says little."""
+    """Default number of lines around a match: more than 0 where one line says little."""
     head = text.head[: 4 * _LOOK].decode("utf-8", "replace")[:_LOOK]
     is_indented = text.is_document and _INDENTED.match(head) is not None
     return CONTEXT if is_indented or len(_SNAPSHOT.findall(head)) > _NODES else 0
 
 
 def alternatives(pattern: str) -> list[str]:
-    """The alternatives of a pattern like `A|B|C` or `(A|B)`, if it has some; flags at its start apply to each."""
+    """The alternatives of a pattern like `A|B|C` or `(A|B)`, if it has any; flags at its start apply to each."""
     flags = _FLAGS.match(pattern)
     lead, body = (flags[0], pattern[flags.end() :]) if flags else ("", pattern)
     parts = _split(body)
@@ -252,7 +253,7 @@ class _Lines:
         self._hits = tee(found.hits(group, self.views), 1)[0]
 
     def hits(self) -> Iterator[LineHit]:
-        """The lines to show as matches; for a huge line, itself."""
+        """The lines to show as matches; a huge line counts as one."""
         return copy(self._hits)
 
 
@@ -275,12 +276,16 @@ class _Found:
     def compiled(self, pattern: str, *, literal: bool = False) -> Pattern:
         return Pattern(pattern, ignore_case=self.request.ignore_case, literal=literal, escapes=self._has_escapes)
 
+    def inside_at(self, number: int) -> int:
+        """Offset in a line that the page continues from, 0 for all lines but the first."""
+        return self.inside if number == self.start else 0
+
     def view(
         self, group: LineGroup | HugeLine, views: _Views, start: int, end: int, number: int
     ) -> _LineView | _HugeLineView:
         """A long line in which occurrences are shown, made once for all forms."""
         if start not in views:
-            inside = self.inside if number == self.start else 0
+            inside = self.inside_at(number)
             views[start] = (
                 _HugeLineView(self.text, group, self.pattern, inside)
                 if isinstance(group, HugeLine)
@@ -292,10 +297,11 @@ class _Found:
         """Search lines for those to show as matches."""
         is_inverted = self.request.invert
         if isinstance(group, HugeLine):
-            is_continued = group.number == self.start and self.inside > 0
             spans = self.view(group, views, 0, 0, group.number).occurrences()
-            if is_continued or any(span is not None for span in spans) is not is_inverted:
+            if self.inside_at(group.number) or any(span is not None for span in spans) is not is_inverted:
                 yield LineHit(0, 0, 0)
+            return
+        if group.absent:
             return
         hits, at = self.pattern.hits(group.data, group.start, group.end), group.start
         if not is_inverted:
@@ -311,7 +317,7 @@ class _Found:
         self._kept.clear()
 
     def lines(self, *, keep: bool) -> Generator[_Lines, None, None]:
-        """Yield the lines in order: the kept ones, then others, which are kept if that is wanted."""
+        """Yield the lines in order: the kept ones, then others, which are kept if `keep` is True."""
         yield from self._kept
         start = self._next
         if self._kept and self._kept[-1].group.number == start:
@@ -319,8 +325,11 @@ class _Found:
         for first, last in self._ranges:
             begin = max(first, start)
             is_first = begin in (first, self.start)
-            was_hit = True
-            for group in groups(self.text, begin, last) if begin <= last else ():
+            was_hit, near = True, 0
+            for stored in groups(self.text, begin, last) if begin <= last else ():
+                if was_hit:
+                    near = stored.number + MAX_CONTEXT
+                group = self._searchable(stored, is_near=not keep or stored.number <= near)
                 lines = _Lines(self, group, is_first)
                 keep = keep and self._room > 0
                 if keep:
@@ -338,6 +347,15 @@ class _Found:
             if keep:
                 self._next = max(self._next, last + 1)
 
+    def _searchable(self, group: LineGroup | HugeLine, *, is_near: bool) -> LineGroup | HugeLine:
+        """Lines fit to search, or as they are stored if there is no match in or near them."""
+        if isinstance(group, HugeLine):
+            return group
+        can_skip = not is_near and not self.request.invert
+        if can_skip and self.pattern.is_absent(group.data, group.start, group.end):
+            return group._replace(absent=True)
+        return _cleaned(self.text, group)
+
 
 class _LineView:
     """A line in memory, measured in characters."""
@@ -354,7 +372,7 @@ class _LineView:
         self.is_repaired = group.repaired
 
     def occurrences(self) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences from the byte offset on that a page continues from, and None from time to time."""
+        """Yield the occurrences from the byte offset where a page continues, and None from time to time."""
         self._structure = None
         return copy(self._spans)
 
@@ -472,7 +490,7 @@ class _PageBuilder:
         self._cut = self._fits = self._repaired = self._has_huge = False
 
     def fill(self, *, is_counted: bool) -> None:
-        """Go through the lines once: show until the page is full, then count if that is wanted."""
+        """Go through the lines once: show until the page is full, then count if `is_counted`."""
         full_at, inside = None, 0
         with closing(self._search.lines(keep=not is_counted)) as found:
             for lines in found:
@@ -512,7 +530,7 @@ class _PageBuilder:
         return notes + self._text.notes() if self._text.is_scanned else notes
 
     def _count(self, group: LineGroup | HugeLine, at: int, inside: int, full_at: float) -> bool:
-        """Count the matches in these lines from an offset on, in the first line from one inside it. Return whether
+        """Count the matches in these lines from the offset `at` on, in the first line from `inside` on. Return whether
         there is time for more."""
         inverted, deadline = self._request.invert, full_at + COUNT_SECONDS
         if isinstance(group, HugeLine):
@@ -522,7 +540,7 @@ class _PageBuilder:
             self.more += is_whole and not found if inverted else found
         else:
             passed = group.number - self._search.start + group.data.count(b"\n", group.start, at)
-            if 0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed:  # more than that are occurrences
+            if 0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed:  # a larger count includes occurrences
                 deadline = full_at + DENSE_SECONDS
             long = None if inverted else self._search.long
             found, upto = self._search.pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
@@ -560,8 +578,7 @@ class _PageBuilder:
             is_shown = self._before(huge, 0, huge.number) and self._distant(huge.number, ":")
             self.found += is_shown
         else:
-            is_continued = huge.number == self._search.start and self._search.inside > 0
-            is_shown = is_continued or self._before(huge, 0, huge.number)
+            is_shown = self._search.inside_at(huge.number) > 0 or self._before(huge, 0, huge.number)
             view = self._search.view(huge, lines.views, 0, 0, huge.number)
             is_shown = is_shown and self._occurrences(view, huge.number)
         self.due = self._context if is_hit and is_shown else self.due
@@ -609,8 +626,8 @@ class _PageBuilder:
         return self._entry(number, mark, body, cut_from=cut_from, is_repaired=line.is_repaired)
 
     def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
-        """Show the occurrences in a line, those in the same record or near one another in one entry."""
-        inside = self._search.inside if number == self._search.start else 0
+        """Show the occurrences in a line. Those in the same record or near one another share an entry."""
+        inside = self._search.inside_at(number)
         spans = (span for span in line.occurrences() if span is not None)
         span: tuple[int, int] | None = next(spans, (inside, inside))
         if span is not None and span[0] == span[1]:  # an empty match counts only if there is no other
@@ -635,7 +652,7 @@ class _PageBuilder:
             cut_from = line.length if is_cut else 0
             label, shown_at = self._last
             if record is not None and self._wide and record.label == label != "" and record.start <= shown_at + _AGAIN:
-                pass  # a brief page shows a record once, but one that is very large again further on
+                pass  # a brief page shows a record once; a very large one is shown again further on
             elif not self._entry(number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired):
                 self.inside = first
                 return False
@@ -650,7 +667,7 @@ class _PageBuilder:
 
     @property
     def _wide(self) -> int:
-        """The width of the next match; 0 for a whole record, as the first match always is."""
+        """The width of the next match; 0 for a whole record, which the first match always gets."""
         return self._width_of_most if self.found else 0
 
     def _record(self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]) -> Extract | None:
@@ -666,7 +683,7 @@ class _PageBuilder:
         return found._replace(label=label)
 
     def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
-        """As much of a line as may be shown, around a byte offset; and where that begins and ends."""
+        """As much of a line as may be shown around a byte offset, and where that begins and ends."""
         width = self._width(number)
         if not self._wide and line.length <= min(RECORD, self._room_for(number)):
             width = line.length
@@ -758,7 +775,7 @@ class Pattern:
     def __init__(
         self, pattern: str, *, ignore_case: bool = False, literal: bool = False, escapes: bool = False
     ) -> None:
-        program_size(pattern, ignore_case=ignore_case, literal=literal)  # alone first: its brackets must not close ours
+        program_size(pattern, ignore_case=ignore_case, literal=literal)  # alone first: it must not close our brackets
         source = _escaped(pattern) if literal else pattern
         self.has_feed = "\n" in pattern or (not literal and "\\n" in pattern)
         self._break = b"\f" if self.has_feed else b" "  # replaces a line break in a string; \s matches both
@@ -768,12 +785,24 @@ class Pattern:
         self._one: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
         self._run: Any = None if self._by_line else _run(source, ignore_case)
         self._escapes = escapes
+        self._is_plain = pattern.isascii() and pattern.isprintable() if literal else bool(_PLAIN.fullmatch(pattern))
         self._matches_nothing = self._one.search(b"") is not None  # then it matches every line, without occurrences
 
     def search(self, data: bytes, start: int, end: int) -> tuple[int, int] | None:
         """The first match between two offsets. The bytes around them count for `^`, `$` and word boundaries."""
         found = self._one.search(data, start, end)
         return None if found is None else found.span()
+
+    def is_absent(self, lines: bytes, start: int, end: int) -> bool:
+        """Whether no line between two offsets can match, whatever is done to invalid UTF-8 in it. Only known for
+        plain text in lines without colours, carriage returns and escapes: nothing is removed from them."""
+        return (
+            self._is_plain
+            and lines.find(b"\x1b", start, end) < 0
+            and lines.find(b"\r", start, end) < 0
+            and not self._has_escapes(lines, start, end)
+            and self._one.search(lines, start, end) is None
+        )
 
     def hits(self, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
         """Yield the matching lines between two offsets, which are line starts or the end."""
@@ -809,7 +838,7 @@ class Pattern:
                 upto, is_first = last, False
 
     def occurrences_from(self, line: bytes, inside: int) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences in a line from an offset on, which is that of an occurrence, or 0."""
+        """Yield the occurrences in a line from an offset on: the offset of an occurrence, or 0."""
         spans = self.occurrences(line, 0 if self._escapes else inside, len(line))
         return ((first, last) for first, last in spans if first >= inside)
 
@@ -868,7 +897,7 @@ class Pattern:
             start = stop + 1
 
     def _levels(self, lines: bytes) -> Iterator[bytes]:
-        """Lines with their escapes decoded, then with those of strings in strings. The number of lines is kept."""
+        """Yield the lines with their escapes decoded, then with those of nested strings. The number of lines stays."""
         for _ in range(LEVELS):
             written, lines = lines, decoded_lines(lines, self._break)
             if lines == written:
@@ -964,7 +993,7 @@ def _compile(source: str, ignore_case: bool) -> Any:
     options = re2.Options()
     options.log_errors = False
     options.never_nl = True
-    options.never_capture = True  # groups are not needed, and would prevent the fast way to match
+    options.never_capture = True  # groups are not needed, and would prevent fast matching
     options.case_sensitive = not ignore_case
     try:
         return re2.compile(source, options)
@@ -977,14 +1006,15 @@ def _compile(source: str, ignore_case: bool) -> Any:
 
 
 class LineGroup(NamedTuple):
-    """Whole lines `data[start:end]`, the first with this number. They end with a line feed alone and are valid UTF-8;
-    `repaired` is True if they were not before."""
+    """Whole lines `data[start:end]`, the first with this number. Unless they are `absent` (no match in or near
+    them), they end with a line feed alone and are valid UTF-8; `repaired` is True if they were not before."""
 
     number: int
     data: bytes
     start: int
     end: int
-    repaired: bool
+    repaired: bool = False
+    absent: bool = False
 
 
 class HugeLine(NamedTuple):
@@ -996,7 +1026,7 @@ class HugeLine(NamedTuple):
 
 
 def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | HugeLine, None, None]:
-    """Yield all lines from one number to another, both included, without copying where possible."""
+    """Yield all lines from one number to another, both included, as they are stored; without copying if possible."""
     at = text.start if first == 1 else text.line_start(first)
     end = text.end if last == text.lines else text.line_start(last + 1)
     number = first
@@ -1015,20 +1045,22 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
                 break
             begin = 0
             if waiting:
-                yield _cleaned(text, number, b"".join([*waiting, piece[:head]]))
+                line = b"".join([*waiting, piece[:head]])
+                yield LineGroup(number, line, 0, len(line))
                 begin, number, feeds = head, number + 1, feeds - 1
             if begin < tail:
-                yield _cleaned(text, number, piece, begin, tail)
+                yield LineGroup(number, piece, begin, tail)
             number += feeds
             began, waiting = at - len(piece) + tail, [piece[tail:]] if tail < len(piece) else []
         else:
             if waiting:
-                yield _cleaned(text, number, b"".join(waiting))
+                line = b"".join(waiting)
+                yield LineGroup(number, line, 0, len(line))
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
     """Yield the pieces of a text. If reading is slow (a slow disk, compressed content), each piece is read in a thread
-    while the one before it is in use; otherwise passing pieces between threads would cost more than it saves."""
+    while the previous one is in use; otherwise passing pieces between threads would cost more than it saves."""
     spent, allowed = 0.0, _PATIENCE
     while at < end and (text.is_scanned or spent <= allowed):  # the blocks of a scanned text are for one thread
         began = monotonic()
@@ -1047,10 +1079,10 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
                 yield piece, feeds
 
 
-def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: int | None = None) -> LineGroup:
+def _cleaned(text: DecodedText, group: LineGroup) -> LineGroup:
     """Make lines fit to search: as a terminal shows them, without carriage returns at their ends, and with U+FFFD for
     invalid bytes."""
-    end, repaired = len(data) if end is None else end, False
+    _, data, start, end, repaired, _ = group
     if not data.isascii():
         lines = data[start:end]
         try:
@@ -1058,12 +1090,14 @@ def _cleaned(text: DecodedText, number: int, data: bytes, start: int = 0, end: i
         except UnicodeDecodeError:
             data, repaired = visible(decode(lines))[0].encode(), True
             start, end = 0, len(data)
-    returns = data.count(b"\r", start, end)
-    is_drawn = data.find(b"\x1b", start, end) >= 0 or (returns and returns != data.count(b"\r\n", start, end))
+    has_returns = data.find(b"\r", start, end) >= 0  # counting takes 20 times longer
+    is_drawn = data.find(b"\x1b", start, end) >= 0 or (
+        has_returns and data.count(b"\r", start, end) != data.count(b"\r\n", start, end)
+    )
     if is_drawn and not text.exact:
         data = folded(data[start:end].decode())[0].encode()
         start, end = 0, len(data)
-    if returns:
+    if has_returns:
         data = data[start:end].replace(b"\r\n", b"\n")
         start, end = 0, len(data)
-    return LineGroup(number, data, start, end, repaired)
+    return LineGroup(group.number, data, start, end, repaired)

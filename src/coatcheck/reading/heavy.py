@@ -63,7 +63,7 @@ def find(content: Content, path: str) -> QueryResult:
 
 
 def nearest(content: Content, query: str) -> tuple[str, str]:
-    """Return the path with results that a query was meant to be, or "" and what there is where it ends; two empty texts
+    """Return the path with results that a query probably means, or "" and what there is where it fails; two empty texts
     if neither is known."""
     from coatcheck.reading import jsonpath
 
@@ -100,7 +100,7 @@ def diff(old: Content, new: Content) -> QueryResult:
 
 
 def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
-    """Return one page of a grep. `base` is the fragment that the content is a part at."""
+    """Return one page of a grep. `base` is the fragment of a content that is part of an artifact."""
     pattern, seen = request.grep or "", min(content.ref.size_bytes, grep.LONG_LINE)
     is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
     if request.literal or is_simple or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK:
@@ -170,7 +170,7 @@ def main(folder: str) -> None:
     """Run the child process."""
     calls = _calls()
     _warm(calls)
-    gc.disable()  # it takes most of the time of parsing; a process that grows is replaced
+    gc.disable()  # it takes most of the parsing time; a process that grows is replaced
     statm = os.open("/proc/self/statm", os.O_RDONLY) if os.path.exists("/proc/self/statm") else None
 
     def answer(message: Message, contents: list[Content]) -> Message:
@@ -209,7 +209,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
 
 def _warm(calls: dict[str, Callable[..., Message]]) -> None:
-    """Answer each kind once, so that everything is imported before files are out of reach."""
+    """Answer each kind of call once, so that everything is imported before files are out of reach."""
 
     def content(data: bytes, media_type: str) -> Content:
         ref = Ref(digest_of(data), "", len(data), media_type, "data")

@@ -30,8 +30,8 @@ BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact"
 NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = lazy_pattern(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets is not one, and nothing
-# that is indented: it may be part of a document that is cut.
+# A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets does not
+# count, nor does an indented line: it may be part of a document that is cut.
 DOCUMENT: Final = lazy_pattern(
     r"""^(?=\{\s*+["'}]|\[\s*+(?:["'\[({\]]|-?\d[\d.]*+\s*+[,\]]|None|[^\W\d][\w.]*+\()|\(\s*+["'\[({\d])""",
     re.MULTILINE,
@@ -143,7 +143,7 @@ def rows(content: Content) -> tuple[bytes, str]:
     text = decoded(whole(content, MAX_ROWS))
     for begin in islice(DOCUMENT.finditer(text), _ATTEMPTS):
         documents, end = _documents(text, begin.end())
-        if end - begin.end() < len(text) // 2:  # the table is what the text is about
+        if end - begin.end() < len(text) // 2:  # too little of the text to be what it is about
             continue
         value, note = documents if len(documents) > 1 else documents[0], ""
         if not isinstance(value, list) and (found := largest_array(value)) is not None:
@@ -151,8 +151,8 @@ def rows(content: Content) -> tuple[bytes, str]:
             if found.columns or isinstance(inner[0], list):  # a list of texts is not what the document is about
                 value, note = inner, f"rows of {found.pointer}"
         if isinstance(value, list) and value:
-            left = text[: begin.end()].strip().count("\n") + 1 if text[: begin.end()].strip() else 0
-            left += text[end:].strip().count("\n") + 1 if text[end:].strip() else 0
+            around = (text[: begin.end()].strip(), text[end:].strip())
+            left = sum(one.count("\n") + 1 for one in around if one)
             if left > _FEW_LINES:
                 break
             notes = filter(None, [note, f"{count(left, 'line')} around them left out" if left else ""])
@@ -207,5 +207,5 @@ def _records(content: Content) -> tuple[list[Any], int, int]:
 
 
 def _marks(data: bytes) -> int:
-    """Every value but the first follows a comma or an opening bracket, so their number outside strings is a limit."""
+    """Upper limit for the number of values after the first: each follows a comma or an open bracket outside strings."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")

@@ -125,7 +125,7 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
 
 
 def nearest(content: Content, query: str, *, seconds: float = SECONDS) -> tuple[str, str]:
-    """The path with results that a query without any was meant to be, or "" and what there is where it ends.
+    """The path with results that a query without any probably means, or "" and what there is where it fails.
 
     The query may be a path with mistakes, or one as for jq, in code, or a JSON Pointer."""
     try:
@@ -197,7 +197,7 @@ def _compile(path: str, seconds: float) -> JSONPathQuery:
 
 @functools.lru_cache(maxsize=64)
 def _regex(pattern: str) -> Any:
-    """Compile a pattern; None if RE2 rejects it. The dot of I-Regexp matches no line end; RE2 syntax passes too."""
+    """Compile a pattern; None if RE2 rejects it. In I-Regexp, a dot matches no line end; RE2 syntax is accepted too."""
     options = re2.Options()
     options.log_errors = False
     if len(pattern) > MAX_PATTERN:
@@ -378,7 +378,7 @@ def lenient(query: str) -> tuple[list[PathStep], bool] | None:
 
 
 def fitted(steps: list[PathStep], values: list[Any], select: Select) -> tuple[str, str]:
-    """The path with results that is nearest to these steps, or "" and what there is where they end."""
+    """The path with results that is nearest to these steps, or "" and what there is where they fail."""
     done: list[PathStep] = []
     repairs = 0
     while steps:
@@ -433,7 +433,7 @@ def _keys(values: Iterable[Any]) -> list[str]:
 
 
 def _instead(values: list[Any], steps: list[PathStep], select: Select) -> list[PathStep] | None:
-    """Other steps to go on with; the first of them leads somewhere."""
+    """Other steps to continue with; the first of them leads somewhere."""
     step, *rest = steps
     if (below := _BELOW.fullmatch(step.written)) is not None:
         keys = _keys(_all_below(values))
@@ -535,12 +535,12 @@ def _has(run: Callable[[str], list[Any]], written: str) -> bool:
 
 
 def _same(key: str, keys: list[str]) -> list[str]:
-    """The keys that differ from one only in case and punctuation."""
+    """The keys that differ from `key` only in case and punctuation."""
     return [known for known in keys if _normal(known) == _normal(key)]
 
 
 def _close(key: str, keys: list[str]) -> list[str]:
-    """The key that is spelled most like another, if one is."""
+    """The known key that is spelled most like `key`, if any is close."""
     return difflib.get_close_matches(key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
 
 

@@ -75,7 +75,7 @@ class Decoded:
         return self._sources[near] + offset - self._ends[near]
 
     def decoded(self, offset: int) -> int:
-        """Convert an offset in the written line to that of its character in the decoded text."""
+        """Convert an offset in the written line to the offset of its character in the decoded text."""
         near = bisect_right(self._sources, offset) - 1
         ahead = self._ends[near + 1] if near + 1 < len(self._ends) else len(self.data)
         return min(self._ends[near] + offset - self._sources[near], max(self._ends[near], ahead - 1))
@@ -137,7 +137,7 @@ class Structure:
 
     def record_at(self, first: int, last: int, *, limit: int = RECORD, width: int = 0) -> Extract | None:
         """The record around a match, or a part of it, of about `limit` bytes at most; None if there is none. A `width`
-        other than 0 is a lower limit, and then records are not extended."""
+        other than 0 is a stricter limit, and then records are not extended."""
         self._advance(first)
         if self._lost or not (self._open or self._string[1] > first):
             return None
@@ -162,7 +162,7 @@ class Structure:
                 best = (bracket.start, end, depth)
             if size > ample:
                 break
-        is_row = best is not None and around == best[2] - 1  # of a long list: the next is another record
+        is_row = best is not None and around == best[2] - 1  # in a long list, whose next item is another record
         if best is not None and (around is None or is_row or best[1] - best[0] >= scant // 2):
             return Extract(best[0], best[1], self._text(best[0], best[1]), self._label(best[2]), is_cut=False)
         if around is None:
@@ -201,7 +201,7 @@ class Structure:
                         del stack[-back:]
                         break
             elif sign != _BACKSLASH:
-                if end - start == 1:  # a quote without an end: a string that is cut off, or no string
+                if end - start == 1:  # a quote without an end: a string that is cut off, or not a string
                     if data[max(0, start - 64) : start].rstrip()[-1:] not in _BEFORE_STRING:
                         continue
                     self._at = end = len(data)

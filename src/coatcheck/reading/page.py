@@ -230,7 +230,7 @@ class TextCache(Generic[T]):
 def lines_of(spec: str, total: int) -> list[tuple[int, int]]:
     """The first and the last line of each slice of `total` lines, both 1-based and included, in the given order.
 
-    Of several, those past the end are left out; if all are, that is an error."""
+    Of several slices, those past the end are left out; it is an error if all are."""
     found = [(*_bounds("lines", one, total, 1), one) for one in spec.split(",")]
     inside = [(first, last) for first, last, _ in found if first <= total]
     if not inside:
@@ -263,7 +263,7 @@ def _bounds(what: str, spec: str, total: int, origin: int) -> tuple[int, int]:
 
 
 def parse_slice(what: str, spec: str) -> Slice:
-    """Parse `a:b` or `a-b`; one end may be missing. A single line number is itself, a negative one the tail."""
+    """Parse `a:b` or `a-b`; one end may be missing. A single number is that line; a negative one is the tail."""
     match, hint = _SPAN.fullmatch(spec), _HINTS[what]
     if match is None or (match[1] is None and match[3] is None):
         raise InvalidArgument(f"{what}={clip(spec)} is not a slice", hint=hint)
@@ -311,7 +311,7 @@ def unseal(
         position = []
         while length_hint(data):
             position.append(_number(data))
-    except ValueError as error:  # `InvalidArgument` is one too
+    except ValueError as error:  # includes `InvalidArgument`
         raise foreign from error
     if not hmac.compare_digest(tag, _tag(key, artifact_id, _encode(meant), body)):
         if bits & _REPEAT:

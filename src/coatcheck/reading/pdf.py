@@ -31,7 +31,7 @@ from coatcheck.reading.sandbox import Message, Pool, serve
 
 MAX_BYTES: Final = 256 << 20
 EVERY: Final = 10_000_000
-SECONDS: Final = 30.0  # of one call; after two thirds of them, no further page is read
+SECONDS: Final = 30.0  # for one call; after two thirds of that, no further page is read
 _METADATA: Final = ("title", "author", "subject", "creator")
 _UNREADABLE: Final = "\0"  # in place of a page's text
 _LIGATURES: Final = str.maketrans(
@@ -102,7 +102,7 @@ def _numbers(pages: Sequence[int]) -> str:
 
 
 def _read_pages(content: Content, first: int, last: int, limit: int, seconds: float) -> _Pages:
-    """Return some pages, of which the last may be missing. Pages from the first on are kept, and read once."""
+    """Return some pages; the last ones may be missing. Pages from the first on are kept, and read only once."""
     key = content.ref.artifact_id
     kept = _kept.get(key) or _Pages((), EVERY)
     done = len(kept.texts)
@@ -125,8 +125,8 @@ def _ask_pages(content: Content, first: int, last: int, limit: int, seconds: flo
 
 
 def _tidy(text: str) -> str:
-    """Write ligatures as letters, and join the words that a hyphen divides at the end of a line. No line looks like one
-    of ours between pages."""
+    """Write ligatures as letters, and join the words that a hyphen divides at the end of a line. No line looks like our
+    lines between pages."""
     text = text.encode("utf-8", "replace").decode().translate(_LIGATURES)
     return _MARK.sub(r" \g<0>", _HYPHENATED.sub(r"\1\2\n", text).strip())
 
@@ -143,7 +143,7 @@ def main(folder: str) -> None:
     """Run the child process."""
     logging.disable()
     _warm()
-    gc.freeze()  # it need not go through the library again and again
+    gc.freeze()  # so that the library is not scanned again and again
     serve(folder, _answer)
 
 
@@ -166,7 +166,7 @@ def _answer(message: Message, contents: list[Content]) -> Message:
 
 
 def _read(file: io.BytesIO, began: float, *, first: int, last: int, chars: int, seconds: float) -> Message:
-    """Read pages until the characters or the seconds are used up. A page among others that cannot be read is None."""
+    """Read pages until the characters or the seconds are used up. Of several pages, an unreadable one is None."""
     import pypdf
 
     reader = pypdf.PdfReader(file)
@@ -194,7 +194,7 @@ def _read(file: io.BytesIO, began: float, *, first: int, last: int, chars: int, 
 
 
 def _warm() -> None:
-    """Import all that the library may import on demand, since a confined process can open no module. A PDF can use any
+    """Import what the library may import on demand, since a confined process cannot open a module. A PDF can use any
     character encoding, so every codec is loaded too, and a page is read once."""
     import pypdf
 

@@ -1,4 +1,4 @@
-"""Pictures for models that see: an image of the store in the formats and dimensions that providers accept.
+"""Pictures for models that see: an image from the store in the formats and dimensions that providers accept.
 
 With the extra `images`, a larger image is scaled, a rotated one is turned upright, and other formats are converted, in
 a child process: an image is hostile content too. Without it, an image within the limits is given as it is.
@@ -85,7 +85,7 @@ def _answer(message: Message, contents: list[Content]) -> Message:
 
 
 def _scaled(data: bytes) -> tuple[str, bytes]:
-    """Return an image within the limits, unchanged if it is; an empty media type if it cannot be made small enough."""
+    """Return an image within the limits, as it is if it fits; an empty media type if it cannot be made small enough."""
     from PIL import Image, ImageOps
 
     image: Any
@@ -96,7 +96,7 @@ def _scaled(data: bytes) -> tuple[str, bytes]:
         is_upright = image.getexif().get(_ORIENTATION, 1) == 1
         if media_type in FORMATS and is_upright and max(image.size) <= EDGE and len(data) <= SMALL:
             return media_type, data
-        image.draft("RGB", (EDGE, EDGE))  # of a large JPEG, only as much as is needed is decoded
+        image.draft("RGB", (EDGE, EDGE))  # decode only as much of a large JPEG as is needed
         image = ImageOps.exif_transpose(image)
         has_alpha = "A" in image.getbands() or "transparency" in image.info
         image = image.convert("RGBA" if has_alpha else "RGB")

@@ -168,7 +168,7 @@ class _Child:
 
     def _ask(self, message: Message, seconds: float, max_bytes: int, contents: Sequence[Content]) -> Message:
         """Send a message and return the answer, at most `max_bytes` long; kill the child when time is up. It may read
-        the contents while it works. Its time runs from when it begins; a new child has some more to start."""
+        the contents while it works. Its time runs from when it begins; a new child gets extra time to start."""
         self._is_idle, self._deadline = True, monotonic() + seconds + START * self.is_new
         try:
             self._send(json.dumps(message).encode())
@@ -402,8 +402,8 @@ def serve(
     forget: Callable[[], None] = lambda: None,
     also: Sequence[str] = (),
 ) -> None:
-    """Answer messages until the parent closes its end, or no message came for a while. `answer` may raise an error of
-    ours for the parent to raise. The paths in `also` can be read besides the folder."""
+    """Answer messages until the parent closes its end, or no message came for a while. `answer` may raise one of our
+    errors, which the parent then raises. The paths in `also` can be read besides the folder."""
     parent = os.getppid()
     confine(folder, also)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()  # a thread inherits the limits set before

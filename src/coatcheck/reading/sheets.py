@@ -24,6 +24,7 @@ from coatcheck.media import BINARY, JSON
 from coatcheck.previews.excerpts import count, line
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
 from coatcheck.reading.sandbox import Message, Pool, serve
+from coatcheck.reading.text import sample_of
 
 MAX_BYTES: Final = 64 << 20  # of a workbook, which is compressed
 _MAX_JSON: Final = 64 << 20  # characters of all its tables
@@ -35,7 +36,6 @@ _LIMITS: Final[dict[str, Any]] = {
 OLD: Final = ("application/vnd.ms-excel", BINARY)  # media types of workbooks before xlsx
 _OLD_MAGIC: Final = b"\xd0\xcf\x11\xe0"
 _OLD_STREAM: Final = "Workbook".encode("utf-16-le")
-_EDGE: Final = 64 << 10
 _NAMES: Final = 300  # characters of the names of sheets
 _SEARCHED_ROWS: Final = 200  # rows in which the header and the width are looked for
 _WIDE: Final = 0.6  # of the widest row: a row that may be a header
@@ -49,10 +49,9 @@ Cell = str | int | float | bool
 
 
 def is_old_workbook(content: Content) -> bool:
-    """Whether a content is a workbook in the format before xlsx. CSV is often declared as its media type."""
-    head = content.read(0, _EDGE)
-    tail = content.read(max(0, content.size - _EDGE), _EDGE)
-    return head.startswith(_OLD_MAGIC) and (_OLD_STREAM in head or _OLD_STREAM in tail)
+    """Whether a content is a workbook in the format before xlsx. CSV is often declared with its media type."""
+    sample = sample_of(content)
+    return sample.head.startswith(_OLD_MAGIC) and (_OLD_STREAM in sample.head or _OLD_STREAM in sample.tail)
 
 
 def cells(content: Content) -> QueryResult:
@@ -63,7 +62,7 @@ def cells(content: Content) -> QueryResult:
 
 
 def searched(text: str) -> str:
-    """Begin every row in a text of `cells` with the name of its sheet, so that a match shows where it is."""
+    """Begin every row in a text from `cells` with the name of its sheet, so that a match shows where it is."""
     lines, sheet = [], ""
     for row in text.split("\n"):
         if match := _SHEET.fullmatch(row):
@@ -73,7 +72,7 @@ def searched(text: str) -> str:
 
 
 def tables(content: Content, name: str) -> tuple[dict[str, Content], str]:
-    """Return the sheets that have rows as JSON: the first as `name`, then every one by its own name. And a note."""
+    """Return the sheets that have rows as JSON (the first as `name`, then each by its own name), and a note."""
     found = _ask(content, "tables", _MAX_JSON)
     if not found["sheets"]:
         raise InvalidArgument(f"{clip(name)} is a workbook without a table")

@@ -137,7 +137,7 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
 
 
 def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], list[str]]:
-    """The tables, with the sheets of each workbook in its place: its first under its name, all under theirs."""
+    """The tables, with each workbook replaced by its sheets: the first under its name, all under their own."""
     from coatcheck.reading import sheets  # on demand: the child needs none of it
     from coatcheck.reading.text import recognized
 
@@ -367,7 +367,7 @@ def _csv_options(path: str) -> str:
 
 
 def _one_column(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """The separator in the name of the only column: rows of different lengths have hidden it."""
+    """The separator in the name of the only column, which was not detected since the rows differ in length."""
     columns = [column for column, *_ in database.execute(f"DESCRIBE {name}").fetchall()]
     return max(",;\t|", key=columns[0].count) if len(columns) == 1 and _SEPARATOR.search(columns[0]) else ""
 
@@ -379,8 +379,8 @@ def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
 
 
 def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Make columns of texts and numbers texts, since `column = 'a'` is an error in a column of the type JSON. Columns
-    with objects or arrays stay, for `column->>'$.key'`. Return a note."""
+    """Convert columns of texts and numbers to text, since `column = 'a'` is an error in a column of type JSON. Columns
+    with objects or arrays stay as they are, for `column->>'$.key'`. Return a note."""
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)

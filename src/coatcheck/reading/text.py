@@ -4,7 +4,7 @@
 block per frame. UTF-16 and UTF-32, detected by their byte-order mark, are scanned once for an index of blocks and
 transcoded a block at a time. Invalid bytes (or code units) are shown as U+FFFD, one for each, and counted. A line ends
 with a line feed; the carriage return before it stays in the text. Lines are shown as a terminal shows them: without
-colours, and a progress bar as it was at its end. Characters are shown as they are.
+colours, and a progress bar in its last state. Characters are shown as they are.
 
 A page ends after a line feed if there is one within the limit, and never inside a character; a line longer than the
 limit is paged by characters. All pages of a slice together are its text. A position is the offset where the
@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from coatcheck.content import Content
 from coatcheck.deferred import lazy_pattern
@@ -30,9 +30,11 @@ from coatcheck.previews.excerpts import count, folded, uncoloured
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
+if TYPE_CHECKING:
+    from coatcheck.previews import Sample
+
 Form = Literal["pdf", "page", "office", "sheets", "text", "other"]
 HEAD: Final = 4_096  # bytes that show whether content is text
-_EDGE: Final = 64 << 10
 REPLACEMENT: Final = "\ufffd"
 PIECE: Final = 4 * FRAME  # small enough for the processor cache between reading and searching
 _KEPT: Final = 4
@@ -57,12 +59,9 @@ def recognized(content: Content) -> tuple[Content, Form]:
     elif bare in ("text/html", "application/xhtml+xml"):
         form = "page"
     elif bare == "application/zip" or bare.startswith("application/vnd.o"):
-        from coatcheck.previews import Sample
         from coatcheck.previews.binaries import WORKBOOKS, office_kind
 
-        head = content.read(0, _EDGE)
-        tail = content.read(max(len(head), content.size - _EDGE), _EDGE)
-        if kind := office_kind(Sample(head, tail, content.size)):
+        if kind := office_kind(sample_of(content)):
             form = "sheets" if kind in WORKBOOKS else "office"
     elif is_text(bare):
         form = "text"
@@ -72,6 +71,19 @@ def recognized(content: Content) -> tuple[Content, Form]:
         if bare in sheets.OLD and sheets.is_old_workbook(content):
             form = "sheets"
     return content, form
+
+
+def sample_of(content: Content) -> Sample:
+    """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
+    from coatcheck.previews import EDGE, SCANNED, Sample
+
+    size = content.size
+    head = content.read(0, EDGE)
+    tail = content.read(max(len(head), size - EDGE), EDGE)
+    feeds = sum(line_counts(content.frames) or (chunk.count(b"\n") for chunk in content.chunks()))
+    ends = (tail or head)[-1:]
+    lines = feeds + (ends not in (b"", b"\n"))
+    return Sample(head, tail, size, lines, lambda: content.read(0, SCANNED))
 
 
 class DecodedText:
@@ -103,7 +115,7 @@ class DecodedText:
             self._kept[0] = first
             self.start, self.end = mark, self._size
             self._starts = range(0, self.end, FRAME)
-            counts = line_counts(content.frames) if content.frames else [first.count(b"\n")]
+            counts = line_counts(content.frames)
             if len(counts) < len(self._starts):
                 counts = [self._block(index).count(b"\n") for index in range(len(self._starts))]
             self._feeds = list(accumulate(counts[: len(self._starts)], initial=0))
@@ -320,8 +332,8 @@ def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[i
 
 
 def _as_shown(text: DecodedText, at: int, cap: int) -> str:
-    """Return text from an offset on that takes at most `cap` characters when it is shown. Of a progress bar, fewer are
-    shown than there are."""
+    """Return text from an offset on that takes at most `cap` characters when it is shown. A progress bar shows
+    fewer than it has."""
     got = text.take(at, cap)
     if got.count("\r") == got.count("\r\n"):
         return got

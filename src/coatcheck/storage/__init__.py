@@ -65,7 +65,7 @@ class StagedBlob(NamedTuple):
 
 
 class Quarantined(NamedTuple):
-    """A copy in quarantine, with its size on the backend and the time since when it is there."""
+    """A copy in quarantine, with its size on the backend and the time when it was moved there."""
 
     blob: Blob
     size: int
@@ -127,7 +127,7 @@ class BlobStore(ABC):
 
     def leftovers(self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False) -> int:
         """Return the number of bytes left behind by crashed stages; with `remove`, delete them. Files that cannot be
-        opened are ignored, and so are those whose place is that of a row, according to `is_named`."""
+        opened are ignored, and so are those whose place a row names, according to `is_named`."""
         return 0
 
     def quarantine(self, blob: Blob, at: float) -> bool:

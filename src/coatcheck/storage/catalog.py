@@ -152,7 +152,7 @@ class Freed:
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref.
-    `quarantined_bytes` are those of copies in quarantine, which the blob store counts."""
+    `quarantined_bytes` is the size of the copies in quarantine, which the blob store counts."""
 
     sessions: int = 0
     refs: int = 0
@@ -200,7 +200,7 @@ class Claimant(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One entry of a series that belongs to a session. `token` is that of the claim it was written under, if any."""
+    """One entry of a series that belongs to a session. `token` belongs to the claim it was written under, if any."""
 
     seq: int
     at: float
@@ -250,8 +250,8 @@ class Rows(ABC):
 
     @abstractmethod
     def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
-        """Return the notes of an owner from key `start` until before `stop`, in the order of their keys, or in the
-        opposite order with `newest`; at most `limit`."""
+        """Return the notes of an owner from key `start` to before `stop`, in the order of their keys, or in reverse
+        order with `newest`; at most `limit`."""
 
     @abstractmethod
     def save(self, *rows: Row) -> None:
@@ -393,9 +393,9 @@ class Records(Rows):
         """Append to a series of the session. Returns the record's number, counted from 1.
 
         Creates the session if it is new, and marks it as used, like `put`; if it expired longer ago than the grace
-        period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` is not that of the
-        session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records is
-        kept."""
+        period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` does not belong to
+        the session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records
+        is kept."""
         return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)[0]
 
     def record_all(
@@ -484,7 +484,7 @@ class Records(Rows):
         return token
 
     def _check_records(self, *, repair: bool) -> list[str]:
-        """Return what is wrong with records and claims, and with `repair`, set it right."""
+        """Return what is wrong with records and claims, and with `repair`, correct it."""
         damaged = [one._replace(value=b"") for one in self._every_note(*RECORDS) if not _is_sound(one.value)]
         if damaged and repair:
             self.drop(*damaged)
@@ -566,7 +566,7 @@ class Upkeep(Rows):
         return freed
 
     def _forget_sessions(self, at: float, before: float, limit: int) -> tuple[Freed, bool]:
-        """Drop the records of sessions that had expired at `at`, and tombstones and rows of those that had `before`."""
+        """Drop records of sessions that had expired at `at`, and tombstones and rows of those that had at `before`."""
         for info in list(self.sessions()):
             ends = info.expires()
             if ends is None or ends > at:
@@ -601,12 +601,12 @@ class Upkeep(Rows):
         return self.change("moving a blob", work, effect="move")
 
     def doubtful_sizes(self) -> Mapping[str, Collection[int]]:
-        """Return the sizes that refs have if their blob has another, by digest. A database that checks its own pages
-        need not look."""
+        """Return, by digest, the sizes of refs that differ from the size of their blob. A database that checks its own
+        pages need not look."""
         return {}
 
     def set_size(self, digest: str, size: int) -> None:
-        """Set the size of a blob, and of its refs, to the one that is right."""
+        """Set the size of a blob and of its refs to the correct one."""
 
     def lose(self, blob: Blob, *, until: float = 0.0) -> int:
         """Turn refs to a damaged or missing blob into tombstones, and set the blob `aside`. A later put of the same
@@ -714,7 +714,7 @@ class Catalog(Records, Upkeep):
         return self.change("putting an artifact", work, effect="add")
 
     def _is_same(self, known: Entry, ref: Ref) -> bool:
-        """Return whether a ref says the same as a known one, whose name is not used by a later one."""
+        """Return whether a ref repeats a known one whose name is not used by a later one."""
         if replace(known.ref, created=ref.created) != ref or known.ref.expires != ref.expires:
             return False
         return ref.name is None or self.find(ref.session_id, name=ref.name, limit=1)[0].seq == known.seq
@@ -739,7 +739,7 @@ class Catalog(Records, Upkeep):
         limits: Limits = NO_LIMITS,
     ) -> tuple[Entry, Collection[str]]:
         """Put the entry that `make` returns, which contains its content, into the first of these sessions, unless the
-        session has one that `is_repeat`. Returns the one or the other, and the ids in `Known`."""
+        session has one that `is_repeat` accepts. Returns whichever it is, and the ids in `Known`."""
         known = self.look(digest, lineage, blob=False)
         if known.is_durable:
             for entry in known.entries:
@@ -846,8 +846,8 @@ class Catalog(Records, Upkeep):
         return None if note is None else float(note)
 
     def note_collection(self, at: float, *, every: float = 0.0) -> bool:
-        """Note that a collection begins, unless one has begun less than `every` seconds before. Return whether it was
-        noted: of several processes that ask at once, one gets True."""
+        """Note that a collection begins, unless one began less than `every` seconds ago. Return whether it was noted:
+        of several processes that ask at once, one gets True."""
 
         def work() -> bool:
             last = self.collected()
@@ -923,8 +923,8 @@ class Catalog(Records, Upkeep):
         return self.change("forgetting", work, session_id=session_id, effect="free")
 
     def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
-        """Return inconsistencies within the catalog, one sentence each. With `repair`, those that can be repaired are,
-        and their sentences end in ": set right" or ": removed". Blobs of refs that became tombstones are set aside."""
+        """Return inconsistencies within the catalog, one sentence each. With `repair`, fix those that can be fixed;
+        their sentences end in ": set right" or ": removed". Blobs of refs that became tombstones are set aside."""
 
         def work() -> list[str]:
             return self._check_records(repair=repair) + self._check_tokens(repair=repair)

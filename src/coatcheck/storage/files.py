@@ -28,10 +28,11 @@ from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, fra
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _SYNCED_KEPT = 10_000
+_UNCOUNTED = 4 * FRAME  # bytes of a value whose lines its readers count; they keep as many frames in memory
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 SAME_FOR = 60.0
 """Seconds in which a copy that was compared with a put's bytes, and has not changed since, is not compared again."""
-_TICK = 50_000_000  # nanoseconds in which a second change of a file may leave its times as they are
+_TICK = 50_000_000  # nanoseconds within which a second change may leave the times of a file unchanged
 _QUARANTINE = "quarantine"
 _State = tuple[int, int, int]  # of a file: changes whenever the file does
 
@@ -55,7 +56,8 @@ class FileBlobs(BlobStore):
 
     @contextmanager
     def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> Iterator[StagedFile]:
-        chunks, finish = framing(chunks, digest)
+        is_small = isinstance(chunks, list) and sum(map(len, chunks)) <= _UNCOUNTED
+        chunks, finish = framing(chunks, digest, counts=not is_small)
         with self._staged(chunks, "raw") as staged:
             staged.framed = finish()
             yield staged
@@ -107,10 +109,12 @@ class FileBlobs(BlobStore):
             self._disk.rename(staged.place, self._tmp, f"{staged.digest}-{staged.place}", fan)
             staged.published = True
             if always or self._disk.durable:
-                # The process that created the folder in blobs/ may have died before it synced the name.
-                for one in (staged.file, fan, *(() if name in self._named else (self._blobs,))):
+                for one in (staged.file, fan):
                     self._disk.sync(one, always=always)
-                self._named.add(name)
+                if name not in self._named:  # the process that created the folder may have died before it synced it
+                    names = os.listdir(self._blobs)  # first, so that the sync serves all of them
+                    self._disk.sync(self._blobs, always=always)
+                    self._named.update(names)
                 self._note_synced(staged.place)
 
     def sync(self, blob: Blob, *, always: bool = False) -> None:
@@ -429,7 +433,7 @@ def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
 
 
 def _read_all(file: int, length: int, offset: int) -> bytes:
-    """Read a range, fewer bytes only at the end of the file. One call of the system reads at most 2 GiB, or less."""
+    """Read a range, fewer bytes only at the end of the file. One system call reads at most 2 GiB, or less."""
     data = os.pread(file, length, offset)
     if len(data) == length:
         return data

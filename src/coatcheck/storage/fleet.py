@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from coatcheck.checks import whole_text
-from coatcheck.errors import InvalidArgument, MissingExtra
+from coatcheck.errors import InvalidArgument, needs_extra
 from coatcheck.ids import digest_of
 
 if TYPE_CHECKING:
@@ -84,15 +84,11 @@ def open_fleet(
     place: Place, *, tenant: str = "", create: bool = True, patience: float = 30.0
 ) -> tuple[S3Blobs, PostgresCatalog, PostgresPassages]:
     """Open the backend of a tenant. The store itself is the tenant with an empty name."""
-    try:
+    with needs_extra("s3"):
         from obstore.store import S3Store
-    except ImportError as error:
-        raise MissingExtra("s3") from error
-    try:
+    with needs_extra("postgres"):
         from coatcheck.storage.postgres import Connections, DatabaseLeases, migrate
         from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
-    except ImportError as error:
-        raise MissingExtra("postgres") from error
     from coatcheck.storage.s3 import S3Blobs
 
     own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""

@@ -7,7 +7,7 @@ holder of the lock runs checkpoints, and automatic checkpoints are off: SQLite b
 connections reset at once.
 
 SQLite does not sync commits (`synchronous=NORMAL`): if durability requires it, `_settle` syncs the WAL. Until then the
-journal has the same records, and after a power cut they are applied once more.
+journal has the same records, and after a power cut they are applied again.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ _T = TypeVar("_T")
 
 
 class _Read:
-    """An entry that was read, without its content; the key of the content, if the database has it; and until when a put
-    of the same content need not compare it again (`time.monotonic`)."""
+    """An entry that was read, without its content; the key of the content, if the database has it; until when a put of
+    the same content need not compare it again (`time.monotonic`), and the entry for such a put."""
 
-    __slots__ = ("blob_key", "entry", "same_until")
+    __slots__ = ("blob_key", "entry", "same", "same_until")
 
     def __init__(self, entry: Entry, blob_key: int | None) -> None:
-        self.entry, self.blob_key, self.same_until = entry, blob_key, 0.0
+        self.entry, self.blob_key, self.same_until, self.same = entry, blob_key, 0.0, entry
 
 
 class _Connection(sqlite3.Connection):
@@ -148,8 +148,8 @@ class _Tail:
         self.end = end
         self.puts: dict[str, list[_Put]] = {}  # by the first characters of their ids
         self.sessions: dict[str, tuple[float | None, float] | None] = {}
-        """The time to live of each session according to its puts, and the time of its last put. None if its puts differ
-        about the first, or if it expired between them."""
+        """The time to live of each session according to its puts, and the time of its last put. None if its puts
+        disagree about the former, or if it expired between them."""
 
     def add(self, end: int, entry: Entry, heal: bool) -> None:
         ref, info = entry.ref, entry.session
@@ -246,7 +246,8 @@ class FolderCatalog(SqliteCatalog):
         held = set(os.listdir(self._folder))
         wal = self._path.with_name(NAME + "-wal")
         is_cut = self._path.stat().st_size == 0 and wal.exists() and wal.stat().st_size > 0
-        beside = sorted(name for name in held if name in FOLDERS or (FILES.fullmatch(name) and _is_later(name)))
+        later = {name for name in held if FILES.fullmatch(name) and name != LOCK and not name.startswith(NAME)}
+        beside = sorted(later | held.intersection(FOLDERS))  # what a store creates after the tables of its catalog
         if beside or is_cut:
             raise StoreUnavailable(
                 f"the catalog of the store is empty, but the folder contains {', '.join(beside) or wal.name!r}",
@@ -389,7 +390,7 @@ class FolderCatalog(SqliteCatalog):
             own = [one for one in entries if one.ref.session_id == lineage[0]]
         if len(own) > 1:
             own = newest_of_each(own)
-        # Asked last: then what was found is durable too.
+        # Checked last: then what was found is durable too.
         return Known(own, [one.ref.artifact_id for one in entries], copy, not self._is_behind())
 
     def _alike(self, start: str, lineage: Sequence[str]) -> tuple[bool, list[Entry]]:
@@ -423,6 +424,7 @@ class FolderCatalog(SqliteCatalog):
             for reader in self._readers:
                 known = reader.entries.get((entry.ref.session_id, entry.ref.artifact_id[:MIN_PREFIX], False))
                 if known is not None and known.entry.seq == entry.seq:
+                    known.same = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq, True)
                     known.same_until = time.monotonic() + SAME_FOR
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
@@ -495,8 +497,8 @@ class FolderCatalog(SqliteCatalog):
         return None if records is None else tail
 
     def _fetch(self, reader: _Connection, tail: _Tail, session_id: str, prefix: str, brief: bool) -> list[Entry] | None:
-        """Do the same as `find`, with the tail of the journal in place of applying it. Return None where that would
-        change more than the answer here considers."""
+        """Do the same as `find`, with the tail of the journal instead of applying it. Return None if applying it would
+        change more than this method considers."""
         puts = tail.puts.get(prefix[:MIN_PREFIX])
         if not puts:
             return self._fetch_stored(reader, tail, session_id, prefix, brief)
@@ -540,12 +542,12 @@ class FolderCatalog(SqliteCatalog):
             return None
         entry = known.entry
         if is_put and known.same_until > time.monotonic():
-            entry = Entry(entry.ref, entry.blob, entry.session, None, None, entry.seq, True)
+            entry = known.same
         elif known.blob_key is not None:
             try:
                 with reader.blobopen("content", "data", known.blob_key, readonly=True) as blob:
                     entry = Entry(entry.ref, entry.blob, entry.session, blob.read(), None, entry.seq)
-            except sqlite3.Error:  # removed or damaged: a query tells
+            except sqlite3.Error:  # removed or damaged: a query will tell
                 return None
         return entry if reader.refresh() else None  # after the content: its key may belong to another blob by now
 
@@ -792,7 +794,7 @@ class FolderCatalog(SqliteCatalog):
         return True
 
     def _append(self, record: bytes, check: Callable[[], bool] | None) -> Position | None:
-        """Append a record to the journal. If `check` is given, the journal is applied before, and None is returned if
+        """Append a record to the journal. If `check` is given, the journal is applied first, and None is returned if
         the check fails. The caller holds the lock."""
         self._journal.refresh()
         if self._journal.strained:
@@ -1001,11 +1003,6 @@ def _used_at(entry: Entry, ttl: float | None, used: float) -> Entry:
     info = entry.session
     session = SessionInfo(info.session_id, info.parent, ttl, info.quota, info.created, used, info.used_bytes)
     return Entry(entry.ref, entry.blob, session, entry.content, None, entry.seq, entry.is_checked)
-
-
-def _is_later(name: str) -> bool:
-    """Return whether a store creates this file only after the tables of its catalog."""
-    return name != LOCK and not name.startswith(NAME)
 
 
 def _remove_folder(folder: Path, process: int) -> None:

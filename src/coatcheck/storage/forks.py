@@ -4,7 +4,7 @@ A child process has the memory of all threads but runs only one of them, so a lo
 be released. Before a fork, the forking thread takes all locks. The parent releases them, and the child first renews the
 objects they belong to.
 
-An interrupt (Ctrl-C, an alarm handler that raises) may come at any instruction, also during the steps around a fork. So
+An interrupt (Ctrl-C, an alarm handler that raises) may come at any instruction, even during the steps around a fork. So
 each step depends on the state of the locks, not on how far it got, and is repeated until it is complete.
 """
 

@@ -19,6 +19,7 @@ import errno
 import itertools
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ _RECORD = struct.Struct("<4sIQQ")  # sync word, length and checksum of the paylo
 _HEAD_KEY = struct.Struct("<8sQIQ")  # journal id, offset, length and checksum of the payload
 _SECTOR = 512
 _PIECE = 1024 * 1024
+_PATIENCE = 0.05  # seconds, after which a thread looks again: an interrupt may have kept another from waking it
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 RESERVE = "reserve"
@@ -66,6 +68,7 @@ class Journal:
         self._disk = disk
         self._file = -1
         self._syncing = Mutex()
+        self._ended = threading.Event()  # set when the sync that is running ends
         self._synced = 0
         self._marked = START  # how far it is certainly synced, according to the marker in the file
         self.journal_id = b""
@@ -92,8 +95,8 @@ class Journal:
         return info.st_size == end and info.st_nlink > 0 and self.journal_id == journal_id  # the id last: see `_take`
 
     def behind(self, journal_id: bytes, start: int) -> list[tuple[int, bytes]] | None:
-        """Return the payloads of this journal behind an offset, each with the offset after it. Return None if that
-        takes the lock: the journal was replaced, or is damaged."""
+        """Return the payloads of this journal after an offset, each with the offset where it ends. Return None if that
+        needs the lock: the journal was replaced, or is damaged."""
         try:
             header = os.pread(self._file, _MARKER_AT, 0)
             if not os.fstat(self._file).st_nlink or not _is_sealed(header, _HEADER.size):
@@ -171,11 +174,34 @@ class Journal:
 
     def sync(self, position: Position) -> None:
         """Return once the journal is durable up to the position. One sync serves all waiting threads."""
-        self._syncing.run(lambda: self._sync(position))
+        while True:
+            ended = self._ended  # before the check: a sync that ends after it sets this event
+            if self._is_durable(position):
+                return
+            try:
+                has_synced = self._syncing.try_run(lambda: self._sync(position))
+            except BaseException:
+                self._wake()
+                raise
+            if has_synced:
+                self._wake()
+            elif self._syncing.is_owned():
+                self._syncing.run(lambda: None)  # raises
+            else:
+                ended.wait(_PATIENCE)
 
-    def _sync(self, position: Position) -> None:
-        if position.journal_id != self.journal_id or self._synced >= position.end:
-            return  # a journal is replaced only after the database has applied all of it durably
+    def _is_durable(self, position: Position) -> bool:
+        # A journal is replaced only after the database has applied all of it durably.
+        return position.journal_id != self.journal_id or self._synced >= position.end
+
+    def _wake(self) -> None:
+        """Wake the threads that wait for the end of a sync. Call it after `_syncing` is released."""
+        ended, self._ended = self._ended, threading.Event()
+        ended.set()
+
+    def _sync(self, position: Position) -> bool:
+        if self._is_durable(position):
+            return True
         if self.is_unsound:
             raise OSError(errno.EIO, "an earlier sync of the journal failed")
         end = self.end
@@ -189,6 +215,7 @@ class Journal:
         if self._disk.durable:
             with contextlib.suppress(OSError):  # the marker only distinguishes damage from the result of a power cut
                 self._disk.write_at(self._file, _sealed(_MARKER.pack(position.journal_id, end)), _MARKER_AT)
+        return True
 
     def records(self, start: int) -> Iterator[tuple[int, bytes | None]]:
         """Yield payloads from an offset, each with the offset after it; None for each damaged part.
@@ -321,6 +348,7 @@ class Journal:
             self.replace()
             return
         self._syncing.run(lambda: self._take(file))
+        self._wake()
 
     def _take(self, file: int) -> None:
         # First: another journal may have the same length, and no part of it is known to be synced.

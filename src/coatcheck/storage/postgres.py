@@ -184,7 +184,7 @@ class Connections:
 
 class DatabaseLeases:
     """Leases as advisory locks. One connection has all leases of this process, and they end with it. A second one tries
-    for the leases of others, because advisory locks never conflict within one connection."""
+    to take the leases of others, because advisory locks never conflict within one connection."""
 
     def __init__(self, connections: Connections) -> None:
         self._holding = _Kept(connections)

@@ -140,7 +140,7 @@ _CHECKS: Final = (
      f"""INSERT INTO stored SELECT %(tenant)s, -1, {_STORED}
      ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes"""),
 )  # fmt: skip
-"""What may be wrong with rows, where, and the statement that sets it right."""
+"""What may be wrong with rows, where, and the statement that corrects it."""
 _LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _SWEPT_AT_ONCE: Final = 1000
 _SWEPT_EVERY: Final = 86_400  # seconds
@@ -192,7 +192,7 @@ class PostgresCatalog(Catalog):
         whole: bool = False,
         is_locked: bool = False,
     ) -> _T:
-        """Run `work` in a transaction. If it is locked: after others about the session, or about no session, and only
+        """Run `work` in a transaction. A locked one runs after others about the session, or about no session, and only
         once, even if the answer to its commit is lost."""
         tried: list[tuple[str, _T]] = []  # the last transaction and its result
 
@@ -499,7 +499,7 @@ class PostgresCatalog(Catalog):
     def remove(
         self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
     ) -> Freed:
-        """As `Catalog.remove`. A session that ends gets an id that cannot be found, and its rows are removed in short
+        """Like `Catalog.remove`. A session that ends gets an id that cannot be found, and its rows are removed in short
         transactions. If they are interrupted, a collection removes the rest."""
         if not end:
             return super().remove(session_id, digest, name=name)

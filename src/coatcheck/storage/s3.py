@@ -234,7 +234,7 @@ class S3Blobs(BlobStore):
                 return False
             if str(head.get("e_tag") or "").strip('"') == _tag(data):
                 return True  # the object store's own checksum of its bytes
-        self._cache.drop(blob.place)  # the object itself is compared, not what was read of it before
+        self._cache.drop(blob.place)  # the object itself is compared, not what was read earlier
         self._tables.pop(blob.place, None)
         return self.read(blob, 0, blob.size) == data and blob.size == len(data)
 
@@ -364,7 +364,7 @@ def _shortened(blob: Blob) -> Damaged:
 
 
 def _tag(data: bytes) -> str:
-    """Return the entity tag that S3 gives these bytes when we upload them: their MD5, or that of the parts' MD5s if
+    """Return the entity tag that S3 gives these bytes when we upload them: their MD5, or the MD5 of the parts' MD5s if
     there are several."""
     if len(data) <= PART:
         return hashlib.md5(data, usedforsecurity=False).hexdigest()

@@ -140,7 +140,7 @@ _CHECKS: Final = (
     ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}", _COUNT_USED),
     ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}", _COUNT_STORED),
 )  # fmt: skip
-"""What may be wrong with rows, where, and the statement that sets it right."""
+"""What may be wrong with rows, where, and the statement that corrects it."""
 _OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
 # The notes of the store itself have an empty owner, whose length is their session key.
 _NOTES: Final = {
@@ -173,7 +173,7 @@ _DROP: Final[dict[type, tuple[str, ...]]] = {
     Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = ?2",),
     Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = ?2",),
 }  # fmt: skip
-"""The values of these statements are those of `key_of`."""
+"""`key_of` returns the values for these statements."""
 
 
 def migrate(db: sqlite3.Connection, disk: Disk) -> None:
@@ -597,7 +597,7 @@ class SqliteCatalog(Catalog):
             self._replace_content(found[0], entry.content)
 
     def _set_size(self, digest: bytes, size: int) -> None:
-        """Set the size of content to the right one wherever damage has changed it, and count bytes again."""
+        """Correct the size of content wherever damage has changed it, and count bytes again."""
         sql = "UPDATE {} SET size = ?2 WHERE digest = ?1 AND size <> ?2"
         if sum(self._run(sql.format(table), (digest, size)).rowcount for table in ("ref", "blob")):
             self._run(_COUNT_USED)
@@ -817,7 +817,7 @@ def brief_entry_alone(row: Sequence[Any], session_id: str) -> Entry | None:
 
 
 def translated(error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StoreError:
-    """Return our error for one of SQLite. Text that is not UTF-8, also in a message of SQLite, is damage."""
+    """Return our error for an SQLite error. Text that is not UTF-8, even in a message of SQLite, is damage."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"no space left while {doing}")

@@ -5,7 +5,7 @@ guarantee of the protocol.
         def make_blobs(self, tmp_path):
             return MyBlobs(tmp_path)
 
-A suite must be passed whole: a subclass that overrides, deletes or skips one of its tests raises TypeError. Only this
+A suite must pass as a whole: a subclass that overrides, deletes or skips one of its tests raises TypeError. Only this
 part of the package needs pytest.
 """
 

@@ -1,6 +1,6 @@
 """Tests that every adapter must pass: one scripted conversation after another, through a real agent of the framework.
 
-An adapter gives a `Driver`, which runs an agent with a scripted model, plain functions as tools, and with or without
+An adapter provides a `Driver`, which runs an agent with a scripted model and plain functions as tools, with or without
 Coatcheck. This module imports no framework.
 
     class MyDriver(Driver):
@@ -73,7 +73,7 @@ Ask = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenResult:
-    """What the model got for one call: all the text of it, and the bytes of pictures and files that were sent."""
+    """What the model got for one call: all of its text, and the bytes of pictures and files that were sent."""
 
     id: str
     name: str
@@ -129,7 +129,7 @@ class ScriptedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Colleague:
-    """Another agent: a tool of the first one, or one that takes the conversation over."""
+    """Another agent: a tool of the first one, or one that takes over the conversation."""
 
     name: str
     model: ScriptedModel
@@ -160,7 +160,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a scenario: the final text, the exception that ended the run, what the framework saved of the
+    """The outcome of a scenario: the final text, the exception that ended the run, what the framework saved of the
     conversation, and what the host was notified of, as "approval: <tool>" and "hand_off: <agent>"."""
 
     model: ScriptedModel
@@ -206,7 +206,7 @@ class Driver(ABC):
         raise NotImplementedError("define transfer, or declare that the framework lacks hand_off")
 
     def delete(self, store: Store, conversation: str) -> None:
-        """Delete a conversation, as the host does it."""
+        """Delete a conversation, as the host does."""
         raise NotImplementedError("define delete, or declare that the framework lacks deletion")
 
 
@@ -236,7 +236,6 @@ _MOST: Final = 12_000  # characters of a bounded text
 _WAIT: Final = 0.2  # seconds for the calls of a turn to meet, in frameworks that run them side by side
 _LAST_REQUEST: Final = 3_000  # tokens
 _RUN_OF_PAYLOAD: Final = 1_024
-_OURS: Final = ("get", "list", "store")
 
 
 class CustomerRow(BaseModel):
@@ -413,7 +412,7 @@ class _Stage:
         self.driver = self.suite.driver()
 
     def store(self, **options: Any) -> Store:
-        """The test's store, opened again with each call, like in another process."""
+        """The test's store, opened again with each call, as in another process."""
         return self._open.enter_context(coatcheck.open(self.folder, **options))
 
     def play(

@@ -78,7 +78,7 @@ class BlobStoreSuite(Suite, suite=True):
         return False
 
     def abandon_stage(self, blobs: BlobStore, size: int) -> bool:
-        """Leave what a process that dies with `size` bytes staged leaves behind. Return False if that is nothing."""
+        """Leave what a process leaves behind if it dies with `size` bytes staged. Return False if that is nothing."""
         return False
 
     @pytest.fixture
@@ -383,7 +383,7 @@ def publish(blobs: BlobStore, data: bytes) -> Blob:
 
 
 def listed(blobs: BlobStore, blob: Blob) -> Blob:
-    """Return the copy as `places` lists it, which is all that a sweep gets."""
+    """Return the copy as `places` lists it, which is all that a sweep sees."""
     return next(copy for copy in blobs.places() if copy.place == blob.place)
 
 

@@ -10,7 +10,7 @@ choice it stops the machine: it copies the folder as a killed process, or a powe
     coatcheck.open(copy)
 
 SQLite's own files are modelled where they matter: only the synced part of the WAL survives a power cut. When SQLite
-begins the WAL again, it syncs the new header before it writes anything else, so that no older frame counts any more.
+restarts the WAL, it syncs the new header before it writes anything else, so that older frames no longer count.
 The database file changes only in checkpoints, which SQLite syncs by itself, so it is copied as it is.
 """
 
@@ -59,7 +59,7 @@ class At:
 class FaultyDisk(Disk):
     """A disk that crashes at an instant, or fails at chosen steps with an error of the operating system.
 
-    `image` is the folder that a crash leaves behind; with `cut`, it is left as after a power cut, where `seed` decides
+    `image` is the folder that a crash leaves behind; with `cut`, as a power cut would leave it, where `seed` decides
     random choices. `errors` maps steps to error numbers: a failed write has written its first half, and data that a
     sync failed to write is not written by a later sync. `steps` lists the steps so far, for people and for counting.
     After the crash every step raises `Crash` until `revive`, which allows cleaning up.

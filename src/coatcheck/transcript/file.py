@@ -130,9 +130,9 @@ class Transcript:
     """The transcript at a path, for a session. A context manager, or closed with `close`.
 
     `format` is a format or its name; by default it is detected from the content. `policy` decides what is moved out of
-    a line, by default that of the store's settings. Without a session nothing can be appended, and lines can be read as
-    stored or with stubs only. With `read_only`, nothing on disk changes; otherwise an unfinished last line is moved
-    aside at once. `problems` lists what was found so far."""
+    a line, by default the store's setting. Without a session nothing can be appended, and lines can be read as stored
+    or with stubs only. With `read_only`, nothing on disk changes; otherwise an unfinished last line is moved aside at
+    once. `problems` lists what was found so far."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Transcript:
 
     @property
     def format(self) -> Format:
-        """The given format, or else the one that the first lines have."""
+        """The given format, or else the one detected from the first lines."""
         return self._given or self._found_layout().format or PLAIN
 
     @property
@@ -251,7 +251,7 @@ class Transcript:
                 yield waiting.popleft()
 
     def messages_for_model(self, *, compacted: bool = False) -> list[Message]:
-        """Return what a model is sent of this conversation, in the provider's form, with stubs in place of payloads.
+        """Return this conversation as it is sent to a model, in the provider's form, with stubs in place of payloads.
 
         This is the whole conversation in order. The result for more lines begins with the result for fewer, so that a
         provider's cache stays valid. With `compacted`, it is what the host continues with after its last compaction.
@@ -486,7 +486,7 @@ class _Writer(Keeper):
         """Grant the transcript what other pointers in a line open: placeholders, answers of our tools, quotations.
         Return whether there is anything new. Only pointers that this session can open count."""
         misses, before = 0, len(self._held)
-        for pointer in pointers_in(line):
+        for pointer in dict.fromkeys(pointers_in(line)):
             if pointer in self._held or misses == _MAX_MISSES:
                 continue
             with suppress(AmbiguousPointer, NotFound):
@@ -523,9 +523,9 @@ class _Writer(Keeper):
         return super().own_session()
 
 
-def pointers_in(line: bytes) -> Iterable[str]:
-    """Return the pointers anywhere in a line or a document of JSON, each once, in order."""
-    return dict.fromkeys(one.decode() for one in _POINTER.findall(line)) if _SCHEME in line else ()
+def pointers_in(line: bytes) -> list[str]:
+    """Return the pointers anywhere in a line or a document of JSON, in order."""
+    return [one.decode() for one in _POINTER.findall(line)] if _SCHEME in line else []
 
 
 def _sessions_near_the_end(path: Path) -> Iterator[str]:

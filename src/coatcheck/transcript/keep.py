@@ -1,7 +1,7 @@
 """Store a transcript's payloads, and record what the file was: `Keeper` and `Manifest`.
 
 Each transcript has its own session, which owns its payloads. The agent's session gets access to those that a model is
-shown, so that the model can read the pointers. Manifests are records of the transcript's session, and go with it.
+shown, so that the model can read the pointers. Manifests are records of the transcript's session, and end with it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def new_session_id() -> str:
 
 
 class Keeper:
-    """Stores a transcript's payloads by a policy, by default that of the store's settings.
+    """Stores a transcript's payloads by a policy, by default the one in the store's settings.
 
     Without a `session_id`, the session of the transcript's first refs is used, or else a new one. Payloads that a model
     is shown are also granted to the agent's `session`, if given. With `dry_run` nothing is stored. `stored` are the
     artifacts, `tokens_saved` counts the tokens that a model is no longer sent, and `masked` counts payloads that were
-    stored with secrets masked. A payload has at least `least` characters, and the small parts of a container that is
-    one have at least `bulk`."""
+    stored with secrets masked. A payload has at least `least` characters, and the small parts of one that is a
+    container add up to at least `bulk`."""
 
     def __init__(
         self,
@@ -143,14 +143,18 @@ class Keeper:
         return payload._replace(value=stored, text=stored)
 
     def put(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[tuple[Ref, str]]:
-        """Store payloads, which are masked already. Return for each its ref, and the stub that replaces it."""
+        """Store payloads, which are masked already. Return the ref of each, and the stub that replaces it."""
         places, lender = self._with_tools(fmt, payloads), self._agent.session_id if self._agent else None
         values = [_value(one) for one in payloads]
         prepared = [Prepared(value, one.text) for value, one in zip(values, payloads, strict=True)]
-        refs = []
+        refs: list[Ref] = []
+        put: dict[tuple[str | bytes, bool, About], Ref] = {}  # hosts often write a payload again
         for one, ready, place in zip(payloads, prepared, places, strict=True):
             about = About(tool=place.tool, call_id=place.call_id, granted_by=lender if place.is_shown else None)
-            refs.append(self._put(ready, about, JSON if one.is_json else None, is_shown=place.is_shown))
+            key = (one.value, one.is_json, about)
+            if key not in put:
+                put[key] = self._put(ready, about, JSON if one.is_json else None, is_shown=place.is_shown)
+            refs.append(put[key])
         self.stored.update(ref.artifact_id for ref in refs)
         stubs = [
             stub_for(ref, ready, self.policy) if one.place.is_shown else (hidden_stub(ref), 0)

@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import operator
 import os
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain, zip_longest
+from itertools import accumulate, chain, pairwise, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
@@ -128,14 +129,8 @@ class Report:
         return sum(one.tokens_saved for one in self.files)
 
     def to_record(self) -> dict[str, Any]:
-        return {
-            "files": [one.to_record() for one in self.files],
-            "artifacts": self.artifacts,
-            "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after,
-            "tokens_saved": self.tokens_saved,
-            "problems": len(self.problems),
-        }
+        totals = {name: getattr(self, name) for name in ("artifacts", "bytes_before", "bytes_after", "tokens_saved")}
+        return {"files": [one.to_record() for one in self.files], **totals, "problems": len(self.problems)}
 
 
 def externalize(
@@ -242,13 +237,13 @@ def failed(path: Paths, error: Exception) -> FileReport:
 
 
 def exit_code(report: Report) -> int:
-    """Return the exit code for a report: that of its worst error, 0 if there is none."""
+    """Return the exit code for a report: the code of its worst error, 0 if there is none."""
     return max((CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0)
 
 
 def _each(path: Paths, store: Store, call: Callable[[SwapFile, int], FileReport], *, missing: bool = False) -> Report:
-    """Call a function with a file and its locked descriptor, or with each file of a folder. If the file may be
-    `missing`, the descriptor is -1 then."""
+    """Call a function with a file and its locked descriptor, or with each file of a folder. With `missing`, the file
+    need not exist, and the descriptor is then -1."""
     durable, found, is_folder = store.settings["store.durability"] == "power", [], os.path.isdir(path)
     for name in files_in([path]) if is_folder else [path]:
         try:
@@ -275,7 +270,7 @@ class _TranscriptFile:
         self.layout = layout_of(self.reader)
         self.count = 0  # parts that were processed
         self.is_slim = False  # whether the file has refs; `manifest_in` finds out
-        self.is_marked = False  # whether a part that was searched for refs has a key like ours
+        self.is_marked = False  # whether the file has a key like ours; `manifest_in` finds out
 
     def parts(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the lines between two offsets, or the document."""
@@ -287,13 +282,14 @@ class _TranscriptFile:
         return dict.fromkeys(self._sessions())
 
     def _sessions(self) -> Iterator[str]:
-        for part in self.parts(0, self.size):
-            if MARK in part:
-                self.is_marked = True
-                yield from sessions_in(part)
+        chunks = pairwise(chain([b""], pieces(self.handle, 0, self.size)))
+        for before, chunk in chunks:
+            self.is_marked = self.is_marked or MARK in before[-len(MARK) :] + chunk
+        for part in self.parts(0, self.size) if self.is_marked else ():
+            yield from sessions_in(part)
 
     def manifest_in(self, store: Store) -> tuple[str, Manifest] | None:
-        """Return the session and the manifest that the file begins with the slim bytes of, or None."""
+        """Return the session and the manifest whose slim bytes the file begins with, or None."""
         first = next(self._sessions(), None)
         self.is_slim = first is not None
         for manifest in manifests(store, first) if first is not None else ():
@@ -303,7 +299,7 @@ class _TranscriptFile:
         return None
 
     def late_in_backup(self, manifest: Manifest) -> bytes:
-        """Return what a process that had the file open wrote to it after it became the backup, and is nowhere else."""
+        """Return lines that are nowhere else: a process with the file open wrote them after it became the backup."""
         size = self.file.size_of_backup()
         if size is None or not manifest.segments or size <= manifest.backup_size:
             return b""
@@ -374,8 +370,8 @@ class _Externalizing(_TranscriptFile):
         self._is_known = True
         self._changed = False
         self._pointers: dict[str, None] = {}  # pointers in the file
-        self._shown: set[str] = set()  # ids of payloads that the agent's session can read already, and of
-        self._hidden: set[str] = set()  # those that no model was shown
+        self._shown: set[str] = set()  # ids of payloads that the agent's session can read already
+        self._hidden: set[str] = set()  # ids of payloads that no model was shown
         self._named: dict[str, None] = {}  # sessions that lines of the file name
         self._at = self._start = self._before.size
 
@@ -437,19 +433,20 @@ class _Externalizing(_TranscriptFile):
                 session.grant(ref, to=known[0])
 
     def _known_sessions(self) -> list[str]:
-        """Return the sessions of this store that hold what the file refers to, its own first."""
+        """Return the sessions of this store that have what the file refers to, its own first."""
         own = [self._session_id] if self._changed or self._before.segments else []
         named = [one for one in self._named if one not in own and self._keeper.is_ours({one})]
         return [*own, *named] or sessions_for(self._store, self.file.real_path)
 
     def _note_pointers(self, parts: Sequence[Slimmed]) -> None:
-        """Note the pointers in slim parts, and which of them are those of their own payloads."""
+        """Note the pointers in slim parts, and which of them belong to their own payloads."""
         refs = [ref for one in parts for ref in one.refs]
         for ref, is_shown in zip(refs, [self._format.is_shown(ref.path) for ref in refs], strict=True):
             self._named[ref.session] = None
             (self._shown if is_shown else self._hidden).add(ref.id[:MIN_PREFIX])
-        for found in [pointers_in(one.text) for one in parts]:
-            self._pointers.update(dict.fromkeys(found))
+        found = Counter(chain.from_iterable([pointers_in(one.text) for one in parts]))
+        stubs = Counter([SCHEME + ref.id[:MIN_PREFIX] for ref in refs])
+        self._pointers.update(dict.fromkeys(found - stubs))
 
     def _lend(self) -> None:
         """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
@@ -492,13 +489,12 @@ class _Externalizing(_TranscriptFile):
         self._note_pointers(
             [one for one, part, marked in triples if one.text is not part or (not marked and _SCHEME in part)]
         )
-        slims, wholes = [one.text for one in done], lines
-        if new is not None and any(marked or not one.is_exact for one, _, marked in triples):
-            wholes = [
-                self._whole_of(part, one.text) if marked or not one.is_exact else part for one, part, marked in triples
-            ]
+        wholes = [
+            self._whole_of(part, one.text) if new is not None and (marked or not one.is_exact) else part
+            for one, part, marked in triples
+        ]
         self.count += len(lines)
-        self._slim.add(data := b"".join(slims))
+        self._slim.add(data := b"".join(one.text for one in done))
         if new is not None:
             if self._found is None and any(map(operator.is_not, lines, wholes)):
                 self._found = _Measured(self._whole.digest.copy(), self._whole.size)
@@ -538,9 +534,12 @@ class _Externalizing(_TranscriptFile):
             # Anything after the recorded size of the backup was added by a crashed run, or a process that still writes
             # to it, and is in the file too: that is cut off.
             self.file.extend_backup(pieces(self.handle, before.size, self._at), after=before.backup_size)
-        record_manifest(self._keeper.own_session(), after)
-        self._hold_pointers()
-        self.file.replace(self.handle, new, self._session_id, keep=not again, done=self._at)
+
+        def record() -> None:
+            record_manifest(self._keeper.own_session(), after)
+            self._hold_pointers()
+
+        self.file.replace(self.handle, new, self._session_id, keep=not again, done=self._at, first=record)
 
     def _check_backup(self) -> None:
         """Check that an existing backup is ours. Lines that a process appended to it since are moved to the file."""
@@ -587,7 +586,7 @@ class _SlimFile(_TranscriptFile):
         return self._report("rehydrated", size, problems, _MASKED if self._manifest.masked else "")
 
     def rehydrate(self) -> FileReport:
-        """Restore the file in place. If anything is missing it is unchanged, and that is reported."""
+        """Restore the file in place. If anything is missing, that is reported and the file is unchanged."""
         _clean_up(self.file, self._store, self.sessions)
         is_spare = not self._problems_of_backup()
         done = self._replaced("rehydrated", exact=is_spare, complete=False)
@@ -658,7 +657,7 @@ class _SlimFile(_TranscriptFile):
             return len(known) < len(self._manifest.segments) or not known or _is_whole(now, self._manifest)
 
     def _finish_undo(self) -> None:
-        """Do what a crashed undo left to do after it had restored the file."""
+        """Finish an undo that crashed after it had restored the file."""
         for session_id in sessions_for(self._store, self.file.real_path):
             if any(_is_whole(self.handle, manifest) for manifest in manifests(self._store, session_id)):
                 self._store.session(session_id).end()
@@ -667,7 +666,7 @@ class _SlimFile(_TranscriptFile):
 
     def _restore(self, new: int, *, exact: bool, complete: bool) -> tuple[list[str], str]:
         """Fill the new file. Return what is wrong, and a note. If secrets were masked, the backup is used instead of
-        the store if it may be (`exact`), and with `complete` also if the store does not have everything."""
+        the store if that is allowed (`exact`), and with `complete` also if the store does not have everything."""
         if exact and self._manifest.masked and self._from_backup(new):
             return [], _FROM_BACKUP
         _empty(new)
@@ -801,7 +800,7 @@ def _start(pointer: str) -> str:
 
 
 def _lends(holder: Session, target: Ref | str, session: Session) -> bool:
-    """Let a session read an artifact of a transcript's session. Return whether that has it."""
+    """Let a session read an artifact of a transcript's session. Return whether the transcript's session has it."""
     try:
         holder.lend(target, session)
     except NotFound:

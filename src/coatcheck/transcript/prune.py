@@ -4,11 +4,11 @@ Messages stay as they are until the budget is exceeded; then one step cuts down 
 after it only append. Nothing is remembered between calls: the steps are found again from the messages alone, at the
 same points for every longer history, so the results for a growing conversation begin alike.
 
-A cut is a pure function of the messages up to a point. It works in stages, and each from the oldest message on: results
-become placeholders, then arguments of calls and attachments, then thinking is removed. A stage begins only if the one
-before did not reach the target. If all of that gained less than half of the wanted room, whole turns are folded into
-one note, and if even that is not enough, fewer of the newest turns are kept. The savings of each stage are summed up
-once, so that a cut is cheap however often the budget is exceeded.
+A cut is a pure function of the messages up to a point. It works in stages, each beginning with the oldest message:
+results become placeholders, then arguments of calls and attachments, then thinking is removed. A stage begins only if
+the one before did not reach the target. If all of that gained less than half of the wanted room, whole turns are folded
+into one note, and if even that is not enough, fewer of the newest turns are kept. The savings of each stage are summed
+up once, so that a cut is cheap however often the budget is exceeded.
 
 A placeholder is a pure function of its payload, so a prompt that is pruned again has the same bytes. It is made before
 anything is stored; only the payloads of placeholders that a prompt really contains are put.
@@ -204,7 +204,7 @@ class _Cut:
 
 @dataclass(slots=True)
 class _Rendering:
-    """A cut applied to its messages: those, the number of each in the input (None for a note), and what was
+    """A cut applied to its messages: the messages, the number of each in the input (None for a note), and what was
     replaced."""
 
     messages: list[Message] = field(default_factory=list)
@@ -212,33 +212,25 @@ class _Rendering:
     replaced: list[Replacement] = field(default_factory=list)
 
 
+@dataclass
 class _Cutter:
     """Makes cuts of one history, and applies them."""
 
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        fmt: Format,
-        placeholders: Placeholders,
-        count: TokenCounter,
-        max_tokens: int,
-        low_water: float,
-        keep_turns: int,
-        *,
-        folds: bool,
-        least_saved: int,
-    ) -> None:
-        self._folds = folds
-        self._least_saved = least_saved
-        self._messages = messages
-        self._fmt = fmt
-        self._placeholders = placeholders
-        self._count = count
-        self._max = max_tokens
-        self._target = int(max_tokens * low_water)
+    messages: Sequence[Message]
+    fmt: Format
+    placeholders: Placeholders
+    count: TokenCounter
+    max_tokens: int
+    low_water: float
+    keep_turns: int
+    folds: bool
+    least_saved: int
+
+    def __post_init__(self) -> None:
+        messages, fmt, max_tokens = self.messages, self.fmt, self.max_tokens
+        self._target = int(max_tokens * self.low_water)
         self._crowded = (max_tokens + self._target) // 2
-        self._keep_turns = keep_turns
-        self._tokens = [weigh(one, count) for one in messages]
+        self._tokens = [weigh(one, self.count) for one in messages]
         self._total = list(accumulate(self._tokens, initial=0))
         self._pairing = pair(messages, fmt)
         self._sides = [side(one, fmt) for one in messages]
@@ -257,25 +249,25 @@ class _Cutter:
         """Replay the history, and apply the last cut. Its payloads are stored."""
         newest = self._starts[-1] if self._starts else 0
         cut, before, total = self._steps(newest)
-        if total > self._max:
+        if total > self.max_tokens:
             raise LimitExceeded(
-                f"the messages need at least {total:,} tokens, the budget is {self._max:,}",
+                f"the messages need at least {total:,} tokens, the budget is {self.max_tokens:,}",
                 hint="externalize results before they are sent, keep fewer turns, or raise the budget",
             )
-        final = self._rendered(cut, len(self._messages), store=True)
+        final = self._rendered(cut, len(self.messages), store=True)
         pairs = list(zip(final.messages, final.origin, strict=True))
         earlier = [one for one, at in pairs if at is None or at < newest]
         if before is not cut:
             earlier = self._rendered(before, newest, store=False).messages
         tokens = [
-            self._tokens[at] if at is not None and one is self._messages[at] else weigh(one, self._count)
+            self._tokens[at] if at is not None and one is self.messages[at] else weigh(one, self.count)
             for one, at in pairs
         ]
-        if sum(tokens) > self._max:  # the store failed, or returned longer pointers
+        if sum(tokens) > self.max_tokens:  # the store failed, or returned longer pointers
             raise LimitExceeded(
-                f"the messages need {sum(tokens):,} tokens, the budget is {self._max:,}", hint="raise the budget"
+                f"the messages need {sum(tokens):,} tokens, the budget is {self.max_tokens:,}", hint="raise the budget"
             )
-        same = _shared(map(operator.is_, final.messages, self._messages))
+        same = _shared(map(operator.is_, final.messages, self.messages))
         stable = _shared(map(operator.eq, final.messages, earlier))
         return Pruned(
             messages=final.messages,
@@ -286,7 +278,7 @@ class _Cutter:
             rewritten=stable < len(earlier),
             replaced=tuple(final.replaced),
             steps=cut.steps if cut else (),
-            failures=tuple(self._placeholders.failures),
+            failures=tuple(self.placeholders.failures),
         )
 
     def _steps(self, newest: int) -> tuple[_Cut | None, _Cut | None, int]:
@@ -301,7 +293,7 @@ class _Cutter:
             if number == newest:
                 before = cut
             total += tokens
-            if total > self._max or (cut is not None and cut.fold and self._is_late(cut, number)):
+            if total > self.max_tokens or (cut is not None and cut.fold and self._is_late(cut, number)):
                 cut = self._cut(number + 1)
                 total = cut.tokens
         return cut, before, total
@@ -323,13 +315,13 @@ class _Cutter:
         """Cut the first `length` messages to the budget, or as close to it as possible."""
         starts = self._starts[: bisect_left(self._starts, length)]
         best: _Cut | None = None
-        for keep in range(self._keep_turns, min(self._keep_turns, 1) - 1, -1):
+        for keep in range(self.keep_turns, min(self.keep_turns, 1) - 1, -1):
             if best is not None and keep >= len(starts):
                 continue  # this keeps all turns: the same cut again
             found = self._attempt(length, starts, keep)
             if best is None or found.tokens < best.tokens:
                 best = found
-            if best.tokens <= self._max:
+            if best.tokens <= self.max_tokens:
                 break
         assert best is not None
         return best
@@ -338,8 +330,8 @@ class _Cutter:
         lead = min(self._lead, length)
         old = length if not keep else starts[-keep] if keep <= len(starts) else lead
         total, reached, steps = self._total[length], [0] * len(_STAGES), []
-        if keep < self._keep_turns and keep < len(starts):
-            steps.append(f"kept only the newest {keep} of {self._keep_turns} turns")
+        if keep < self.keep_turns and keep < len(starts):
+            steps.append(f"kept only the newest {keep} of {self.keep_turns} turns")
         for stage, (what, description) in enumerate(_STAGES):
             if total <= self._target:
                 break
@@ -353,7 +345,7 @@ class _Cutter:
             if changed:
                 steps.append(description.format(changed))
         cut = _Cut(length, total, tuple(reached), (), tuple(steps))
-        return self._folded(cut, starts, old) if self._folds and total > self._crowded else cut
+        return self._folded(cut, starts, old) if self.folds and total > self._crowded else cut
 
     def _last_user(self, length: int) -> int:
         """The last user message before a point: thinking after it must be sent back."""
@@ -364,13 +356,13 @@ class _Cutter:
         """Make the variants of a stage up to a number, each from what the stages before made of the message."""
         made, saved = self._variants[stage], self._saved[stage]
         for number in range(len(made), end):
-            message, tokens = self._messages[number], self._tokens[number]
+            message, tokens = self.messages[number], self._tokens[number]
             for earlier in self._variants[:stage]:
                 before = earlier[number] if number < len(earlier) else None
                 if before is not None:
                     message, tokens = before.message, before.tokens
             found = self._made(message, number, _STAGES[stage][0]) if number >= self._lead else None
-            if found is not None and tokens - found.tokens < self._least_saved:
+            if found is not None and tokens - found.tokens < self.least_saved:
                 found = None
             made.append(found)
             saved.append(saved[-1] + (tokens - found.tokens if found is not None else 0))
@@ -379,22 +371,22 @@ class _Cutter:
         """Return what a stage makes of a message, or None if it changes nothing."""
         parts = []
         for content, name, tool, call_id, write in self._payloads(message, number, what):
-            made = self._placeholders.of(content, name, tool=tool, call_id=call_id)
+            made = self.placeholders.of(content, name, tool=tool, call_id=call_id)
             if made is None:
                 continue
-            is_kept = what == "result" and self._placeholders.policy.tools.get(tool or "") == "never"
+            is_kept = what == "result" and self.placeholders.policy.tools.get(tool or "") == "never"
             if not made.pinned and not is_kept:
                 parts.append((made, call_id, write))
             elif what == "result":
                 self._spared.add(number)
-        done = self._fmt.without_thinking(message) if what == "thinking" else None
+        done = self.fmt.without_thinking(message) if what == "thinking" else None
         if parts:
             done = self._with_placeholders(message, parts)
-        return None if done is None else _Variant(done, weigh(done, self._count), what, tuple(parts))
+        return None if done is None else _Variant(done, weigh(done, self.count), what, tuple(parts))
 
     def _payloads(self, message: Message, number: int, what: What) -> Iterator[tuple[Any, str, str | None, str, Write]]:
         """Yield the payloads that a stage replaces: the content, what it is, tool, call id, and how to replace it."""
-        fmt = self._fmt
+        fmt = self.fmt
         if what == "result":
             for place, result in enumerate(self._results[number]):
                 if not result.is_error and is_replaceable(message, result):
@@ -409,17 +401,12 @@ class _Cutter:
                     yield value, "older arguments", call.name, call.id, partial(_with_text, path=path, convert=convert)
         elif what == "media":
             for path, carried in attachments(message):
-                yield (
-                    carried.value,
-                    "an older attachment",
-                    None,
-                    "",
-                    partial(_with_text, path=path, convert=carried.replace),
-                )
+                write = partial(_with_text, path=path, convert=carried.replace)
+                yield carried.value, "an older attachment", None, "", write
 
     def _with_placeholders(self, message: Message, parts: Iterable[tuple[Placeholder, str, Write]]) -> Message:
         for made, _, write in parts:
-            message = write(message, text=made.text(self._placeholders.read_tool))
+            message = write(message, text=made.text(self.placeholders.read_tool))
         return message
 
     def _folded(self, cut: _Cut, starts: list[int], old: int) -> _Cut:
@@ -428,12 +415,12 @@ class _Cutter:
         if not starts or not self._room:
             return cut
         first = starts[0]
-        task = first if self._sides[first] == "user" and self._tokens[first] * _TASK <= self._max else -1
+        task = first if self._sides[first] == "user" and self._tokens[first] * _TASK <= self.max_tokens else -1
         gone: list[int] = []
         spared: list[list[int]] = []
         count, total = 0, cut.tokens + self._room
         for forced in (False, True):
-            if forced and total <= self._max:
+            if forced and total <= self.max_tokens:
                 break
             for group in spared if forced else self._groups(starts, cut.length, old):
                 if total <= self._target:
@@ -470,9 +457,9 @@ class _Cutter:
 
     def _room_for_note(self, like: Message) -> int:
         """How many tokens a note may take. 0 if the format has no conversation."""
-        text = _note_text(99_999, _LONG_POINTER, (), 99_999, self._placeholders.read_tool)
-        smallest = self._fmt.user_message(text, like)
-        return 0 if smallest is None else max(weigh(smallest, self._count), self._max // _NOTE_SHARE)
+        text = _note_text(99_999, _LONG_POINTER, (), 99_999, self.placeholders.read_tool)
+        smallest = self.fmt.user_message(text, like)
+        return 0 if smallest is None else max(weigh(smallest, self.count), self.max_tokens // _NOTE_SHARE)
 
     def _turn_of(self, number: int) -> int:
         return bisect_right(self._starts, number) - 1
@@ -484,7 +471,7 @@ class _Cutter:
         """Apply a cut to the first messages. Its payloads are stored, unless it is only made for a comparison."""
         done, fold = _Rendering(), cut.fold if cut else ()
         gone = frozenset(fold)
-        for number, message in enumerate(self._messages[:length]):
+        for number, message in enumerate(self.messages[:length]):
             if fold and number == fold[0]:
                 note, pointer = self._note(fold, store)
                 done.messages.append(note)
@@ -495,7 +482,7 @@ class _Cutter:
             for variant in self._variants_of(cut, number):
                 parts = variant.parts
                 if store:
-                    parts = tuple((self._placeholders.put(made), call_id, write) for made, call_id, write in parts)
+                    parts = tuple((self.placeholders.put(made), call_id, write) for made, call_id, write in parts)
                 message = self._with_placeholders(message, parts) if parts else variant.message
                 found = [(call_id, made.pointer) for made, call_id, _ in parts] or [("", None)]
                 done.replaced += [Replacement(number, variant.what, *one) for one in found]
@@ -505,19 +492,19 @@ class _Cutter:
 
     def _note(self, fold: tuple[int, ...], store: bool) -> tuple[Message, str | None]:
         """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
-        lines = "\n".join(dumped(self._messages[number]) for number in fold)
-        stored = self._placeholders.of(lines, "earlier messages", tool=None, call_id=None)
+        lines = "\n".join(dumped(self.messages[number]) for number in fold)
+        stored = self.placeholders.of(lines, "earlier messages", tool=None, call_id=None)
         if stored is not None and store:
-            stored = self._placeholders.put(stored)
+            stored = self.placeholders.put(stored)
         pointer = stored.pointer if stored is not None else None
         found = pointers_in(lines)
-        listed = self._placeholders.lines(found, _MAX_LISTED)
+        listed = self.placeholders.lines(found, _MAX_LISTED)
         while True:
             others = len(found) - len(listed)
-            text = _note_text(len(fold), pointer, listed, others, self._placeholders.read_tool)
-            note = self._fmt.user_message(text, self._messages[fold[0]])
+            text = _note_text(len(fold), pointer, listed, others, self.placeholders.read_tool)
+            note = self.fmt.user_message(text, self.messages[fold[0]])
             assert note is not None, "a format without a conversation is not folded"
-            if not listed or weigh(note, self._count) <= self._room:
+            if not listed or weigh(note, self.count) <= self._room:
                 return note, pointer
             listed = listed[: len(listed) // 2]
 
@@ -612,9 +599,8 @@ class Placeholders:
             return made
         about = About(tool=made.tool, call_id=made.call_id)
         try:
-            ref = self._ref(pointer_of(made.artifact_id, 64)) or put_prepared(
-                self._session, made.payload, about, self.policy
-            )
+            ref = self._ref(pointer_of(made.artifact_id, 64))
+            ref = ref or put_prepared(self._session, made.payload, about, self.policy)
         except CoatcheckError as error:
             self.failures.append(str(error))
             return replace(made, pointer=None, payload=None)

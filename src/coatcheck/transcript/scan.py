@@ -14,11 +14,12 @@ import json
 import json.decoder
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import reduce
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import groupby
 from json.encoder import encode_basestring, encode_basestring_ascii
 from operator import getitem
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from coatcheck.messages.paths import Path
 
@@ -32,7 +33,7 @@ _STRING: Final = _C.scanstring
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _LEAD: Final = re.compile(r"\ufeff?[ \t\n\r]*")
 _CONTAINERS: Final = (dict, list)
-_MAX_DEPTH: Final = 500  # deeper texts are not opened: working on them needs some of the parser's stack too
+_MAX_DEPTH: Final = 500
 _HERE: Final = -1  # marks the end of a path in a tree of paths; no path has a negative index
 
 _LONE: Final = re.compile(r"[\ud800-\udfff]")
@@ -67,7 +68,8 @@ def parsed(data: bytes) -> Any:
     return found[0] if found is not None else None
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True)
+class Opened:
     """A JSON text that is an object or a list: its characters, its value, and where that begins and ends. `elements`
     are the spans of a list's elements if all of them are objects."""
 
@@ -80,18 +82,11 @@ class Opened(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes) -> Opened | None:
-        """Open a text. None if it is not JSON, nested too deep, or neither an object nor a list."""
+        """Open a text. None if it is not JSON, or neither an object nor a list."""
         try:
             source = text.decode()
         except UnicodeDecodeError:
             return None
-        opened = cls._of(text, source)
-        if opened is not None and source.count("[") + source.count("{") > _MAX_DEPTH and _is_deeper(opened.value):
-            return None
-        return opened
-
-    @classmethod
-    def _of(cls, text: bytes, source: str) -> Opened | None:
         if not source.startswith("{"):
             start = _end(_LEAD, source, 0)
             listed = _objects(source, start) if source.startswith("[", start) else None
@@ -99,6 +94,22 @@ class Opened(NamedTuple):
                 return cls(text, source, *listed)
         found = parse(source)
         return cls(text, source, *found) if found is not None and isinstance(found[0], _CONTAINERS) else None
+
+    @cached_property
+    def is_deep(self) -> bool:
+        """Whether containers are nested more than `_MAX_DEPTH` levels deep. Such a text is never made slim: when it is
+        restored, less of the parser's stack may be free."""
+        level: list[Any] = [self.value]
+        for _ in range(_MAX_DEPTH):
+            level = [
+                inner
+                for one in level
+                for inner in (one.values() if isinstance(one, dict) else one)
+                if inner and isinstance(inner, _CONTAINERS)
+            ]
+            if not level:
+                return False
+        return True
 
 
 def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, TextSpan]:
@@ -116,8 +127,8 @@ def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, TextSpan]:
 
 
 def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
-    """Return the last value under a key of the object at `start`, and the span to delete so that the object is as if
-    it never had that member: from the end of the member before, or to the beginning of the one after."""
+    """Return the last value under a key of the object at `start`, and the span to delete to make the object as if it
+    never had that member: from the end of the member before, or to the beginning of the one after."""
     found: tuple[Any, TextSpan] | None = None
     begin = before = _end(_BLANK, text, start + 1)
     is_first = True
@@ -133,7 +144,10 @@ def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
 
 
 def locate(opened: Opened, places: Sequence[tuple[Path, Any]]) -> Sequence[Where | None]:
-    """Return the spans of the values at these paths, which are in text order; None for a path that is not found."""
+    """Return the spans of the values at these paths, which are in text order; None for a path that is not found, and
+    for all paths in a text that is nested too deep."""
+    if opened.is_deep:
+        return [None] * len(places)
     if opened.elements is None:
         return _located(opened.source, opened.start, places)
     found: list[Where | None] = []
@@ -260,21 +274,6 @@ def find(text: str, token: str, start: int) -> int:
     return text.find(token, start)
 
 
-def _is_deeper(value: Any) -> bool:
-    """Whether containers are nested more than `_MAX_DEPTH` levels deep in a value."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for one in level
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if inner and isinstance(inner, _CONTAINERS)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[TextSpan]] | None:
     """Parse a list of objects one by one, which costs no more and gives the span of each. None if the list contains
     anything else."""
@@ -324,7 +323,7 @@ def _walk(text: str, at: int, tree: dict[str | int, Any], found: dict[Path, Text
 
 
 def _drop(tree: dict[str | int, Any], found: dict[Path, TextSpan]) -> None:
-    """Discard what was found below a key that occurs once more."""
+    """Discard what was found below a key that occurs again."""
     for step, one in tree.items():
         if step == _HERE:
             found.pop(one, None)
@@ -333,7 +332,7 @@ def _drop(tree: dict[str | int, Any], found: dict[Path, TextSpan]) -> None:
 
 
 def _after(text: str, at: int) -> int:
-    """Skip the comma behind a value, if there is one, and blanks."""
+    """Skip the comma after a value, if there is one, and blanks."""
     at = _end(_BLANK, text, at)
     return _end(_BLANK, text, at + 1) if text[at] == "," else at
 
@@ -352,7 +351,7 @@ def _fast_utf8(text: str) -> str:
     if _written < _PYDANTIC_PAYS:
         _written += len(text)
         return encode_basestring(text)
-    import pydantic_core  # slow to import, so only once it pays
+    import pydantic_core  # slow to import, so only once it pays off
 
     try:
         return pydantic_core.to_json(text).decode()

@@ -140,7 +140,7 @@ Missing = Callable[[ArtifactRef, CoatcheckError], None]
 
 class LinePayload(NamedTuple):
     """A large value in a line: `text` counts against a limit, `value` is stored (the text, the bytes behind base64, or
-    a container's JSON as it was written). `number` is that of its line among the lines that are made slim together."""
+    a container's JSON as it was written). `number` is its line's index among lines that are made slim together."""
 
     value: str | bytes
     text: str
@@ -154,8 +154,7 @@ class LinePayload(NamedTuple):
         return self.text[: self.text.index(",") + 1] if self.text.startswith("data:") else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Slimmed:
+class Slimmed(NamedTuple):
     """A text without its payloads, its new refs, each with its path from the top, and whether `whole` restores exactly
     the text that was given: not if secrets were masked."""
 
@@ -210,8 +209,8 @@ def slim_all(
 
 
 def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes:
-    """Restore the text that `slim` was given. A payload that cannot be fetched raises; with `missing`, that is called
-    and the payload is replaced by a placeholder. A text without refs is returned unchanged."""
+    """Restore the text that `slim` was given. A payload that cannot be fetched raises; with `missing`, that function is
+    called and the payload is replaced by a placeholder. A text without refs is returned unchanged."""
     opened = _marked(text)
     if opened is None:
         return text
@@ -265,7 +264,7 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
     """Add refs to a line, which is a non-empty object, for stubs that it already contains. `whole` then restores those
     payloads like any other."""
     opened = Opened.of(text)
-    if opened is None or not isinstance(opened.value, dict) or not opened.value:
+    if opened is None or not isinstance(opened.value, dict) or not opened.value or opened.is_deep:
         return text
     source, start = opened.source, opened.start
     earlier = dict(_refs_in(opened)).get(()) if MARK in text else None
@@ -278,7 +277,8 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
 
 def _marked(text: bytes) -> Opened | None:
     """Open a text that may be slim."""
-    return Opened.of(text) if MARK in text else None
+    opened = Opened.of(text) if MARK in text else None
+    return None if opened is None or opened.is_deep else opened
 
 
 def _cuts(
@@ -288,7 +288,7 @@ def _cuts(
     are left alone; those with a key like ours that is not ours are added to `foreign`."""
     candidates = keeper.candidates(fmt, list(opened), [one.value for one in opened.values()])
     for number, one in opened.items():
-        present = dict(_refs_in(one)) if number in marked else {}
+        present = dict(_refs_in(one)) if number in marked and not one.is_deep else {}
         ours = {path for path, refs in present.items() if keeper.is_ours(refs.sessions)}
         if present.keys() - ours:
             foreign[number] = present.keys() - ours

@@ -1,11 +1,11 @@
 """A transcript file on disk: its format, its lines by position, and how it is replaced, with a backup beside it.
 
 A file is JSONL if one of its first lines is an object by itself. Otherwise it is a document, if all of it is JSON.
-Lines keep their line ends, so that all lines in a row are the file.
+Lines keep their line ends, so that the lines joined together are the file.
 
 Links are never followed. A replacement is written beside the file, synced, given the file's owner, mode and times, and
-renamed over it. The backup is a hard link to the original file, so that lines which a process still writes to that are
-not lost. Only its owner can read it.
+renamed over it. The backup is a hard link to the original file, so that lines that a process still writes to the
+original are not lost. Only its owner can read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import io
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -31,6 +32,7 @@ from coatcheck.messages import Format, detect
 from coatcheck.transcript.scan import Opened, parsed
 from coatcheck.transcript.splice import PREFIX, is_session_id
 
+Step = Callable[[], object]
 _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -77,7 +79,9 @@ def layout_of(file: BinaryIO) -> Layout:
         return Layout(found if is_lines else None)
     document = Opened.of(file.read())
     file.seek(0)
-    return Layout(detect([document.value]), True, document) if document else Layout(None)
+    if document is None or document.is_deep:
+        return Layout(None)
+    return Layout(detect([document.value]), True, document)
 
 
 def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Iterator[list[bytes]]:
@@ -255,6 +259,8 @@ class SwapFile:
     def remove_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._backup, dir_fd=self._folder)
+        if self.size_of_backup() is not None:  # a record that it is gone would make all of it look like new lines
+            raise StoreUnavailable(f"the backup {clip(self._backup)} cannot be removed", hint="try again")
         self._sync_folder()
 
     def unfinished(self) -> list[str]:
@@ -285,17 +291,21 @@ class SwapFile:
             os.close(handle)
             self.remove_unfinished(session_id)
 
-    def replace(self, old: int, new: int, session_id: str, *, keep: bool, done: int) -> None:
+    def replace(self, old: int, new: int, session_id: str, *, keep: bool, done: int, first: Step | None = None) -> None:
         """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and times are copied. With
         `keep`, the old file becomes the backup. What a process wrote to the old file after the first `done` bytes is
-        appended to the new one."""
+        appended to the new one. `first` is called before the rename, while the new file is synced."""
         info = os.fstat(old)
         with contextlib.suppress(PermissionError):
             os.fchown(new, info.st_uid, info.st_gid)
         os.fchmod(new, stat.S_IMODE(info.st_mode))
         _copy_attributes(old, new)
         os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
-        os.fsync(new)
+        with ThreadPoolExecutor(1) as pool:
+            synced = pool.submit(os.fsync, new)
+            if first is not None:
+                first()
+        synced.result()
         if not is_at(old, self._name, self._folder):
             raise StoreUnavailable(
                 f"{clip(self._name)} was replaced by another process", hint="nothing was changed: try again"
