@@ -33,7 +33,6 @@ from tests.mcp.speaking import ODD, Speaker, environment, proxy
 
 pytestmark = [
     pytest.mark.faults,
-    pytest.mark.timeout(0),
     pytest.mark.skipif(sys.platform != "linux", reason="usage of processes as Linux reports it"),
 ]
 

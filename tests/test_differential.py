@@ -151,7 +151,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.timeout(0)
 def test_memory_folder_and_fleet_answer_alike_on_one_trace_of_calls(tmp_path: Path, fleet: Fleet) -> None:
     clock = Clock()
     with ExitStack() as stack:

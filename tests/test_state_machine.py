@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -344,7 +343,6 @@ def same(one: Any, other: Any) -> bool:
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # Phase.explain takes longer than it saves
 
 
-@pytest.mark.timeout(0)
 def test_a_store_does_what_its_model_does(backend: Backend) -> None:
     if backend.is_fleet:
         chosen = settings(max_examples=60 if LONG_FAULTS else 6, stateful_step_count=40 if LONG_FAULTS else 20)

@@ -25,7 +25,6 @@ PROCESSES = 4
 ROUNDS_PER_FILE = 5
 
 
-@pytest.mark.timeout(0)
 def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(
     tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:

@@ -25,7 +25,7 @@ from tests.counting import Counts
 from tests.faults.world import chosen_seed
 from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = pytest.mark.faults
 
 TEXT = b"a line of a text that compresses well\n" * 5_000
 NOISE = random.Random(3).randbytes(150_000)

@@ -115,7 +115,6 @@ def _range_read(session: Session, wound: Wound) -> None:
         stream.read(10)
 
 
-@pytest.mark.timeout(0)
 def test_damage_is_found_by_every_read_and_by_verify_and_a_put_heals_it(tmp_path: Path, long_faults: bool) -> None:
     count = 1_000 if long_faults else 60
     seed = chosen_seed()
@@ -256,7 +255,6 @@ def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
         assert session.get(session.put(b"and after")) == b"and after"
 
 
-@pytest.mark.timeout(0)
 def test_searching_and_collecting_work_wherever_a_search_index_is_damaged(in_memory: Path, long_faults: bool) -> None:
     folder = in_memory / "store"
     with coatcheck.open(folder, durability="process") as store:

@@ -93,7 +93,6 @@ SIZES = {
     ],
     indirect=["small_disk"],
 )
-@pytest.mark.timeout(0)
 def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
     sizes: str, small_disk: Path, long_faults: bool, counts: Counts
 ) -> None:
@@ -130,7 +129,6 @@ def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
     store.close()
 
 
-@pytest.mark.timeout(0)
 def test_records_that_do_not_fit_are_a_typed_error_and_earlier_ones_stay(small_disk: Path) -> None:
     _eat(small_disk, leave=6 * MEGABYTE)
     with coatcheck.open(small_disk / "store", durability="process") as store:
@@ -245,7 +243,6 @@ def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(sma
 
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
-@pytest.mark.timeout(0)
 def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
     rng = random.Random(20)
     with coatcheck.open(small_disk / "store", durability="process") as store:
@@ -265,7 +262,6 @@ def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_di
 
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
-@pytest.mark.timeout(0)
 def test_very_many_artifacts_can_expire_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
     rng, now, count = random.Random(21), [1_000_000.0], 5_000 if long_faults else 1_000
     with coatcheck.open(small_disk / "store", durability="process", clock=lambda: now[0]) as store:

@@ -22,7 +22,7 @@ from tests.counting import Counts
 from tests.faults.world import problems
 from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = pytest.mark.faults
 
 NUMBERS = sorted(errno.errorcode)
 SOME = [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOENT, errno.EINTR, errno.EAGAIN, errno.ESTALE,

@@ -30,7 +30,6 @@ def own_fleet() -> Iterator[Fleet]:
         yield Fleet(s3, database)
 
 
-@pytest.mark.timeout(0)
 def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
     fleet: Fleet, tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:
@@ -53,7 +52,6 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
     assert acknowledged > kills
 
 
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("which", ["object store", "database"])
 def test_what_a_fleet_acknowledged_survives_the_kill_of_a_server(
     own_fleet: Fleet, which: str, long_faults: bool, counts: Counts
@@ -107,7 +105,6 @@ def _kill_while(server: Server, wait: Callable[[Server], None], work: Callable[[
         raise failed[0]
 
 
-@pytest.mark.timeout(0)
 def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
     url, seconds = fleet.new_url(), "60" if long_faults else "1"
     with coatcheck.open(url):

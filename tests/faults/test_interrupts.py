@@ -38,7 +38,7 @@ from tests.counting import Counts
 from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]
+pytestmark = pytest.mark.faults
 
 OURS = (str(Path(coatcheck.__file__).parent), contextlib.__file__)
 LARGE = random.Random(20).randbytes(140_000)

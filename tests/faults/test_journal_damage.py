@@ -49,7 +49,6 @@ def _missing(store: coatcheck.Store, held: dict[str, bytes]) -> set[str]:
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
-@pytest.mark.timeout(0)
 def test_a_flipped_bit_in_the_journal_loses_only_the_record_that_it_hits(
     durability: str, in_memory: Path, long_faults: bool, caplog: pytest.LogCaptureFixture, counts: Counts
 ) -> None:

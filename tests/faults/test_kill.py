@@ -18,7 +18,6 @@ PROCESSES = 8
 ROUNDS_PER_STORE = 4
 
 
-@pytest.mark.timeout(0)
 def test_what_was_acknowledged_survives_kill_9_at_any_instant(
     tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:

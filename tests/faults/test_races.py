@@ -37,7 +37,6 @@ def _run(*commands: tuple[str, ...]) -> None:
     assert [code for _, code in said] == [0] * len(commands), "\n".join(text[-3000:] for text, code in said if code)
 
 
-@pytest.mark.timeout(0)
 def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref(
     tmp_path: Path, long_faults: bool
 ) -> None:
@@ -49,7 +48,6 @@ def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref
         assert_clean(store)
 
 
-@pytest.mark.timeout(0)
 def test_a_collection_by_a_clock_that_is_an_hour_off_removes_nothing_that_lives(
     tmp_path: Path, long_faults: bool
 ) -> None:

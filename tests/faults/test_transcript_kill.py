@@ -22,7 +22,6 @@ from tests.faults.world import ROOT, chosen_seed, problems
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.timeout(0)
 def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool, counts: Counts) -> None:
     wanted = 200 if long_faults else 4
     seed = chosen_seed()
@@ -50,7 +49,6 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
         raise
 
 
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize("verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")])
 def test_a_migration_killed_before_any_step_succeeds_when_run_again(
     tmp_path: Path, long_faults: bool, verbs: tuple[str, ...], counts: Counts

@@ -33,7 +33,6 @@ def _write(store: Store, number: int, rounds: int, kept: dict[str, bytes], faile
         failed.append(error)
 
 
-@pytest.mark.timeout(0)
 def test_verify_during_writes_finds_no_damage_and_a_repair_loses_nothing(backend: Backend, long_faults: bool) -> None:
     rounds = (20 if backend.is_fleet else 60) * (20 if long_faults else 1)
     store = backend.open()

@@ -44,7 +44,6 @@ def test_inputs_that_fuzzing_has_kept_break_nothing(target: str) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.timeout(0)
 def test_a_minute_of_fuzzing_breaks_nothing(long_faults: bool, counts: Counts, tmp_path: Path) -> None:
     if not long_faults:
         pytest.skip("only in `make faults`")

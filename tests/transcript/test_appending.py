@@ -8,7 +8,9 @@ import pytest
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.disk import Disk
+from coatcheck.transcript import file, swap
 from coatcheck.transcript.file import Appender
+from coatcheck.transcript.swap import SwapFile
 
 
 class Told(Disk):
@@ -97,3 +99,17 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
         Appender(tmp_path / "none" / "t.jsonl", Disk()).append(b"{}\n")
     with pytest.raises(InvalidArgument):
         Appender(tmp_path, Disk()).append(b"{}\n")
+
+
+def test_a_file_that_is_always_replaced_before_it_is_locked_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b"{}\n")
+    monkeypatch.setattr(file, "is_at", lambda *_: False)
+    monkeypatch.setattr(swap, "is_at", lambda *_: False)
+    with pytest.raises(StoreUnavailable, match=r"'t\.jsonl' keeps being replaced or removed"):
+        Appender(path, Disk(durable=False)).append(b"{}\n")
+    with pytest.raises(StoreUnavailable, match="keeps being replaced"), SwapFile(path).reading():
+        pass
+    assert path.read_bytes() == b"{}\n"

@@ -58,9 +58,11 @@ from coatcheck.transcript.splice import (
     with_refs,
 )
 from coatcheck.transcript.swap import (
+    ATTEMPTS,
     Layout,
     closing,
     is_at,
+    keeps_changing,
     layout_of,
     lines_backwards,
     lines_between,
@@ -620,7 +622,7 @@ class Appender:
     @contextmanager
     def _locked(self, *, create: bool) -> Iterator[int | None]:
         """Lock the file at the path, and yield its descriptor, or None if there is no file."""
-        while True:
+        for _ in range(ATTEMPTS):
             handle = self._opened(create)
             if handle is None:
                 yield None
@@ -633,6 +635,7 @@ class Appender:
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
             self._close()
+        raise keeps_changing(self._path.name)
 
     def _opened(self, create: bool) -> int | None:
         if self._pid != os.getpid():  # a fork shares the parent's lock, so it needs its own descriptor

@@ -41,6 +41,7 @@ _BACKUP: Final = ".coatcheck-backup"
 _FRESH: Final = ".coatcheck-new-"
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
+ATTEMPTS: Final = 100  # times to open a file that other processes replace before it is locked
 _MAX_LINES: Final = 200  # lines and bytes that are read to detect the format
 _MAX_BYTES: Final = 8 << 20
 _ENOUGH: Final = 12  # lines that clearly have a format: then no more are read
@@ -219,7 +220,7 @@ class SwapFile:
     def reading(self) -> Iterator[int]:
         """Open the file for reading, with an exclusive lock on it."""
         deadline = time.monotonic() + _LOCK_TIMEOUT
-        while True:
+        for _ in range(ATTEMPTS):
             with open_to_read(self._name, self._folder) as handle:
                 while not _is_locked(handle):
                     if time.monotonic() > deadline:
@@ -230,6 +231,7 @@ class SwapFile:
                 if is_at(handle, self._name, self._folder):
                     yield handle
                     return
+        raise keeps_changing(self._name)
 
     def size_of_backup(self) -> int | None:
         """Return the size of the backup, or None if there is none."""
@@ -357,6 +359,10 @@ def is_at(handle: int, path: str | Path, folder: int | None = None) -> bool:
     except FileNotFoundError:
         return False
     return os.path.samestat(found, os.fstat(handle))
+
+
+def keeps_changing(name: str) -> StoreUnavailable:
+    return StoreUnavailable(f"{clip(name)} keeps being replaced or removed", hint="try again when that is done")
 
 
 def write_all(handle: int, data: bytes) -> None:
