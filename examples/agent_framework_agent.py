@@ -68,7 +68,7 @@ class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
         return ChatResponse(messages=[Message(role="assistant", contents=[content])])
 
     def shown(self, one: Content) -> dict[str, Any]:
-        """A content as a provider is sent it."""
+        """Return a content as it is sent to a provider."""
         if one.type == "function_result":
             return {"type": "function_call_output", "call_id": one.call_id, "output": one.result}
         if one.type == "function_call":

@@ -1,4 +1,4 @@
-"""Photograph the console in the machine's Chromium: an agent has talked to a scripted model through the gateway."""
+"""Photograph the console in the machine's Chromium: an agent talks to a scripted model through the gateway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.http.servers import running
 
 
 def answer(seen: Seen) -> Turn:
-    """What the scripted model does: it reads the log, looks into the stub, and answers."""
+    """Return the next turn of the scripted model: it reads the log, looks into the stub, and answers."""
     text = json.dumps(seen.messages)
     pointers = re.findall(r"art:[0-9a-f]{12}", text)
     if "48207|timeout" in text:

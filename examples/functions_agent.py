@@ -52,7 +52,7 @@ SCRIPT: tuple[Step, ...] = (
 
 
 def _text(result: str) -> str:
-    """What the model passes on: the pointer of a stub, else the text itself."""
+    """Return what the model passes on: the pointer of a stub, or else the text itself."""
     return str(json.loads(result)["artifact"]) if result.startswith('{"stub"') else result
 
 

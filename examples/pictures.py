@@ -1,8 +1,7 @@
 """Draw the pictures of the documentation: `python -m examples.pictures` draws docs/terminal.svg and docs/console-*.png.
 
-The terminal shows the commands below, run in a new store on a pseudo-terminal. What differs from run to run is
-replaced:
-ages, versions, the free disk space and the folder. `console_pictures` draws the console.
+The terminal shows the commands below, run in a new store on a pseudo-terminal. Text that differs between runs is
+replaced: ages, versions, the free disk space and the folder. `console_pictures` draws the console.
 """
 
 from __future__ import annotations

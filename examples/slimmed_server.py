@@ -36,7 +36,7 @@ def make_repository(folder: Path) -> None:
 
 
 async def ask(command: list[str], store: Path, *calls: tuple[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Start a server as a client does. Return the names of its tools, and the text that the model gets of each call."""
+    """Start a server as a client does. Return the names of its tools, and the text the model gets for each call."""
     environment = {**os.environ, "COATCHECK_STORE": str(store)}
     parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment)
     with open(os.devnull, "w") as quiet:

@@ -74,7 +74,7 @@ class ScriptedModel(Model):
 
 
 def play(folder: Path, *plugins: Any) -> ScriptedModel:
-    """Run the agent, and print its results. The model has the last request."""
+    """Run the agent and print its results. Return the model, which has the last request."""
     model = ScriptedModel()
     agent = Agent(
         model=model,

@@ -43,7 +43,7 @@ TWIN_PREFIX = "96dbffe64f9f"
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pytest", "coatcheck.storage.folder", "psycopg_pool", __name__])
 
-# Emptied schemas that are held back until the last statement of a process that a test killed is over.
+# Emptied schemas that are not reused yet: a process that a test killed may still be running its last statement.
 _RESTING = 3
 
 
@@ -123,16 +123,16 @@ class Backend:
 
     def size_of(self, ref: Ref) -> int:
         """The size of the file or object of an artifact."""
-        return len(self._held(ref).read())
+        return len(self._stored_copy(ref).read())
 
     def damage(self, ref: Ref, harm: Callable[[bytes], bytes | None]) -> None:
         """Change the file or object of an artifact behind the store's back; None removes it."""
-        held = self._held(ref)
-        held.write(harm(held.read()))
+        stored = self._stored_copy(ref)
+        stored.write(harm(stored.read()))
         for store in self.opened if self.is_fleet else ():
             store._blobs._cache.clear()  # type: ignore[attr-defined]
 
-    def _held(self, ref: Ref) -> _File | _Object:
+    def _stored_copy(self, ref: Ref) -> _File | _Object:
         if self.is_folder:
             assert ref.content_uri.startswith("file://")
             return _File(Path(ref.content_uri.removeprefix("file://")))
@@ -306,8 +306,8 @@ def edit_catalog(root: Path, *statements: str) -> None:
 
 
 def released_by(kind: type[Any], module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the number of refs that each change of a catalog removes or buries, in batches of
-    three."""
+    """Return a list that receives the number of refs that each change of a catalog releases. Limits batches to
+    three refs."""
     monkeypatch.setattr(module, "BATCH", 3)
     counts: list[int] = []
     let_go = kind._let_go_of

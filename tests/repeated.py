@@ -1,4 +1,4 @@
-"""Values of parameters that repeat what others have shown. Only `make faults` runs them."""
+"""Parameter values that repeat what other values already cover. Only `make faults` runs them."""
 
 from __future__ import annotations
 

@@ -222,9 +222,9 @@ def create_bucket(server: Server, name: str) -> None:
     stamp, day, empty = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d"), hashlib.sha256(b"").hexdigest()
     headers = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp}
     signed = ";".join(headers)
-    asked = "\n".join(["PUT", f"/{name}", "", *(f"{k}:{v}" for k, v in headers.items()), "", signed, empty])
+    canonical_request = "\n".join(["PUT", f"/{name}", "", *(f"{k}:{v}" for k, v in headers.items()), "", signed, empty])
     scope = f"{day}/us-east-1/s3/aws4_request"
-    text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(asked.encode()).hexdigest()])
+    text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical_request.encode()).hexdigest()])
     key = ("AWS4" + SECRET).encode()
     for part in (day, "us-east-1", "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

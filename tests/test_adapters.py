@@ -15,7 +15,7 @@ from tests.adapters.__main__ import HERE, command
 from tests.adapters.conftest import FRAMEWORKS
 
 ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
-# Starts another process with the framework, but a synchronous run has shown the same. `make adapters` runs it.
+# Starts another process with the framework, but a synchronous run covers the same. `make adapters` runs it.
 REPEATED = "test_two_processes_on_one_store_send_the_same_bytes and (TestAsync or TestStreaming)"
 
 
@@ -35,7 +35,7 @@ def test_the_tests_of_an_adapter_pass_in_the_environment_of_its_framework(name: 
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_lock_of_a_framework_has_hashes_and_no_address(name: str) -> None:
+def test_the_lock_file_of_a_framework_has_hashes_and_no_url(name: str) -> None:
     lock = (HERE / "constraints" / f"{name}.txt").read_text()
     assert "://" not in lock
     assert lock.count("--hash=sha256:") > lock.count("==") > 0
@@ -44,7 +44,7 @@ def test_the_lock_of_a_framework_has_hashes_and_no_address(name: str) -> None:
         assert re.search(rf"^{re.escape(package)}==", lock, re.MULTILINE)
 
 
-def test_an_environment_that_cannot_be_made_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_created_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for setting in ("PIP_NO_INDEX", "UV_NO_INDEX"):
         monkeypatch.setenv(setting, "1")
     lock = tmp_path / "constraints.txt"

@@ -91,7 +91,7 @@ def test_a_transcript_is_appended_and_read(backend: Backend, tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_what_is_put_comes_back_exactly(backend: Backend) -> None:
+def test_values_come_back_exactly(backend: Backend) -> None:
     async def scenario() -> None:
         async with opened(backend) as store:
             session = await store.session("s", ttl=60)
@@ -109,7 +109,7 @@ def test_what_is_put_comes_back_exactly(backend: Backend) -> None:
     asyncio.run(scenario())
 
 
-def test_grants_pins_forgetting_and_ending_go_through(backend: Backend) -> None:
+def test_grants_pins_forgetting_and_ending_work(backend: Backend) -> None:
     async def scenario() -> None:
         async with opened(backend) as store:
             one, two = await store.session("one"), await store.session("two")
@@ -126,7 +126,7 @@ def test_grants_pins_forgetting_and_ending_go_through(backend: Backend) -> None:
     asyncio.run(scenario())
 
 
-def test_upkeep_and_archives_go_through(backend: Backend) -> None:
+def test_upkeep_and_archives_work(backend: Backend) -> None:
     async def scenario() -> None:
         archive = io.BytesIO()
         async with opened(backend) as store:
@@ -143,7 +143,7 @@ def test_upkeep_and_archives_go_through(backend: Backend) -> None:
     asyncio.run(scenario())
 
 
-def test_a_stream_is_read_by_pieces_and_closed_at_the_end(backend: Backend) -> None:
+def test_a_stream_is_read_in_pieces_and_closed_at_the_end(backend: Backend) -> None:
     content = bytes(range(256)) * 4_000
 
     async def scenario() -> None:
@@ -164,7 +164,7 @@ def test_a_stream_is_read_by_pieces_and_closed_at_the_end(backend: Backend) -> N
     asyncio.run(scenario())
 
 
-def test_errors_are_those_of_the_store(backend: Backend) -> None:
+def test_errors_are_the_same_as_those_of_the_store(backend: Backend) -> None:
     async def scenario() -> None:
         async with opened(backend) as store:
             session = await store.session("s")
@@ -276,7 +276,7 @@ def test_an_agents_tools_are_awaited(backend: Backend) -> None:
     asyncio.run(scenario())
 
 
-def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(backend: Backend) -> None:
+def test_an_async_executor_accepts_a_plain_session_and_other_mixes_are_rejected(backend: Backend) -> None:
     async def scenario() -> None:
         async with opened(backend) as store:
             session = await store.session("s")
@@ -290,7 +290,7 @@ def test_a_plain_session_has_an_async_executor_and_no_other_mix_is_taken(backend
     asyncio.run(scenario())
 
 
-def test_a_cancelled_reader_gets_only_the_cancellation_while_its_thread_reads_on() -> None:
+def test_a_cancelled_reader_gets_only_the_cancellation_while_its_thread_keeps_reading() -> None:
     begun, goes_on = threading.Event(), threading.Event()
 
     def lines() -> Iterator[int]:
@@ -341,8 +341,8 @@ def test_calls_that_may_take_long_are_detected_by_their_arguments(tmp_path: Path
         session = store.session("s")
         log = session.put("".join(f"line {number}\n" for number in range(10_000)))
         slice_, found = session.read(log, lines="10:9000"), session.read(log, grep="line")
-        for asked in ({}, {"lines": "1:2"}, {"chars": "0:9"}, {"cursor": slice_.cursor}, {"grep": None, "query": ""}):
-            assert not lanes.may_take_long(log.pointer, asked)
-        for asked in ({"grep": "x"}, {"query": "shape"}, {"diff": log.pointer}, {"cursor": found.cursor}):
-            assert lanes.may_take_long(log.pointer, asked)
+        for given in ({}, {"lines": "1:2"}, {"chars": "0:9"}, {"cursor": slice_.cursor}, {"grep": None, "query": ""}):
+            assert not lanes.may_take_long(log.pointer, given)
+        for given in ({"grep": "x"}, {"query": "shape"}, {"diff": log.pointer}, {"cursor": found.cursor}):
+            assert lanes.may_take_long(log.pointer, given)
         assert lanes.may_take_long(log.pointer + "#/0", {})

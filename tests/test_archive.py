@@ -57,7 +57,7 @@ def archive(clock: Clock) -> bytes:
         return exported(store)
 
 
-def test_an_import_gives_the_same_store_whatever_the_backends(
+def test_an_import_recreates_the_same_store_on_any_backend(
     store: Store, fleet: Fleet, tmp_path: Path, clock: Clock
 ) -> None:
     fill(store, clock)
@@ -70,7 +70,7 @@ def test_an_import_gives_the_same_store_whatever_the_backends(
             assert copy.verify().problems == []
 
 
-def test_the_numbers_of_an_export_and_an_import_are_reported(backend: Backend, store: Store, clock: Clock) -> None:
+def test_exports_and_imports_report_their_counts(backend: Backend, store: Store, clock: Clock) -> None:
     fill(store, clock)
     steps: list[tuple[int, int | None]] = []
     target = io.BytesIO()
@@ -80,7 +80,7 @@ def test_the_numbers_of_an_export_and_an_import_are_reported(backend: Backend, s
     assert backend.open_new(clock=clock).import_(io.BytesIO(target.getvalue())) == count
 
 
-def test_what_was_imported_is_as_it_was_put(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_imported_artifacts_are_as_they_were_put(backend: Backend, archive: bytes, clock: Clock) -> None:
     store = imported(backend, archive, clock=clock)
     main, child = store.session("main"), store.session("child ☃")
     assert (child.parent, child.ttl, main.ttl) == ("main", None, 100)
@@ -105,13 +105,13 @@ def test_expiry_and_pins_are_imported(backend: Backend, archive: bytes, clock: C
     assert named is not None
     assert named.expires == clock.now + 100
     clock.advance(50)
-    assert not [ref for ref in main.list() if ref.size_bytes == 0], "the artifact with its own time"
+    assert not [ref for ref in main.list() if ref.size_bytes == 0], "an artifact outlived its own ttl"
     clock.advance(51)
     assert [ref.name for ref in main.list()] == ["as bytes"], "a pin is on the artifact, under both of its names"
     assert len(store.session("child ☃", ttl=None).list()) >= 3
 
 
-def test_an_import_into_an_expired_past_is_expired(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_artifacts_that_expired_before_the_import_stay_expired(backend: Backend, archive: bytes, clock: Clock) -> None:
     clock.advance(1000)
     assert imported(backend, archive, clock=clock).session("main").get("n") is None
 
@@ -125,7 +125,7 @@ def test_importing_twice_changes_nothing(backend: Backend, archive: bytes, clock
     assert store.verify().problems == []
 
 
-def test_an_import_adds_to_what_is_there(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_import_with_merge_adds_to_existing_artifacts(backend: Backend, archive: bytes, clock: Clock) -> None:
     store = backend.open(clock=clock)
     mine = store.session("main").put("mine", name="mine")
     store.session("other").put("x" * LARGE)
@@ -136,7 +136,7 @@ def test_an_import_adds_to_what_is_there(backend: Backend, archive: bytes, clock
     assert store.verify().problems == []
 
 
-def test_an_import_that_broke_off_anywhere_can_be_repeated(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_import_that_was_cut_off_anywhere_can_be_repeated(backend: Backend, archive: bytes, clock: Clock) -> None:
     lines = archive.splitlines(keepends=True)
     for cut in range(1, len(lines), 9 if backend.is_fleet else 3):
         with backend.open_new(clock=clock) as store:
@@ -190,11 +190,11 @@ def change(sort: str, edit: Callable[[Any], Any]) -> Harm:
 
 
 def setting(sort: str, /, **fields: Any) -> Harm:
-    return change(sort, lambda said: said | fields)
+    return change(sort, lambda old: old | fields)
 
 
 def dropping(sort: str, field: str) -> Harm:
-    return change(sort, lambda said: {name: value for name, value in said.items() if name != field})
+    return change(sort, lambda old: {name: value for name, value in old.items() if name != field})
 
 
 def inserting(line: Callable[[list[Any]], Any]) -> Harm:
@@ -210,7 +210,7 @@ WRONG: dict[str, Harm] = {
     "an unknown line": inserting(lambda lines: {"surprise": 1}),
     "no object": inserting(lambda lines: []),
     "a ref before a session": inserting(lambda lines: next(one for one in lines if "ref" in one)),
-    "session: no object": change("session", lambda said: "main"),
+    "session: no object": change("session", lambda old: "main"),
     "session: no id": dropping("session", "session_id"),
     "session: id of another type": setting("session", session_id=5),
     "session: empty id": setting("session", session_id=""),
@@ -224,7 +224,7 @@ WRONG: dict[str, Harm] = {
     "session: created is nothing": setting("session", created=None),
     "session: created is nan": setting("session", created=NAN),
     "session: used is infinite": setting("session", used=INF),
-    "blob: no object": change("blob", lambda said: 5),
+    "blob: no object": change("blob", lambda old: 5),
     "blob: no digest": dropping("blob", "digest"),
     "blob: another digest": setting("blob", digest="0" * 64),
     "blob: a path as digest": setting("blob", digest="../../../etc/passwd"),
@@ -232,11 +232,11 @@ WRONG: dict[str, Harm] = {
     "blob: size is negative": setting("blob", size=-1),
     "blob: too large a size": setting("blob", size=10**12),
     "blob: too small a size": setting("blob", size=1),
-    "data: not base64": change("data", lambda said: "%%%"),
-    "data: of another type": change("data", lambda said: 5),
-    "data: nothing": change("data", lambda said: ""),
-    "data: other bytes": change("data", lambda said: base64.b64encode(bytes(len(base64.b64decode(said)))).decode()),
-    "ref: no object": change("ref", lambda said: "x"),
+    "data: not base64": change("data", lambda old: "%%%"),
+    "data: of another type": change("data", lambda old: 5),
+    "data: nothing": change("data", lambda old: ""),
+    "data: other bytes": change("data", lambda old: base64.b64encode(bytes(len(base64.b64decode(old)))).decode()),
+    "ref: no object": change("ref", lambda old: "x"),
     "ref: another artifact": setting("ref", artifact_id="0" * 64),
     "ref: a short id": setting("ref", artifact_id="0" * 12),
     "ref: an id of another type": setting("ref", artifact_id=7),
@@ -267,7 +267,7 @@ WRONG: dict[str, Harm] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_line_that_makes_no_sense_is_named_and_harms_nothing(backend: Backend, archive: bytes, wrong: str) -> None:
+def test_an_invalid_line_is_named_in_the_error_and_harms_nothing(backend: Backend, archive: bytes, wrong: str) -> None:
     lines = [json.loads(line) for line in archive.splitlines()]
     number = WRONG[wrong](lines)
     store = backend.open()
@@ -275,8 +275,8 @@ def test_a_line_that_makes_no_sense_is_named_and_harms_nothing(backend: Backend,
     mine = session.put("mine")
     with pytest.raises(InvalidArgument) as refused:
         store.import_(io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines)))
-    said = int(refused.value.message.split("line ")[1].split()[0])
-    assert number <= said <= number + 4, refused.value.message
+    named = int(refused.value.message.split("line ")[1].split()[0])
+    assert number <= named <= number + 4, refused.value.message
     assert session.get(mine) == "mine"
     assert session.get(session.put("after")) == "after"
     assert [ref.to_record() for info in store.sessions() for ref in store.session(info.session_id).list()]
@@ -284,7 +284,7 @@ def test_a_line_that_makes_no_sense_is_named_and_harms_nothing(backend: Backend,
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"session":{}}\n'])
-def test_what_is_not_an_export_is_refused(store: Store, data: bytes) -> None:
+def test_input_that_is_not_an_export_is_rejected(store: Store, data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         store.import_(io.BytesIO(data))
 
@@ -305,7 +305,7 @@ def test_deep_nesting_is_refused(store: Store) -> None:
         store.import_(io.BytesIO(b'{"coatcheck":1}\n{"session":' + b"[" * 1_000_000))
 
 
-def test_importing_heals_what_was_damaged(folder: Backend, archive: bytes, clock: Clock) -> None:
+def test_importing_heals_damaged_artifacts(folder: Backend, archive: bytes, clock: Clock) -> None:
     store = imported(folder, archive, clock=clock)
     main = store.session("main")
     ref = main.ref("large")
@@ -319,7 +319,7 @@ def test_importing_heals_what_was_damaged(folder: Backend, archive: bytes, clock
     assert store.verify().problems == []
 
 
-def test_an_export_is_in_lines_of_bounded_length(store: Store) -> None:
+def test_lines_of_an_export_have_a_bounded_length(store: Store) -> None:
     store.session("s").put(b"\xff" * 3_000_000)
     assert max(map(len, exported(store).splitlines())) < 300_000
 
@@ -353,7 +353,7 @@ def blob_lines(data: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", [LARGE, 10])
-def test_an_archive_without_the_bytes_reads_nothing_of_another_session(
+def test_an_archive_without_the_bytes_cannot_read_the_content_of_another_session(
     backend: Backend, archive: bytes, size: int
 ) -> None:
     store = backend.open()
@@ -366,10 +366,10 @@ def test_an_archive_without_the_bytes_reads_nothing_of_another_session(
         errors.append(refused.value.message.replace(digest, "…"))
         assert store.session("thief").list() == []
         store.session("thief").end()
-    assert errors[0] == errors[1], "a digest that exists elsewhere answers like one that does not"
+    assert errors[0] == errors[1], "the error reveals that another session has this content"
 
 
-def test_an_archive_does_not_write_to_a_session_that_exists(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_archive_does_not_write_to_an_existing_session(backend: Backend, archive: bytes, clock: Clock) -> None:
     store = backend.open(clock=clock)
     main = store.session("main")
     main.put("mine", name="n")
@@ -383,9 +383,7 @@ def test_an_archive_does_not_write_to_a_session_that_exists(backend: Backend, ar
     assert store.session("child ☃").parent == "main again"
 
 
-def test_a_session_of_an_archive_does_not_read_a_parent_that_the_archive_does_not_bring(
-    backend: Backend, archive: bytes
-) -> None:
+def test_a_session_of_an_archive_cannot_read_a_parent_outside_the_archive(backend: Backend, archive: bytes) -> None:
     store = backend.open()
     store.session("victim").put("secret", name="plan")
     lines = (session_line(archive, session_id="thief", parent="victim", ttl=None),)
@@ -399,7 +397,7 @@ def test_a_session_of_an_archive_does_not_read_a_parent_that_the_archive_does_no
     assert store.session("heir").get("plan") == "secret"
 
 
-def test_an_archive_does_not_write_the_hot_state_past_a_claim(backend: Backend, archive: bytes) -> None:
+def test_an_archive_cannot_write_the_hot_state_of_a_claimed_session(backend: Backend, archive: bytes) -> None:
     store = backend.open()
     token = store.session("main").claim("dispatcher")
     store.session("main").record("hot", b"{}", token=token)
@@ -411,7 +409,7 @@ def test_an_archive_does_not_write_the_hot_state_past_a_claim(backend: Backend, 
 
 
 @pytest.mark.parametrize("size", [LARGE, 500])
-def test_an_import_keeps_to_the_quota_and_the_size_limit(backend: Backend, archive: bytes, size: int) -> None:
+def test_an_import_respects_the_quota_and_the_size_limit(backend: Backend, archive: bytes, size: int) -> None:
     lines = [session_line(archive), *blob_lines(b"x" * size)]
     ref = ref_line(archive, artifact_id=hashlib.sha256(b"x" * size).hexdigest(), name=None)
     with backend.open_new(quota_bytes=size - 1) as store:
@@ -430,7 +428,7 @@ def test_an_import_keeps_to_the_quota_and_the_size_limit(backend: Backend, archi
             store.import_(forged(archive, *lines, ref), sessions={"main": "small"})
 
 
-def test_a_session_from_the_future_is_used_now(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_future_times_of_an_imported_session_are_set_to_now(backend: Backend, archive: bytes, clock: Clock) -> None:
     store = backend.open(clock=clock)
     store.import_(forged(archive, session_line(archive, created=4e9, used=4e9)))
     (info,) = store.sessions()
@@ -480,14 +478,14 @@ def test_another_archive_does_not_continue_an_interrupted_import(backend: Backen
 
 
 @pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1e300", "null", '"x"', "[]"])
-def test_a_blob_whose_size_is_not_a_size_is_refused(store: Store, archive: bytes, size: str) -> None:
+def test_a_blob_with_an_invalid_size_is_rejected(store: Store, archive: bytes, size: str) -> None:
     lines = forged(archive, session_line(archive), {"blob": {"digest": "x", "size": 0}}).getvalue()
     with pytest.raises(InvalidArgument, match="line 3"):
         store.import_(io.BytesIO(lines.replace(b'"size": 0', f'"size": {size}'.encode())))
 
 
 @pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1" * 400, "1" * 5000, "[]", '"x"'])
-def test_numbers_out_of_range_are_refused_by_their_line(store: Store, archive: bytes, number: str) -> None:
+def test_numbers_out_of_range_are_rejected_with_their_line(store: Store, archive: bytes, number: str) -> None:
     record = {"record": {"series": "s", "at": 1.5, "body": ""}}
     for field, value in (("created", 1.5), ("used", 1.5), ("quota", 15), ("at", 1.5)):
         lines = forged(

@@ -1,4 +1,4 @@
-"""`coatcheck.audit`: recorded sessions replayed. A read back is charged, a repeat is not, the cache has a price."""
+"""`coatcheck.audit` replays recorded sessions: it charges reads and the cache, but not repeated results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ASKED = ([RecordedInput("Is anything down?")], "I look.")
 IDLE = [([RecordedInput("And now?")], "All is well.")] * 5
 
 
-def test_inline_each_call_reads_what_was_sent_and_writes_what_is_new() -> None:
+def test_inline_each_call_reads_the_old_prompt_from_the_cache_and_writes_the_new_part() -> None:
     recording = session(([RecordedInput("Hello there")], "Hi."), ([RecordedInput("More?")], "No."), base=1_000)
     first, second = 1_000 + estimate("Hello there"), estimate("Hi.") + estimate("More?")
     bill = billed(recording, Offloading(), Prices())
@@ -63,7 +63,7 @@ def test_inline_each_call_reads_what_was_sent_and_writes_what_is_new() -> None:
     assert (bill.calls, bill.tokens, bill.largest) == (2, first + first + second, first + second)
 
 
-def test_a_stub_that_nobody_reads_pays() -> None:
+def test_a_stub_that_is_never_read_pays_off() -> None:
     recording = session(ASKED, ([result(ROWS)], "Nothing is down."), *IDLE)
     inline, ours = billed(recording, Offloading()), with_coatcheck(recording)
     assert ours.cost < 0.2 * inline.cost
@@ -72,7 +72,7 @@ def test_a_stub_that_nobody_reads_pays() -> None:
     assert ours.kept_out > 0.9 * estimate(ROWS)
 
 
-def test_what_an_answer_uses_is_read_back_and_charged_as_one_call() -> None:
+def test_content_that_an_answer_uses_is_read_back_and_charged_as_one_call() -> None:
     unread = session(ASKED, ([result(ROWS)], "Nothing is down."))
     read = session(ASKED, ([result(ROWS)], "The host-0777.example.org and host-1234.example.org are up."))
     before, after = with_coatcheck(unread), with_coatcheck(read)
@@ -80,7 +80,7 @@ def test_what_an_answer_uses_is_read_back_and_charged_as_one_call() -> None:
     assert after.cost > before.cost + 5 * QUESTION_TOKENS + 0.1 * before.largest
 
 
-def test_what_was_read_or_shown_before_is_not_read_again() -> None:
+def test_content_that_was_read_or_shown_before_is_not_read_again() -> None:
     answers = ["Look at host-0777.example.org.", "I mean host-0777.example.org.", "host-0999.example.org, as you say."]
     recording = session(
         ASKED,
@@ -118,7 +118,7 @@ def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:
     assert ours.kept_out > 0.5 * estimate(new)
 
 
-def test_nothing_costs_more_where_nothing_leaves() -> None:
+def test_a_session_without_stubs_costs_the_same() -> None:
     small = [([result(f"{number} files were found", f"c{number}")], "Fine.") for number in range(30)]
     recording = session(ASKED, *small, base=5_000)
     assert with_coatcheck(recording) == billed(recording, Offloading())
@@ -139,7 +139,7 @@ def test_without_large_results_the_bills_are_equal(found: list[RecordedConversat
     assert with_coatcheck(recording) == billed(recording, Offloading())
 
 
-def test_tools_are_paid_from_the_first_stub_on_and_once() -> None:
+def test_tools_are_charged_once_from_the_first_stub_on() -> None:
     recording = session(ASKED, ([result(ROWS)], "Ok."), ([result(ROWS + "\nmore", "c2")], "Ok."))
     with coatcheck.open("memory:", ttl=None) as store:
         free = billed(recording, WithCoatcheck(store.session("a"), LIMIT, tool_tokens=0))
@@ -157,14 +157,14 @@ def test_after_a_long_gap_everything_is_written_again() -> None:
     assert longer.cost == pytest.approx(warm.cost)
 
 
-def test_a_cold_cache_is_paid_once_if_the_answer_needs_a_read() -> None:
+def test_a_cold_cache_is_charged_once_if_the_answer_needs_a_read() -> None:
     calls = (ASKED, ([result(ROWS)], "host-0777.example.org is up."))
     warm, cold = (with_coatcheck(session(*calls, base=10_000, gap=gap)) for gap in (0.0, 301.0))
     sent = 10_000 + estimate(ASKED[0][0].text)
     assert cold.cost - warm.cost == pytest.approx((1.25 - 0.1) * sent, rel=0.001)
 
 
-def test_what_cannot_be_read_back_is_counted_as_lost() -> None:
+def test_content_that_cannot_be_read_back_is_counted_as_lost() -> None:
     class Cut(Offloading):
         def show(self, result: RecordedInput, situation: Any) -> Any:
             from coatcheck.audit import Shown
@@ -248,7 +248,7 @@ def pi_messages() -> list[dict[str, Any]]:
     ]
 
 
-def test_answers_that_were_aborted_are_not_calls() -> None:
+def test_aborted_answers_are_not_counted_as_calls() -> None:
     first, *rest = pi_messages()
     (found,) = recordings([first, {"role": "assistant", "content": []}, *rest])
     assert len(found.conversations[0].calls) == 2
@@ -399,7 +399,7 @@ def test_the_folders_of_known_hosts_are_found_in_the_home_folder(
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 500])
-def test_a_plot_is_well_formed_whatever_the_names_are(count: int) -> None:
+def test_a_plot_is_well_formed_with_any_names(count: int) -> None:
     names = ["a<b>&\"'\x00\x1b\ud800", "plain"]
     drawn = ratio_plot("<title> & more", [(names[number % 2], number / 100) for number in range(count)])
     root = ElementTree.fromstring(drawn)
@@ -410,7 +410,7 @@ def test_a_plot_is_well_formed_whatever_the_names_are(count: int) -> None:
 # Real sessions
 
 
-def _sent_by_hand(lines: Sequence[Any]) -> dict[str, int]:
+def _counted_tokens(lines: Sequence[Any]) -> dict[str, int]:
     """The input tokens of each answer, as the provider counted them."""
     found: dict[str, int] = {}
     for line in lines:
@@ -424,17 +424,17 @@ def _sent_by_hand(lines: Sequence[Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ["34b1e2a4", "bc3bf53b", "d19ec7f9", "f8190a9b"])
-def test_the_calls_and_contexts_of_real_sessions_are_those_that_the_provider_counted(corpus: Path, name: str) -> None:
+def test_the_calls_and_contexts_of_real_sessions_match_the_counts_of_the_provider(corpus: Path, name: str) -> None:
     lines = parsed((corpus / "sessions" / "claude-code" / f"{name}.jsonl").read_bytes())
     (found,) = recordings(lines)
-    bill, usage = billed(found, Offloading()), _sent_by_hand(lines)
+    bill, usage = billed(found, Offloading()), _counted_tokens(lines)
     assert bill.calls == len(usage)
     assert bill.tokens == pytest.approx(sum(usage.values()), rel=0.12)
     assert bill.largest == pytest.approx(max(usage.values()), rel=0.12)
 
 
 @pytest.mark.parametrize("name", ["34b1e2a4", "bc3bf53b", "38917d7d"])
-def test_the_bill_of_a_real_session_is_that_of_a_plain_sum(corpus: Path, name: str) -> None:
+def test_the_bill_of_a_real_session_equals_a_plain_sum(corpus: Path, name: str) -> None:
     (found,) = recordings(parsed((corpus / "sessions" / "claude-code" / f"{name}.jsonl").read_bytes()))
     cost = 0.0
     for conversation in found.conversations:

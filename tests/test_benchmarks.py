@@ -82,13 +82,13 @@ def test_a_row_is_judged_by_ratio_by_difference_or_by_count() -> None:
     assert Row("informs", 1.0, 9.0, None).ok is None
 
 
-def test_a_table_has_a_line_for_each_row_and_marks_what_is_over_its_limit() -> None:
+def test_a_table_has_a_line_for_each_row_and_marks_rows_over_their_limit() -> None:
     head, line = table([Row("put", 0.001, 0.003, 2.0)]).splitlines()
     assert head.split() == ["case", "|", "floor", "|", "ours", "|", "ratio", "|", "limit", "|", "ok"]
     assert line.split(" | ")[-1].strip() == "NO"
 
 
-def test_a_table_shows_what_has_no_floor_by_itself() -> None:
+def test_a_table_shows_rows_that_have_no_ratio() -> None:
     _, page, hits, extra = table([
         Row("first page", None, 0.01, 0.02), Row("hits", None, 0.9, 0.85, "share", at_least=True),
         Row("extra", 0.001, 0.004, 0.005, "over"),
@@ -125,7 +125,7 @@ def test_a_run_names_rows_that_are_worse_or_better_than_in_the_last_full_run() -
     assert "1.00× before, 1.30× now" in worse[0]
 
 
-def test_a_time_without_a_floor_is_not_compared_with_that_of_another_machine() -> None:
+def test_a_time_without_a_floor_is_not_compared_across_machines() -> None:
     before, now = Row("first page", None, 0.01, 0.02), Row("first page", None, 0.03, 0.02)
     assert len(changes(results(before), results(now))[0]) == 1
     assert changes(results(before, cpu="other"), results(now)) == ([], [])
@@ -160,7 +160,7 @@ def test_results_of_another_machine_are_not_kept_beside_new_ones(tmp_path: Path)
 
 
 @pytest.mark.parametrize("case", [quality.search, quality.estimates, prompts.recall_of_chunks, replay.replay])
-def test_a_case_that_needs_the_corpus_says_that_it_is_skipped_without(
+def test_a_case_that_needs_the_corpus_reports_that_it_is_skipped_without_it(
     case: Callable[[Bench], Iterator[Row]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_table_has_remarks_where_a_row_has_one() -> None:
     assert second.endswith("NO")
 
 
-def test_peers_that_cannot_be_installed_have_rows_that_say_why(
+def test_peers_that_cannot_be_installed_have_rows_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing() -> Path:
@@ -192,7 +192,9 @@ def test_peers_that_cannot_be_installed_have_rows_that_say_why(
     assert re.search(r"coatcheck .* yes", capsys.readouterr().out)
 
 
-def test_a_lock_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_file_that_cannot_be_installed_raises_an_error_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     lock = tmp_path / "constraints.txt"
     lock.write_text(f"no-such-package==1.0 --hash=sha256:{'0' * 64}\n")
@@ -202,7 +204,7 @@ def test_a_lock_that_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: p
         environment.python(tmp_path / "nowhere.txt", tmp_path / "venv")
 
 
-def test_the_lock_of_the_peers_holds_hashes_and_no_address() -> None:
+def test_the_lock_file_of_the_peers_has_hashes_and_no_url() -> None:
     lock = environment.LOCK.read_text()
     wanted = (ROOT / "benchmarks" / "peers" / "wanted.txt").read_text()
     assert "://" not in lock
@@ -212,14 +214,14 @@ def test_the_lock_of_the_peers_holds_hashes_and_no_address() -> None:
         assert re.search(rf"^{re.escape(peer.package)}(\[\w+\])?==", wanted, re.MULTILINE)
 
 
-def test_no_artifact_is_lost_or_doubled_among_threads(tmp_path: Path) -> None:
+def test_no_artifact_is_lost_or_duplicated_by_concurrent_threads(tmp_path: Path) -> None:
     power, process, lost, doubled = offload.crowd(Bench(tmp_path, quick=True))
     assert power.ours > 0
     assert process.ours > 0
     assert (lost.ours, doubled.ours) == (0, 0)
 
 
-def test_what_recorded_runs_used_of_their_large_results_is_found_by_one_grep(corpus: Path, tmp_path: Path) -> None:
+def test_one_grep_finds_the_parts_of_large_results_that_recorded_runs_used(corpus: Path, tmp_path: Path) -> None:
     rows = [row for row in eyes.eyes(Bench(tmp_path, quick=True)) if row.case.endswith("found by one grep for it")]
     assert [row.case for row in rows if row.ok is False] == []
     assert len(rows) == 3
@@ -235,7 +237,7 @@ def recorded_run(answer: str) -> Recording:
     return effect.recording_of([*asked, *more, Step("model", "Still.")])
 
 
-def test_a_stub_costs_its_reads_and_pays_where_nothing_is_read() -> None:
+def test_a_stub_costs_its_reads_and_pays_off_if_nothing_is_read() -> None:
     ways, idle, reading = effect.ways(), recorded_run("All is well."), recorded_run("host-1234.example.org is up.")
     with coatcheck.open("memory:") as store:
         inline, stubs, removed = (
@@ -247,7 +249,7 @@ def test_a_stub_costs_its_reads_and_pays_where_nothing_is_read() -> None:
     assert stubs.largest < tokens.exact(ROWS) < inline.largest
 
 
-def test_what_is_cut_off_is_lost_and_what_a_peer_reads_as_a_whole_is_charged_as_a_whole() -> None:
+def test_truncated_content_is_lost_and_a_peer_that_reads_all_of_it_is_charged_for_all_of_it() -> None:
     ways, reading = effect.ways(), recorded_run("host-1234.example.org is up.")
     with coatcheck.open("memory:") as store:
         cut, whole, lines = (
@@ -284,14 +286,14 @@ def test_thinking_is_bound_to_everything_before_it() -> None:
         "role": "assistant",
         "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes"}],
     }
-    said = rules.answered({**request, "messages": first}, answer)
-    second = [*first, said, {"role": "user", "content": [{"type": "text", "text": "Sure?"}]}]
+    first_answer = rules.answered({**request, "messages": first}, answer)
+    second = [*first, first_answer, {"role": "user", "content": [{"type": "text", "text": "Sure?"}]}]
     again = rules.answered({**request, "messages": second}, answer)
     third = [*second, again, {"role": "user", "content": "Really?"}]
     assert rules.refused({**request, "messages": third}) == []
     same = [{"role": "user", "content": [{"type": "text", "text": "Hi ", "cache_control": {}}]}, *third[1:]]
     assert rules.refused({**request, "tools": request["tools"][::-1], "messages": same}) == []
-    without_first = [*first, {**said, "content": said["content"][1:]}, *third[2:]]
+    without_first = [*first, {**first_answer, "content": first_answer["content"][1:]}, *third[2:]]
     assert rules.refused({**request, "messages": without_first}) == []
     for changed in (
         {**request, "messages": [{"role": "user", "content": "Ho"}, *third[1:]]},
@@ -306,7 +308,7 @@ def test_thinking_is_bound_to_everything_before_it() -> None:
     ]
 
 
-def test_questions_are_forty_about_twenty_kinds_with_two_each() -> None:
+def test_there_are_forty_questions_two_for_each_of_twenty_kinds() -> None:
     kinds = Counter(question.kind for question in questions.QUESTIONS)
     assert len(kinds) == 20
     assert set(kinds.values()) == {2}
@@ -335,7 +337,7 @@ def test_a_tool_without_regular_expressions_looks_for_the_longest_plain_text_of_
     assert Intent(grep="(?i)calling code").literal == "calling code"
 
 
-def test_an_intent_waits_until_the_names_of_its_columns_were_shown() -> None:
+def test_an_intent_waits_until_its_column_names_were_shown() -> None:
     question = questions.QUESTIONS[0]
     shown = '{"preview":"name,ALIGN,EYE"}'
     assert not questions.is_known(question.intents[0], question.ask, ['{"preview":"16376 rows"}'])

@@ -1,7 +1,7 @@
-"""Hostile content and arguments on the wire of every surface: what each may cost in CPU seconds and memory.
+"""Hostile content and arguments on the wire of every surface, with a budget of CPU seconds and memory for each.
 
-The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find what grows without a
-limit, not what became slower. Every answer, including an error, stays within its cap.
+The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find unlimited growth,
+not slowdowns. Every answer, including an error, stays within its cap.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ ROWS = [
 
 @dataclass
 class Usage:
-    """What processes used: the CPU seconds of all, and the highest memory peak of any one."""
+    """Resource usage of processes: the CPU seconds of all, and the highest memory peak of any one."""
 
     seconds: float
     peak: int
@@ -159,7 +159,7 @@ json.dump([used.ru_utime + used.ru_stime, used.ru_maxrss << 10], sys.stderr)
 
 
 def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
-    """Run a command to its end, and return its output and what it and its children used.
+    """Run a command to its end, and return its output and the usage of it and its children.
 
     A small process starts it: on Linux, the peak of a process begins with its parent's."""
     done = subprocess.run([sys.executable, "-c", MEASURED, *command], env=env, capture_output=True, check=True)
@@ -167,7 +167,7 @@ def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
 
 
 class Watched:
-    """A running server and its children: what they have used since it was made."""
+    """A running server and its children: their usage since this object was created."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -217,11 +217,11 @@ def test_the_library_stays_within_its_budget(
     folder, pointers = hostile
     for row in _rows() if LONG_FAULTS else [None]:
         some = _rows() if row is None else [row]
-        asked = tmp_path / "asked.json"
-        asked.write_text(json.dumps([(pointers[one.name] + one.fragment, one.arguments) for one in some]))
-        told, usage = _used([sys.executable, "-c", LIBRARY, str(folder), str(asked)], environment(folder))
-        lengths = [int(line) for line in told.splitlines()]
-        assert len(lengths) == 2 * len(some), told
+        reads = tmp_path / "asked.json"
+        reads.write_text(json.dumps([(pointers[one.name] + one.fragment, one.arguments) for one in some]))
+        output, usage = _used([sys.executable, "-c", LIBRARY, str(folder), str(reads)], environment(folder))
+        lengths = [int(line) for line in output.splitlines()]
+        assert len(lengths) == 2 * len(some), output
         assert max(lengths) <= MAX_CHARS
         usage.check(len(some), row.name if row else "all rows")
         counts("hostile reads", len(some))
@@ -232,9 +232,9 @@ def test_the_command_line_stays_within_its_budget(hostile: tuple[Path, dict[str,
     for row in _rows() if LONG_FAULTS else _rows()[1:9:5]:
         options = [f"--{name}={value}" for name, value in row.arguments.items()]
         command = [sys.executable, "-m", "coatcheck", "read", pointers[row.name] + row.fragment, "--session", "s"]
-        told, usage = _used([*command, *options], environment(folder))
-        assert "Traceback" not in told
-        assert len(told) <= CAP
+        output, usage = _used([*command, *options], environment(folder))
+        assert "Traceback" not in output
+        assert len(output) <= CAP
         usage.check(1, row.name)
         counts("hostile reads")
 
@@ -247,8 +247,8 @@ def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, st
         watched = Watched(speaker.process.pid)
         for row in _rows():
             arguments = {"pointer": pointers[row.name] + row.fragment, **row.arguments}
-            told = speaker.ask("tools/call", {"name": "get_artifact", "arguments": arguments})
-            assert len(json.dumps(told)) <= CAP, row.name
+            answer = speaker.ask("tools/call", {"name": "get_artifact", "arguments": arguments})
+            assert len(json.dumps(answer)) <= CAP, row.name
             counts("hostile reads")
         long = "n" * MIB
         for name, arguments in (
@@ -258,8 +258,8 @@ def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, st
             ("get_artifact", {"pointer": long}),
             ("get_artifact", {long: long}),
         ):
-            told = speaker.ask("tools/call", {"name": name, "arguments": arguments})
-            assert len(json.dumps(told)) <= CAP, name[:20]
+            answer = speaker.ask("tools/call", {"name": name, "arguments": arguments})
+            assert len(json.dumps(answer)) <= CAP, name[:20]
         watched.usage().check(len(_rows()), "the server")
 
 
@@ -307,13 +307,13 @@ def test_an_answer_of_50_megabytes_from_a_server_costs_the_proxy_little(
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()
         watched = Watched(speaker.process.pid)
-        told = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB, "is_error": is_error}})
-        assert len(json.dumps(told)) <= CAP
+        answer = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB, "is_error": is_error}})
+        assert len(json.dumps(answer)) <= CAP
         watched.usage().check(1, "the proxy")
     counts("hostile answers")
 
 
-def test_names_of_a_megabyte_are_refused_shortly(tmp_path: Path) -> None:
+def test_a_name_of_a_megabyte_is_rejected_with_a_short_error(tmp_path: Path) -> None:
     long = "n" * MIB
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s")

@@ -15,20 +15,20 @@ from coatcheck.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.0, "1", None, LARGEST + 1])
-def test_what_is_not_a_whole_number_is_refused_with_what_was_given(value: object) -> None:
+def test_an_invalid_integer_is_rejected_and_shown_in_the_error(value: object) -> None:
     assert not is_whole(value)
     with pytest.raises(InvalidArgument, match="limit must be an integer of at least 0, got "):
         whole(value, "limit")
 
 
 @pytest.mark.parametrize("value", [-1, True, math.nan, "1", None])
-def test_what_is_not_a_number_of_seconds_is_refused(value: object) -> None:
+def test_an_invalid_number_of_seconds_is_rejected(value: object) -> None:
     assert not is_seconds(value)
     with pytest.raises(InvalidArgument, match="ttl must be a non-negative number of seconds, got "):
         seconds(value, "ttl")
 
 
-def test_optional_arguments_may_be_none_and_others_say_so() -> None:
+def test_optional_arguments_may_be_none_and_their_errors_mention_none() -> None:
     whole(None, "limit", optional=True)
     seconds(None, "ttl", optional=True)
     one_of(None, "kind", ("a", "b"), optional=True)

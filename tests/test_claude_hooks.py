@@ -48,7 +48,7 @@ def event(name: str, tool: str, session_id: str = "one", call_id: str = "toolu_1
 
 
 def after(hooks: Hooks, tool: str, response: Any, **fields: Any) -> Any:
-    """The new output of a tool, or None if it stays."""
+    """The new output of a tool, or None if it is unchanged."""
     output = hooks.answer(event("PostToolUse", tool, tool_response=response, **fields))
     return output["hookSpecificOutput"]["updatedToolOutput"] if output else None
 
@@ -111,7 +111,7 @@ def test_a_list_of_file_names_becomes_a_stub_as_lines(hooks: Hooks) -> None:
         (READER, [{"type": "text", "text": LONG}]),
     ],
 )
-def test_small_outputs_unknown_shapes_and_our_own_tools_stay(tool: str, response: Any, hooks: Hooks) -> None:
+def test_small_outputs_unknown_shapes_and_our_own_tools_stay_unchanged(tool: str, response: Any, hooks: Hooks) -> None:
     assert after(hooks, tool, response) is None
 
 
@@ -130,7 +130,7 @@ _RESPONSES = st.recursive(
 
 
 @given(_RESPONSES, st.sampled_from(["Bash", "Read", "Grep", "Agent", "WebFetch", "mcp__a__b"]))
-def test_no_small_response_is_changed_whatever_its_shape(shared: Hooks, response: Any, tool: str) -> None:
+def test_no_small_response_of_any_shape_is_changed(shared: Hooks, response: Any, tool: str) -> None:
     assert shared.answer(event("PostToolUse", tool, tool_response=response)) == {}
 
 
@@ -192,8 +192,8 @@ def test_arguments_of_write_and_edit_get_the_text_behind_a_pointer(hooks: Hooks)
 
 def test_arguments_of_an_mcp_tool_are_resolved_at_any_depth(hooks: Hooks) -> None:
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
-    asked = {"rows": [{"text": pointer}], "note": f"see {pointer}"}
-    assert before(hooks, "mcp__server__tool", asked)["updatedInput"] == {**asked, "rows": [{"text": LONG}]}
+    arguments = {"rows": [{"text": pointer}], "note": f"see {pointer}"}
+    assert before(hooks, "mcp__server__tool", arguments)["updatedInput"] == {**arguments, "rows": [{"text": LONG}]}
 
 
 @pytest.mark.parametrize(
@@ -204,20 +204,20 @@ def test_a_command_a_path_and_a_prompt_are_never_replaced(tool: str, name: str, 
     assert before(hooks, tool, {name: pointer}) == {}
 
 
-def test_a_pointer_that_leads_nowhere_denies_the_call_in_words(hooks: Hooks) -> None:
+def test_an_unknown_pointer_denies_the_call_with_a_reason(hooks: Hooks) -> None:
     found = before(hooks, "Write", {"file_path": "/a", "content": "art:0123456789ab"})
     assert found["permissionDecision"] == "deny"
     assert "art:0123456789ab" in found["permissionDecisionReason"]
 
 
-def test_our_own_tools_need_no_permission_and_no_other_tool_gets_one(hooks: Hooks) -> None:
+def test_our_own_tools_are_allowed_and_no_other_tool_gets_a_permission(hooks: Hooks) -> None:
     assert before(hooks, READER, {"pointer": "art:0123456789ab"})["permissionDecision"] == "allow"
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
     assert "permissionDecision" not in before(hooks, "Write", {"file_path": "/a", "content": pointer})
     assert before(hooks, "mcp__plugin_coatcheck_artifactsX__get_artifact", {}) == {}
 
 
-def test_an_error_that_claude_code_cuts_gets_a_pointer_to_all_of_it(hooks: Hooks) -> None:
+def test_an_error_that_claude_code_truncates_gets_a_pointer_to_the_full_text(hooks: Hooks) -> None:
     output = hooks.answer(event("PostToolUseFailure", "Bash", error=LONG))["hookSpecificOutput"]
     pointer = next(iter(hooks.session_of("toolu_1").list())).pointer
     assert pointer in output["additionalContext"]
@@ -225,7 +225,7 @@ def test_an_error_that_claude_code_cuts_gets_a_pointer_to_all_of_it(hooks: Hooks
     assert hooks.answer(event("PostToolUseFailure", "Bash", error=LONG[:9_999])) == {}
 
 
-def test_calls_of_two_conversations_side_by_side_have_their_own_sessions(hooks: Hooks) -> None:
+def test_calls_of_two_concurrent_conversations_have_their_own_sessions(hooks: Hooks) -> None:
     hooks.answer(event("PreToolUse", READER, "one", "toolu_a", tool_input={}))
     hooks.answer(event("PreToolUse", READER, "two", "toolu_b", tool_input={}))
     found = [hooks.session_of(one).session_id for one in ("toolu_a", "toolu_b", None)]
@@ -256,7 +256,7 @@ def test_the_policy_decides_by_the_name_of_a_tool_with_or_without_its_server(sto
     assert left == [False, True, False, False, True]
 
 
-def test_a_disabled_policy_leaves_everything(store: Store) -> None:
+def test_a_disabled_policy_changes_nothing(store: Store) -> None:
     hooks = Hooks(Adapter(store, host=HOST, policy=Policy(enabled=False)), server=PLUGIN_SERVER)
     assert after(hooks, "Bash", BASH) is None
     assert before(hooks, READER, {}) == {}

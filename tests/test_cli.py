@@ -117,7 +117,7 @@ def test_put_prints_the_pointer_alone_and_get_writes_the_exact_bytes(tmp_path: P
     assert (got.returncode, got.stdout, got.stderr) == (0, content, b"")
 
 
-def test_put_takes_stdin_where_the_file_is_a_dash() -> None:
+def test_put_reads_stdin_if_the_file_is_a_dash() -> None:
     pointer = run("put", "-", "--name", "piped", stdin=b"from a pipe\n").stdout.decode().strip()
     assert run("get", pointer).stdout == b"from a pipe\n"
     assert run("get", "piped").stdout == b"from a pipe\n"
@@ -149,7 +149,7 @@ def test_a_pinned_artifact_does_not_expire() -> None:
     assert json.loads(answer("put", "-", "--pin", "--json", stdin=b"keep"))["expires_at"] is None
 
 
-def test_get_writes_to_the_file_that_it_is_given(tmp_path: Path) -> None:
+def test_get_writes_to_the_given_file(tmp_path: Path) -> None:
     pointer = answer("put", "-", stdin=b"\x00\x1b[31m\xff").strip()
     assert answer("get", pointer, "-o", str(tmp_path / "out")) == ""
     assert (tmp_path / "out").read_bytes() == b"\x00\x1b[31m\xff"
@@ -212,7 +212,7 @@ def test_ls_can_be_narrowed_by_name_kind_and_number() -> None:
     assert sizes("--limit", "1") == ["2"]
 
 
-def test_ls_of_sessions_tells_what_each_holds() -> None:
+def test_ls_of_sessions_prints_the_size_of_each() -> None:
     answer("put", "-", "--session", "one", stdin=b"12345")
     answer("put", "-", "--session", "two\n", stdin=b"123")
     listed = [json.loads(line) for line in answer("ls", "--sessions", "--json").splitlines()]
@@ -227,23 +227,23 @@ def test_an_empty_session_lists_nothing() -> None:
     assert on_terminal("ls")[:2] == (0, b"")
 
 
-def test_show_tells_what_is_known_of_an_artifact() -> None:
+def test_show_prints_the_metadata_of_an_artifact() -> None:
     pointer = answer("put", "-", "--name", "n", "--tool", "t\x1b[2J", stdin=b"hello").strip()
     listed = dict(line.split("\t") for line in answer("show", "n").splitlines())
     assert (listed["pointer"], listed["name"], listed["tool"], listed["size_bytes"]) == (pointer, "n", "t\\x1b[2J", "5")
     assert json.loads(answer("show", pointer, "--json"))["tool"] == "t\x1b[2J"
 
 
-def test_a_session_does_not_see_what_another_put() -> None:
+def test_a_session_does_not_see_the_artifacts_of_another() -> None:
     pointer = answer("put", "-", "--session", "one", stdin=b"private").strip()
     theirs = call("get", pointer, "--session", "two")
-    nobodys = call("get", "art:" + "0" * 12, "--session", "two")
-    assert theirs.exit_code == nobodys.exit_code == errors.CODES["not_found"].exit
+    missing = call("get", "art:" + "0" * 12, "--session", "two")
+    assert theirs.exit_code == missing.exit_code == errors.CODES["not_found"].exit
     assert not theirs.stdout
     assert "private" not in theirs.stderr
 
 
-def test_the_environment_names_store_and_session_and_options_overrule_it(
+def test_the_environment_sets_store_and_session_and_options_override_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COATCHECK_SESSION", "from the environment")
@@ -258,7 +258,7 @@ def test_the_environment_names_store_and_session_and_options_overrule_it(
 # Forgetting and upkeep
 
 
-def test_forget_drops_what_it_is_given_and_reports_what_is_not_there() -> None:
+def test_forget_drops_the_given_artifacts_and_reports_missing_ones() -> None:
     one, two = (answer("put", "-", stdin=text).strip() for text in (b"one", b"two"))
     result = call("forget", one, "nothing", two, "--json")
     assert result.exit_code == errors.CODES["not_found"].exit
@@ -276,12 +276,12 @@ def test_forgetting_all_ends_the_session() -> None:
     assert answer("ls", "--session", "other") != ""
 
 
-def test_forget_wants_either_targets_or_all() -> None:
+def test_forget_requires_either_targets_or_all() -> None:
     assert call("forget").exit_code == 2
     assert call("forget", "x", "--all").exit_code == 2
 
 
-def test_collect_tells_what_it_would_free_before_it_frees_it() -> None:
+def test_collect_with_dry_run_prints_what_would_be_freed() -> None:
     answer("put", "-", "--ttl", "0", stdin=b"expired")
     answer("put", "-", stdin=b"lives")
     waiting = json.loads(answer("collect", "--json"))
@@ -293,7 +293,7 @@ def test_collect_tells_what_it_would_free_before_it_frees_it() -> None:
     assert json.loads(answer("stats", "--json"))["artifacts"] == 1
 
 
-def test_what_has_expired_exits_like_what_was_never_there_and_says_what_it_was() -> None:
+def test_commands_describe_an_expired_artifact_and_exit_with_its_code() -> None:
     pointer = answer("put", "-", "--name", "old", "--ttl", "0", stdin=b"expired").strip()
     for args in (("get", pointer), ("show", "old"), ("forget", pointer)):
         result = call(*args)
@@ -312,13 +312,13 @@ def test_stats_count_content_once() -> None:
     )
 
 
-def test_looking_in_a_place_that_is_not_a_store_makes_none(tmp_path: Path) -> None:
+def test_commands_that_need_a_store_do_not_create_one(tmp_path: Path) -> None:
     for args in (("ls",), ("get", "x"), ("verify",), ("collect",), ("stats",), ("export", "-")):
         assert call(*args, "--store", str(tmp_path / "typo")).exit_code == errors.CODES["store_unavailable"].exit
     assert not (tmp_path / "typo").exists()
 
 
-def test_verify_exits_with_damaged_until_all_is_repaired(store: Path) -> None:
+def test_verify_exits_with_damaged_until_everything_is_repaired(store: Path) -> None:
     content = os.urandom(300_000)
     pointer = answer("put", "-", stdin=content).strip()
     answer("put", "-", "--name", "sound", stdin=content[::-1])
@@ -350,7 +350,7 @@ def test_an_export_comes_back_through_a_pipe_with_ids_names_and_sessions(tmp_pat
     assert json.loads(answer("import", "-", "--store", other, "--json", stdin=exported.stdout)) == {"imported": 0}
 
 
-def test_an_export_to_a_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_an_export_to_a_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     answer("put", "-", stdin=b"secret")
     file = tmp_path / "backup.jsonl"
     assert json.loads(answer("export", str(file), "--json")) == {"exported": 1}
@@ -401,7 +401,7 @@ def test_failures_of_files_and_stores_are_one_line_and_no_traceback(tmp_path: Pa
         assert result.stderr.count(b"\n") == 1, args
 
 
-def test_a_file_name_that_is_not_text_is_stored_under_one_that_is(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_valid_text_is_stored_with_replacement_characters(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     with open(path, "wb") as file:
         file.write(b"coffee")
@@ -409,7 +409,7 @@ def test_a_file_name_that_is_not_text_is_stored_under_one_that_is(tmp_path: Path
     assert answer("get", "caf\ufffd.txt") == "coffee"
 
 
-def test_a_reader_that_goes_away_causes_no_noise(store: Path) -> None:
+def test_a_closed_pipe_causes_no_error_output(store: Path) -> None:
     answer("put", "-", "--name", "big", stdin=b"0123456789abcde\n" * 500_000)
     process = subprocess.Popen(command("get", "big"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout
@@ -451,7 +451,7 @@ def test_without_a_command_it_prints_its_help() -> None:
 
 
 @pytest.mark.parametrize("args", [("ls",), ("stats",), ("get", "n"), ("verify",), ("collect",), ("show", "n")])
-def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None:
+def test_in_a_pipe_no_drawing_library_is_imported(args: tuple[str, ...]) -> None:
     answer("put", "-", "--name", "n", stdin=b"x")
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "coatcheck", *args], capture_output=True, text=True, check=True
@@ -508,7 +508,7 @@ QUICK = [("ls",), ("get", "n"), ("put", "-"), ("stats",), ("read", "n", "--lines
 
 
 @pytest.mark.parametrize("args", QUICK, ids=" ".join)
-def test_a_quick_command_imports_nothing_that_it_could_do_without(args: tuple[str, ...]) -> None:
+def test_a_quick_command_imports_no_unneeded_module(args: tuple[str, ...]) -> None:
     answer("put", "-", "--name", "n", stdin=b"x\n")
     ours = {
         "previews.kinds",
@@ -559,7 +559,7 @@ def test_hostile_content_never_reaches_a_terminal(hostile: str) -> None:
 
 
 def test_hostile_names_and_summaries_never_reach_a_terminal() -> None:
-    everything = "".join(HOSTILE).replace("\0", "")  # which no argument of a process can contain
+    everything = "".join(HOSTILE).replace("\0", "")  # arguments of a process cannot contain it
     answer("put", "-", "--name", everything, "--tool", everything, "--summary", everything, "--session", everything,
            stdin=b"x")  # fmt: skip
     for args in (("ls", "--session", everything), ("ls", "--sessions"), ("show", everything, "--session", everything),
@@ -607,7 +607,7 @@ def test_an_export_is_not_written_to_a_terminal() -> None:
 
 
 @pytest.mark.parametrize("args", [("verify",), ("collect",), ("export",), ("import", "--merge", "FILE")])
-def test_progress_is_drawn_on_stderr_where_that_is_a_terminal(args: tuple[str, ...], tmp_path: Path) -> None:
+def test_progress_is_drawn_on_stderr_if_it_is_a_terminal(args: tuple[str, ...], tmp_path: Path) -> None:
     answer("put", "-", stdin=b"x" * 200_000)
     file = tmp_path / "backup.jsonl"
     answer("export", str(file))
@@ -620,7 +620,7 @@ def test_progress_is_drawn_on_stderr_where_that_is_a_terminal(args: tuple[str, .
 
 
 @given(st.text())
-def test_made_visible_no_text_holds_a_character_that_a_terminal_obeys(text: str) -> None:
+def test_escaped_text_contains_no_control_characters(text: str) -> None:
     kept = set("\n\t")
     assert all(char in kept or char.isprintable() or char.isspace() for char in visible(text) if char not in text)
     assert not {char for char in visible(text) if ord(char) < 32 or 127 <= ord(char) < 160} - kept
@@ -633,7 +633,7 @@ def test_harmless_text_is_left_as_it_is(text: str) -> None:
     assert visible(text) == one_line(text) == text
 
 
-def test_an_import_maps_sessions_or_merges_where_asked(tmp_path: Path) -> None:
+def test_an_import_maps_sessions_or_merges_on_request(tmp_path: Path) -> None:
     archive = str(tmp_path / "archive.jsonl")
     answer("put", "-", "--session", "s", "--name", "n", stdin=b"theirs")
     answer("export", archive)
@@ -667,7 +667,7 @@ def test_a_session_that_does_not_exist_is_an_error_that_names_near_ones(args: tu
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
-def test_a_table_keeps_what_identifies_a_row(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_keeps_the_columns_that_identify_a_row(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     answer("put", "-", "--name", "reports/2026/november.csv", stdin=b"long summary " * 100)
     answer("put", "-", "--tool", "run_tests", stdin=b"12 passed")
@@ -702,7 +702,7 @@ def test_stats_and_config_name_the_store(store: Path) -> None:
     assert str(store) in on_terminal("config", "store")[2].decode() + on_terminal("config", "store")[1].decode()
 
 
-def test_doctor_finds_problems_and_names_what_mends_them(store: Path, tmp_path: Path) -> None:
+def test_doctor_finds_problems_and_suggests_fixes(store: Path, tmp_path: Path) -> None:
     assert "does not exist yet" in call("doctor").stdout
     answer("put", "-", stdin=b"x")
     done = call("doctor")
@@ -719,7 +719,7 @@ def test_doctor_finds_problems_and_names_what_mends_them(store: Path, tmp_path: 
     assert "PROBLEM store" in call("doctor", "--store", str(tmp_path / "file")).stdout
 
 
-def test_doctor_sees_a_client_whose_command_is_gone(
+def test_doctor_reports_a_client_whose_command_does_not_exist(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

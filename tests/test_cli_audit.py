@@ -65,12 +65,12 @@ def test_a_file_that_is_not_a_conversation_is_named_on_stderr(folder: Path) -> N
     assert "notes.json" not in done.stdout
 
 
-def test_it_says_whether_it_pays(folder: Path) -> None:
+def test_the_verdict_says_whether_it_pays_off(folder: Path) -> None:
     assert "it pays: " in run(folder / "large.jsonl").stderr
     assert "no result is large enough" in run(folder / "small.jsonl").stderr
 
 
-def test_it_says_why_it_does_not_pay() -> None:
+def test_the_verdict_says_why_it_does_not_pay_off() -> None:
     inline = Bill(cost=100.0, calls=4)
     short = Audited("a", "a", inline, Bill(cost=110.0, stubs=3, reads=3, kept_out=900))
     often = Audited("a", "a", inline, Bill(cost=110.0, stubs=3, reads=9, kept_out=900))
@@ -92,7 +92,7 @@ def test_nothing_is_changed_or_stored(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()} == before
 
 
-def test_prices_are_those_of_the_model(folder: Path) -> None:
+def test_the_model_determines_the_prices(folder: Path) -> None:
     usual, dearer = (json.loads(run(folder, "--json", *more).stdout) for more in ((), ("--model", "gpt-4o")))
     assert dearer["total"]["inline"]["cost"] != usual["total"]["inline"]["cost"]
     assert "not known" in run(folder, "--model", "nonsense-9").stderr

@@ -25,9 +25,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(store: Path, *states: dict[str, Any], holder: str = "dispatcher", session_id: str = "s") -> None:
-    with coatcheck.open(store) as opened, claim(opened.session(session_id), holder) as held:
+    with coatcheck.open(store) as opened, claim(opened.session(session_id), holder) as claimed:
         for state in states:
-            held.write(HotState.parse({"session_id": session_id} | state))
+            claimed.write(HotState.parse({"session_id": session_id} | state))
 
 
 THREE = (
@@ -44,7 +44,7 @@ THREE = (
 )
 
 
-def test_the_newest_state_is_shown_a_field_and_a_value_on_each_line(store: Path) -> None:
+def test_the_newest_state_is_printed_with_one_value_per_line(store: Path) -> None:
     write(store, *THREE)
     shown = run("hot", "s")
     assert shown.stdout.decode().splitlines() == [
@@ -55,7 +55,7 @@ def test_the_newest_state_is_shown_a_field_and_a_value_on_each_line(store: Path)
     assert answer("hot", "s", "2").splitlines()[3:] == ["constraints\tno new table", "constraints\tbe quick"]
 
 
-def test_a_state_as_json_has_what_it_costs_in_a_prompt(store: Path) -> None:
+def test_a_state_as_json_contains_its_cost_in_a_prompt(store: Path) -> None:
     write(store, *THREE, holder="me")
     record = json.loads(answer("hot", "s", "--json"))
     assert (record["number"], record["holder"], record["steps"]) == (3, "me", [])
@@ -65,7 +65,7 @@ def test_a_state_as_json_has_what_it_costs_in_a_prompt(store: Path) -> None:
     assert json.loads(answer("hot", "s", "--json"))["steps"][0].startswith("open_questions: newest")
 
 
-def test_the_budget_of_the_settings_counts(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_comes_from_the_settings(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(store, *THREE)
     monkeypatch.setenv("COATCHECK_BUDGET_MAX_HOT_STATE_TOKENS", "3")
     record = json.loads(answer("hot", "s", "--json"))
@@ -88,7 +88,7 @@ def test_the_history_lists_states_and_what_each_changed(store: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_diff_is_of_the_last_two_states_or_of_those_that_are_named(store: Path) -> None:
+def test_a_diff_compares_the_last_two_states_or_the_given_ones(store: Path) -> None:
     write(store, *THREE)
     last = answer("hot", "s", "--diff")
     assert last.splitlines() == [
@@ -129,7 +129,7 @@ def test_wrong_usage_is_reported(store: Path, args: tuple[str, ...]) -> None:
     [("nobody",), ("nobody", "--history"), ("nobody", "--diff"), ("s", "9"), ("s", "--diff", "9"),
      ("s", "--diff", "1", "9"), ("first", "--diff")],
 )  # fmt: skip
-def test_what_is_not_there_is_not_found(store: Path, args: tuple[str, ...]) -> None:
+def test_missing_sessions_and_states_are_not_found(store: Path, args: tuple[str, ...]) -> None:
     write(store, *THREE)
     write(store, {}, session_id="first")
     result = call("hot", *args)
@@ -145,13 +145,13 @@ def test_the_session_may_come_from_the_environment(store: Path, monkeypatch: pyt
     assert answer("hot") == answer("hot", "s")
 
 
-def test_a_store_that_was_named_must_be_there(tmp_path: Path) -> None:
+def test_a_store_given_as_an_option_must_exist(tmp_path: Path) -> None:
     assert call("hot", "s", "--store", str(tmp_path / "nowhere")).exit_code == errors.CODES["store_unavailable"].exit
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("args", [(), ("--history",), ("--diff",)])
-def test_nothing_in_a_state_steers_a_terminal_or_breaks_a_line(store: Path, args: tuple[str, ...]) -> None:
+def test_text_in_a_state_cannot_control_a_terminal_or_break_a_line(store: Path, args: tuple[str, ...]) -> None:
     hostile = "".join(HOSTILE) + "\ttab\nline"
     entry = {"artifact_id": "a" * 64, "type": "log", "label": hostile, "summary": hostile}
     write(store, {}, {"objective": hostile, "constraints": [hostile], "artifact_index": [entry]}, holder=hostile)
@@ -175,7 +175,7 @@ def test_a_secret_in_a_state_is_shown_nowhere(store: Path) -> None:
         assert SECRET not in shown.stdout + shown.stderr
 
 
-def test_a_state_that_makes_no_sense_hides_no_other(store: Path) -> None:
+def test_an_invalid_state_does_not_hide_the_others(store: Path) -> None:
     write(store, *THREE)
     with coatcheck.open(store) as opened:
         session = opened.session("s")

@@ -43,7 +43,7 @@ def record(*args: str) -> dict:
 # Reading in a pipe
 
 
-def test_a_slice_is_exact_in_a_pipe_and_stderr_says_what_part_it_is() -> None:
+def test_a_slice_is_exact_in_a_pipe_and_stderr_names_the_part() -> None:
     put("one\r\n\ttwo\x1b[31m\nthré")
     whole = run("read", "n")
     assert (whole.returncode, whole.stdout) == (0, "one\r\n\ttwo\x1b[31m\nthré".encode())
@@ -57,7 +57,7 @@ def test_the_tail_is_read_with_a_negative_number() -> None:
     assert answer("read", "n", "--lines", "-2:") == "".join(LOG.splitlines(keepends=True)[-2:])
 
 
-def test_cursors_read_on_until_the_pages_are_the_whole() -> None:
+def test_following_the_cursors_reads_the_whole_content() -> None:
     put(LOG)
     text, options = "", ["--max-chars", "6000"]
     for _ in range(100):
@@ -74,9 +74,9 @@ def test_cursors_read_on_until_the_pages_are_the_whole() -> None:
 
 def test_a_cursor_may_be_added_to_the_command_that_it_continues() -> None:
     put(LOG)
-    asked = ("read", "n", "--grep", "(error|failure){1}" + "x{0}" * 60, "-i", "--max-chars", "200")
-    first = record(*asked)
-    following = record(*asked, "--cursor", first["cursor"])
+    arguments = ("read", "n", "--grep", "(error|failure){1}" + "x{0}" * 60, "-i", "--max-chars", "200")
+    first = record(*arguments)
+    following = record(*arguments, "--cursor", first["cursor"])
     assert first["text"].startswith("100:00100 ERROR")
     assert following["matches"] == first["matches"] == 20
     assert int(following["text"].partition(":")[0]) == 100 * (first["text"].count("\n") + 2)
@@ -115,7 +115,7 @@ def test_a_grep_without_a_match_exits_with_1_and_prints_nothing() -> None:
         (("search", " "), "invalid_argument"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_the_exit_code_of_its_error(args: tuple[str, ...], code: str) -> None:
+def test_a_failed_read_prints_one_line_and_exits_with_the_code_of_its_error(args: tuple[str, ...], code: str) -> None:
     put(LOG)
     result = run(*args)
     assert (result.returncode, result.stdout) == (errors.CODES[code].exit, b"")
@@ -136,7 +136,7 @@ def test_a_fragment_is_read_like_an_artifact() -> None:
     assert answer("read", pointer + "#/rows/1") == '{"id":2}'
 
 
-def test_a_diff_tells_what_changed_since_the_older_one() -> None:
+def test_a_diff_shows_what_changed_since_the_older_artifact() -> None:
     older = put("same\nold\n", "older")
     newer = put("same\nnew\n", "newer")
     assert (
@@ -144,7 +144,7 @@ def test_a_diff_tells_what_changed_since_the_older_one() -> None:
     )
 
 
-def test_a_result_that_is_too_large_is_an_artifact_of_its_own() -> None:
+def test_a_result_that_is_too_large_is_stored_as_its_own_artifact() -> None:
     put(json.dumps({"rows": [{"id": n} for n in range(5000)]}))
     page = record("read", "n", "--query", "$.rows[*]", "--max-chars", "1000")
     assert len(page["text"]) <= 1000
@@ -171,7 +171,7 @@ def test_as_json_a_page_is_one_object_in_ascii_and_stderr_is_silent() -> None:
     }
 
 
-def test_a_page_goes_through_a_pipe_as_utf_8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_utf_8_in_a_pipe_with_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     put("é ☃\n")
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert run("read", "n").stdout == "é ☃\n".encode()
@@ -185,7 +185,7 @@ def test_content_that_is_not_text_is_described() -> None:
 # Search
 
 
-def test_search_prints_the_best_first_with_the_command_that_reads_on() -> None:
+def test_search_prints_the_best_hit_first_with_a_command_to_read_on() -> None:
     put("nothing of interest\n", "other")
     pointer = put("".join(f"line {n}\n" for n in range(500)) + "the turbine overheated\nat noon\n", "plant\tlog")
     (row,) = answer("search", "turbine", "overheated").splitlines()
@@ -207,7 +207,7 @@ def test_search_as_json_gives_one_line_for_each_hit() -> None:
     assert hits[0]["lines"] == [1, 1]
 
 
-def test_the_command_that_reads_on_looks_in_the_session_and_store_that_were_named(tmp_path: Path) -> None:
+def test_the_command_to_read_on_uses_the_given_session_and_store(tmp_path: Path) -> None:
     where = ("--session", "it's mine", "--store", str(tmp_path / "a b"))
     put("the turbine\n", "n", *where)
     (hit,) = answer("search", "turbine", "--json", *where).splitlines()
@@ -220,10 +220,10 @@ def test_a_search_that_finds_nothing_prints_nothing_and_says_so() -> None:
     assert result.stderr.count(b"\n") == 1
 
 
-# What was seen, and previews
+# Coverage and previews
 
 
-def test_ls_tells_how_much_of_an_artifact_was_read() -> None:
+def test_ls_prints_how_much_of_an_artifact_was_read() -> None:
     put("0123456789\n" * 1000)
     assert answer("ls").split("\t")[3] == "0%"
     answer("read", "n", "--chars", "0:11")
@@ -234,7 +234,7 @@ def test_ls_tells_how_much_of_an_artifact_was_read() -> None:
     assert call("ls", "--session", "another").exit_code == errors.CODES["not_found"].exit
 
 
-def test_show_has_a_preview_that_says_what_it_shows() -> None:
+def test_show_prints_a_preview_and_which_part_it_shows() -> None:
     put("id,name\n" + "".join(f"{n},name {n}\n" for n in range(1000)), "table.csv", "--media-type", "text/csv")
     fields = dict(line.split("\t") for line in answer("show", "table.csv").splitlines())
     preview = record("show", "table.csv")["preview"]
@@ -243,7 +243,7 @@ def test_show_has_a_preview_that_says_what_it_shows() -> None:
     assert (fields["preview_shown"], fields["seen"]) == (preview["shown"], "0%")
 
 
-def test_show_tells_what_is_known_of_content_that_is_damaged(store: Path) -> None:
+def test_show_prints_the_metadata_of_damaged_content(store: Path) -> None:
     put(bytes(range(256)) * 2000)
     (file,) = store.glob("blobs/*/*.raw")
     file.write_bytes(b"x" * 512_000)
@@ -254,7 +254,7 @@ def test_show_tells_what_is_known_of_content_that_is_damaged(store: Path) -> Non
 
 
 @pytest.mark.parametrize("args", [("read", "n"), ("read", "n", "--grep", "x"), ("search", "x"), ("show", "n")])
-def test_in_a_pipe_nothing_that_draws_is_imported(args: tuple[str, ...]) -> None:
+def test_in_a_pipe_no_drawing_library_is_imported(args: tuple[str, ...]) -> None:
     put("x y z")
     result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "coatcheck", *args], capture_output=True, text=True, check=True
@@ -317,7 +317,7 @@ def test_a_terminal_gets_matches_in_colour_and_no_color_is_respected(monkeypatch
     assert b"\x1b" not in on_terminal("search", "needle")[1] + on_terminal("read", "n", stream="stderr")[1]
 
 
-def test_lines_are_neither_wrapped_nor_is_a_tab_changed_on_a_terminal() -> None:
+def test_lines_are_not_wrapped_and_tabs_are_kept_on_a_terminal() -> None:
     put("\t" + "word " * 80 + "\nlast")
     assert on_terminal("read", "n")[1].decode() == "\t" + "word " * 80 + "\nlast\n"
     assert _without_styles(on_terminal("read", "n", "--grep", "word")[1].decode()) == "1:\t" + "word " * 80 + "\n"
@@ -328,7 +328,7 @@ def test_raw_writes_the_exact_text_to_a_terminal() -> None:
     assert on_terminal("read", "n", "--raw")[1] == b"\x1b[31mred"
 
 
-def test_a_preview_on_a_terminal_is_below_what_is_known() -> None:
+def test_a_preview_on_a_terminal_is_printed_below_the_metadata() -> None:
     put("first\nsecond \x1b[2J\n")
     assert on_terminal("show", "n")[1].decode().endswith("\n\nfirst\nsecond \\x1b[2J\n")
 
@@ -359,6 +359,6 @@ def _without_styles(seen: str) -> str:
     return seen
 
 
-def test_what_is_ours_and_what_is_not_can_be_distinguished() -> None:
+def test_escape_sequences_of_content_are_shown_as_text() -> None:
     assert coatcheck.is_pointer(put("\x1b[31mred"))
     assert b"\\x1b[31mred" in on_terminal("read", "n")[1]

@@ -78,7 +78,7 @@ def test_sessions_and_the_newest_calls_can_be_chosen(folder: Path) -> None:
     assert run("nobody").stdout == ""
 
 
-def test_a_terminal_gets_sparklines_a_table_and_what_to_be_warned_of(folder: Path) -> None:
+def test_a_terminal_gets_sparklines_a_table_and_warnings(folder: Path) -> None:
     measured(folder, HOSTILE, turns=12)
     code, output, notes = on_terminal("metrics")
     seen = output.decode()
@@ -90,7 +90,7 @@ def test_a_terminal_gets_sparklines_a_table_and_what_to_be_warned_of(folder: Pat
     assert "\u202e" not in seen
 
 
-def test_a_file_of_lines_outlives_the_sessions_and_odd_lines_are_reported(folder: Path) -> None:
+def test_a_metrics_file_outlives_the_sessions_and_its_invalid_lines_are_reported(folder: Path) -> None:
     file = folder / "m.jsonl"
     made = measured(folder, turns=3, file=str(file))
     shutil.rmtree(folder / "store")
@@ -149,7 +149,7 @@ def test_the_page_is_self_contained_and_nothing_in_it_runs_or_fetches(folder: Pa
     measured(folder, HOSTILE)
     assert run("--html", "page.html").stdout == ""
     text = (folder / "page.html").read_text()
-    ElementTree.fromstring(text.partition("\n")[2])  # well-formed, so nothing of a name has closed anything
+    ElementTree.fromstring(text.partition("\n")[2])  # well-formed, so no name has closed an element
     seen = Page(text)
     assert {tag for tag, _ in seen.elements} <= KNOWN
     for _, attributes in seen.elements:
@@ -180,14 +180,14 @@ def test_the_page_has_plots_and_a_table_of_all_figures(folder: Path) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_no_name_and_no_warning_leaves_its_place_on_the_page(name: str, words: str) -> None:
+def test_names_and_warnings_are_escaped_on_the_page(name: str, words: str) -> None:
     notice = Notice("est_tokens", "over", 1, 2, words)
     text = page({name: [PromptMetrics(session=name, est_tokens=5, warnings=(notice,))]})
     root = ElementTree.fromstring(text.partition("\n")[2].encode("utf-8", "replace"))
     assert {element.tag for element in root.iter()} <= KNOWN
 
 
-def test_many_sessions_and_turns_are_left_out_with_a_word() -> None:
+def test_the_page_mentions_sessions_and_turns_that_were_left_out() -> None:
     calls = [PromptMetrics(session="s", turn=turn, est_tokens=turn) for turn in range(1, 2_001)]
     text = Page(page({"s": calls})).text
     assert f"the newest {MAX_ROWS} of 2,000" in text
@@ -196,12 +196,12 @@ def test_many_sessions_and_turns_are_left_out_with_a_word() -> None:
     assert "3 more sessions" in text
 
 
-def test_a_page_without_calls_is_a_page() -> None:
+def test_a_page_without_calls_is_valid() -> None:
     assert "0 model calls" in Page(page({})).text
     ElementTree.fromstring(page({"s": [PromptMetrics(session="s", est_tokens=None)]}).partition("\n")[2])
 
 
-def test_a_browser_draws_the_page_and_refuses_nothing(folder: Path) -> None:
+def test_a_browser_draws_the_page_and_blocks_nothing(folder: Path) -> None:
     browser = chromium()
     measured(folder, HOSTILE)
     run("--html", "page.html")
@@ -232,7 +232,7 @@ def test_a_sparkline_has_a_block_for_each_few_values(values: list[float | None],
     assert max((one for one in peaks if one is not None), default=None) == max(known, default=None)
 
 
-def test_a_sparkline_goes_from_nothing_to_the_largest() -> None:
+def test_a_sparkline_goes_from_zero_to_the_largest_value() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert sparkline([None, 0, 8]) == " ▁█"
     assert sparkline([]) == ""

@@ -32,25 +32,25 @@ def file_of(ref: Ref) -> Path:
 # Collecting
 
 
-def test_a_dry_collection_tells_what_a_real_one_frees_and_changes_nothing(store: Store, clock: Clock) -> None:
+def test_a_dry_run_reports_what_a_collection_would_free_and_changes_nothing(store: Store, clock: Clock) -> None:
     dying, living = store.session("dying", ttl=10), store.session("living", ttl=None)
     for value in ("small", "x" * LARGE, "shared"):
         dying.put(value)
     living.put("shared")
     clock.advance(10)
     before = store.stats()
-    told = store.collect(grace=0, dry_run=True)
+    plan = store.collect(grace=0, dry_run=True)
     assert store.stats() == before
     done = store.collect(grace=0)
-    assert told.dry_run
+    assert plan.dry_run
     assert not done.dry_run
-    assert (told.refs, told.artifacts, told.bytes) == (done.refs, done.artifacts, done.bytes) == (3, 2, LARGE + 5)
+    assert (plan.refs, plan.artifacts, plan.bytes) == (done.refs, done.artifacts, done.bytes) == (3, 2, LARGE + 5)
     again = store.collect(grace=0)
     assert (again.refs, again.artifacts, again.bytes) == (0, 0, 0)
     assert store.verify().problems == []
 
 
-def test_a_collection_leaves_all_that_lives(store: Store, clock: Clock) -> None:
+def test_a_collection_keeps_all_live_artifacts(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=None)
     values = ["small", "x" * LARGE, NOISE, {"a": 1}]
     refs = [session.put(value) for value in values]
@@ -66,8 +66,8 @@ def test_orphans_and_leftovers_are_swept(folder: Backend) -> None:
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"orphan")
     (folder.path / "tmp" / "0123456789abcdef.raw").write_bytes(b"left over")
-    told = store.collect(dry_run=True)
-    assert (told.orphans, told.leftover_bytes) == (1, 9)
+    plan = store.collect(dry_run=True)
+    assert (plan.orphans, plan.leftover_bytes) == (1, 9)
     assert orphan.exists()
     done = store.collect()
     assert (done.orphans, done.leftover_bytes) == (1, 9)
@@ -89,7 +89,7 @@ def test_the_progress_of_a_collection_is_reported(store: Store) -> None:
 # Compression
 
 
-def test_what_has_gone_cold_is_compressed_and_reads_the_same(lasting: Backend, clock: Clock) -> None:
+def test_cold_artifacts_are_compressed_and_read_the_same(lasting: Backend, clock: Clock) -> None:
     store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     values = {"text": TEXT, "noise": NOISE, "small": "small", "zeros": bytes(700_000)}
@@ -98,7 +98,7 @@ def test_what_has_gone_cold_is_compressed_and_reads_the_same(lasting: Backend, c
     assert store.collect().compressed == 0, "nothing is cold yet"
     clock.advance(86_400)
     report = store.collect()
-    assert report.compressed == 2, "noise has nothing to gain, and what is small is in the database"
+    assert report.compressed == 2, "noise does not compress, and small content is in the database"
     ref = session.ref("text")
     assert ref is not None
     assert lasting.size_of(ref) < len(TEXT) / 2
@@ -113,7 +113,7 @@ def test_what_has_gone_cold_is_compressed_and_reads_the_same(lasting: Backend, c
     assert store.collect(cold_after=0).compressed == 0
 
 
-def test_what_is_used_stays_raw(lasting: Backend, clock: Clock) -> None:
+def test_recently_used_artifacts_are_not_compressed(lasting: Backend, clock: Clock) -> None:
     store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     session.put(TEXT, name="n")
@@ -123,7 +123,7 @@ def test_what_is_used_stays_raw(lasting: Backend, clock: Clock) -> None:
     assert store.collect().compressed == 0
 
 
-def test_putting_what_is_compressed_again_keeps_one_copy(folder: Backend) -> None:
+def test_putting_compressed_content_again_keeps_one_copy(folder: Backend) -> None:
     store = folder.open()
     session = store.session("s")
     first = session.put(TEXT)
@@ -280,7 +280,9 @@ def test_putting_the_same_content_heals_a_blob(lasting: Backend, harm: Harm) -> 
 
 
 @DAMAGE
-def test_repair_sets_damage_aside_and_putting_it_again_brings_all_refs_back(lasting: Backend, harm: Harm) -> None:
+def test_a_repair_sets_damaged_content_aside_and_putting_it_again_restores_all_refs(
+    lasting: Backend, harm: Harm
+) -> None:
     store = lasting.open()
     one, two = store.session("one"), store.session("two")
     ref = one.put(NOISE, name="first")
@@ -309,7 +311,7 @@ def is_stored(place: Backend, ref: Ref) -> bool:
         return False
 
 
-def test_what_a_repair_set_aside_is_kept_for_a_week(lasting: Backend, clock: Clock) -> None:
+def test_content_that_a_repair_set_aside_is_kept_for_a_week(lasting: Backend, clock: Clock) -> None:
     store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     ref = session.put(NOISE)
@@ -328,7 +330,7 @@ def test_what_a_repair_set_aside_is_kept_for_a_week(lasting: Backend, clock: Clo
 
 
 @pytest.mark.parametrize("way", ["put", "end"])
-def test_what_was_set_aside_goes_when_nothing_waits_for_it(lasting: Backend, way: str) -> None:
+def test_content_that_was_set_aside_is_removed_when_no_ref_waits_for_it(lasting: Backend, way: str) -> None:
     store = lasting.open()
     ref = store.session("s").put(NOISE)
     lasting.damage(ref, flip)
@@ -344,7 +346,7 @@ def test_what_was_set_aside_goes_when_nothing_waits_for_it(lasting: Backend, way
 
 
 @pytest.mark.parametrize("harm", [flip, remove])
-def test_a_copy_that_is_sound_after_all_goes_back_into_use(lasting: Backend, harm: Harm) -> None:
+def test_a_copy_that_is_sound_after_all_is_used_again(lasting: Backend, harm: Harm) -> None:
     store = lasting.open()
     one, two = store.session("one"), store.session("two")
     ref = one.put(NOISE, name="first")
@@ -352,7 +354,7 @@ def test_a_copy_that_is_sound_after_all_goes_back_into_use(lasting: Backend, har
     lasting.damage(ref, harm)
     store.verify(repair=True)
     assert one.get("first") is None
-    lasting._held(ref).write(NOISE)  # a backup of the objects was restored, or a disk works again
+    lasting._stored_copy(ref).write(NOISE)  # a backup of the objects was restored, or a disk works again
     store.collect(grace=0)
     (problem,) = store.verify().problems
     assert (problem.kind, problem.artifact_id, problem.repaired) == ("catalog", ref.artifact_id, False)
@@ -407,7 +409,7 @@ def test_one_bad_read_is_not_damage(folder: Backend, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE])
-def test_what_cannot_be_read_just_now_is_reported_and_left_alone(
+def test_temporarily_unreadable_content_is_reported_and_left_alone(
     folder: Backend, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = folder.open()
@@ -458,7 +460,7 @@ def test_content_that_cannot_be_read_can_be_put_again(folder: Backend, monkeypat
     assert store.verify().problems == []
 
 
-def test_a_catalog_that_is_damaged_itself_removes_no_copy(folder: Backend) -> None:
+def test_a_repair_with_a_damaged_catalog_removes_no_copy(folder: Backend) -> None:
     with folder.open() as store:
         ref = store.session("s").put(NOISE)
     # The index over digests loses its entries: a lookup through it finds nothing.
@@ -476,7 +478,7 @@ def test_a_catalog_that_is_damaged_itself_removes_no_copy(folder: Backend) -> No
     assert is_stored(folder, ref)
 
 
-def test_a_blob_that_grew_is_still_read_as_it_was(lasting: Backend) -> None:
+def test_a_blob_that_grew_is_read_without_the_extra_bytes(lasting: Backend) -> None:
     store = lasting.open()
     session = store.session("s")
     ref = session.put(NOISE)
@@ -571,7 +573,7 @@ def test_a_catalog_that_is_not_a_database_is_a_clear_error(folder: Backend) -> N
         folder.open()
 
 
-def test_verify_reads_everything_and_tells_its_progress(store: Store) -> None:
+def test_verify_reads_everything_and_reports_its_progress(store: Store) -> None:
     session = store.session("s")
     session.put("small")
     session.put(NOISE)
@@ -657,7 +659,7 @@ def test_a_second_copy_is_removed_only_if_the_first_is_sound(lasting: Backend, c
     assert session.get(ref) == NOISE
 
 
-def test_the_copy_of_an_artifact_that_a_put_found_expired_is_removed_and_not_kept(
+def test_the_copy_of_an_artifact_that_a_put_found_expired_is_removed_and_not_quarantined(
     folder: Backend, clock: Clock
 ) -> None:
     store = folder.open(clock=clock, grace=10)
@@ -689,7 +691,9 @@ def test_a_compressed_copy_that_does_not_read_back_is_not_used(
 
 @pytest.mark.parametrize("size", [10, 100_000, LARGE])
 @pytest.mark.parametrize("way", ["forget", "end", "expire"])
-def test_what_was_forgotten_and_collected_is_nowhere(lasting: Backend, clock: Clock, size: int, way: str) -> None:
+def test_content_that_was_forgotten_and_collected_leaves_no_trace(
+    lasting: Backend, clock: Clock, size: int, way: str
+) -> None:
     secret, name = b"canary-" + b"7c1e" * 8, "canary-name-91f3"
     store = lasting.open(clock=clock)
     session, other = store.session("s", ttl=100), store.session("other", ttl=None)

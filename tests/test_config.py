@@ -35,7 +35,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def right(setting: Setting) -> st.SearchStrategy[Any]:
+def valid_values(setting: Setting) -> st.SearchStrategy[Any]:
     """Values that a setting accepts."""
     if setting.choices:
         return st.sampled_from(setting.choices)
@@ -52,27 +52,29 @@ PLAIN = [setting for setting in SETTINGS if setting.kind != "rules"]
 
 
 @given(st.data())
-def test_code_wins_over_the_file_the_file_over_the_environment_and_that_over_the_default(data: st.DataObject) -> None:
+def test_code_overrides_the_file_which_overrides_the_environment_which_overrides_the_default(
+    data: st.DataObject,
+) -> None:
     chosen = data.draw(st.lists(st.sampled_from(PLAIN), unique=True, max_size=6))
-    said: dict[str, dict[str, Any]] = {"code": {}, "file": {}, "environment": {}}
+    values: dict[str, dict[str, Any]] = {"code": {}, "file": {}, "environment": {}}
     for setting in chosen:
-        for source in data.draw(st.sets(st.sampled_from(sorted(said)))):
-            said[source][setting.key] = data.draw(right(setting))
+        for source in data.draw(st.sets(st.sampled_from(sorted(values)))):
+            values[source][setting.key] = data.draw(valid_values(setting))
     environ = {
-        str(setting.variable): str(said["environment"][setting.key])
+        str(setting.variable): str(values["environment"][setting.key])
         for setting in chosen
-        if setting.key in said["environment"]
+        if setting.key in values["environment"]
     }
     with tempfile.TemporaryDirectory() as folder:
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said["file"].items())
-        found = load(said["code"], file=written(Path(folder), text), environ=environ)
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values["file"].items())
+        found = load(values["code"], file=written(Path(folder), text), environ=environ)
     for setting in SETTINGS:
-        source = next((one for one in ("code", "file", "environment") if setting.key in said[one]), "default")
+        source = next((one for one in ("code", "file", "environment") if setting.key in values[one]), "default")
         assert found.origin(setting.key).source == source
-        assert found[setting.key] == (setting.default if source == "default" else said[source][setting.key])
+        assert found[setting.key] == (setting.default if source == "default" else values[source][setting.key])
 
 
-def test_every_value_knows_the_place_it_came_from(tmp_path: Path) -> None:
+def test_every_value_has_an_origin(tmp_path: Path) -> None:
     path = written(tmp_path, "[policy]\nmax_chars = 10\n")
     found = load({"page": {"max_chars": 2_000}}, file=path, environ={"COATCHECK_SESSION": "s"})
     assert [str(found.origin(key)) for key in ("page.max_chars", "policy.max_chars", "session.id", "session.ttl")] == [
@@ -98,7 +100,7 @@ def test_every_value_knows_the_place_it_came_from(tmp_path: Path) -> None:
         ("[store]\nurl = ''\n", ":2:", "a path or url"),
     ],
 )
-def test_what_a_file_says_wrong_is_refused_with_its_place_and_what_was_meant(
+def test_a_mistake_in_a_file_is_rejected_with_its_line_and_a_suggestion(
     tmp_path: Path, text: str, line: str, nearest: str
 ) -> None:
     path = written(tmp_path, text)
@@ -109,7 +111,7 @@ def test_what_a_file_says_wrong_is_refused_with_its_place_and_what_was_meant(
 
 
 @pytest.mark.parametrize("content", [b"a = [", b"\xff\xfe", b"x = " + b"[" * 100_000, b"# " + b"x" * (1 << 20)])
-def test_a_file_that_is_not_settings_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_settings_file_is_rejected_with_an_error_of_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "coatcheck.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidArgument) as caught:
@@ -144,16 +146,14 @@ def test_switches_use_the_usual_words(text: str, value: bool) -> None:
     assert load(environ={"COATCHECK_BOOTSTRAP_REFS": text})["bootstrap.enabled"] is value
 
 
-def test_an_empty_variable_says_nothing_and_none_is_none(tmp_path: Path) -> None:
+def test_an_empty_variable_is_ignored_and_none_means_none(tmp_path: Path) -> None:
     found = load(environ={"COATCHECK_STORE": "", "COATCHECK_SESSION_TTL": "none"})
     assert found.origin("store.url").source == "default"
     assert found["session.ttl"] is None
     assert load(file=written(tmp_path, 'session.ttl = "none"'), environ={})["session.ttl"] is None
 
 
-def test_a_folder_that_is_called_none_is_a_folder_where_code_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_none_can_be_opened_from_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     coatcheck.open("none").close()
     assert (tmp_path / "none" / "catalog.sqlite").exists()
@@ -170,7 +170,7 @@ def test_the_nearest_file_above_the_working_folder_is_found(tmp_path: Path, monk
     assert found["metrics.file"] == "~/m.jsonl"
 
 
-def test_a_file_that_others_can_write_is_passed_by_unless_it_is_named(
+def test_a_file_that_others_can_write_is_ignored_unless_it_is_named_explicitly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = written(tmp_path, "page.max_chars = 2000")
@@ -181,12 +181,12 @@ def test_a_file_that_others_can_write_is_passed_by_unless_it_is_named(
     assert load(environ={"COATCHECK_CONFIG": str(path)})["page.max_chars"] == 2_000
 
 
-def test_a_named_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_named_file_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="cannot read"):
         load(environ={"COATCHECK_CONFIG": str(tmp_path / "nothing.toml")})
 
 
-def test_a_store_takes_its_settings_from_the_file_and_code_wins(
+def test_a_store_takes_its_settings_from_the_file_and_code_overrides_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COATCHECK_STORE", raising=False)
@@ -211,7 +211,7 @@ def test_a_store_takes_its_settings_from_the_file_and_code_wins(
         assert str(store.settings.origin("store.quota_bytes")) == "code"
 
 
-def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
+def test_a_section_has_the_parameters_of_what_it_configures(tmp_path: Path) -> None:
     assert configured(DEFAULTS) == Policy()
     found = load({"policy": {"max_tokens": 7, "tools": {"t": "always", "u": {"max_bytes": 3}}}}, environ={})
     assert configured(found) == Policy(max_tokens=7, tools={"t": "always", "u": Limit(max_bytes=3)})
@@ -228,13 +228,13 @@ def test_a_section_is_what_its_part_takes(tmp_path: Path) -> None:
     assert set(found.section("policy")) == taken
 
 
-def test_the_parts_that_settings_set_up_take_them_by_these_names_and_defaults() -> None:
+def test_sections_have_the_names_and_defaults_of_the_parameters_that_they_set() -> None:
     assert Budget(**DEFAULTS.section("budget")) == Budget()
     for section, part in (("bootstrap", bootstrap), ("memory.artifacts", recall)):
         assert set(DEFAULTS.section(section)) - {"enabled"} <= set(inspect.signature(part).parameters)
 
 
-def test_what_code_says_wrong_is_refused_too() -> None:
+def test_mistakes_in_code_are_rejected_too() -> None:
     with pytest.raises(InvalidArgument, match=r"policy\.max_tokens"):
         load({"policy": {"max_token": 3}}, environ={})
     with pytest.raises(InvalidArgument):
@@ -281,7 +281,7 @@ def test_the_command_shows_each_value_and_where_it_came_from(tmp_path: Path, mon
     assert done.exit_code == 2
 
 
-def test_a_command_looks_where_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_uses_the_store_and_session_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "unused"))
     written(tmp_path, "store.url = 'st'\nsession.id = 'from the file'\n")
@@ -291,7 +291,7 @@ def test_a_command_looks_where_the_settings_say(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "unused").exists()
 
 
-def test_variables_that_nearly_are_settings_are_reported() -> None:
+def test_misspelled_variables_are_reported() -> None:
     odd = {"COATCHECK_STOR": "x", "COATCHECK_SOMETHING_ELSE": "y", "COATCHECK_STORE": "z", "PATH": ""}
     assert unknown(odd) == {"COATCHECK_STOR": "COATCHECK_STORE"}
 

@@ -1,4 +1,4 @@
-"""Copying a store: everything means the same in the target, whatever the backends; an interrupted copy continues."""
+"""Copying a store: every session sees the same in the target, on any backend. An interrupted copy can be continued."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_copy_shows_the_same_to_every_session(store: Store, target: Store) -> 
     assert target.verify().problems == []
 
 
-def test_a_second_copy_brings_what_is_new(store: Store, target: Store) -> None:
+def test_a_second_copy_transfers_only_new_artifacts(store: Store, target: Store) -> None:
     filled(store)
     store.copy_to(target)
     store.session("parent").put("came later", name="late")
@@ -72,7 +72,7 @@ def test_a_second_copy_brings_what_is_new(store: Store, target: Store) -> None:
     assert target.session("parent").get("late") == "came later"
 
 
-def test_a_copy_that_broke_off_continues(store: Store, target: Store) -> None:
+def test_an_interrupted_copy_can_be_continued(store: Store, target: Store) -> None:
     filled(store)
 
     def stop(done: int, total: int | None) -> None:
@@ -115,7 +115,7 @@ def test_the_command_copies_and_moves(tmp_path: Path) -> None:
         assert store.tenant("acme").stats().artifacts == 0
 
 
-def test_a_source_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_source_is_not_created(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["copy", str(tmp_path / "nothing"), str(tmp_path / "there")])
     assert done.exit_code != 0
     assert not (tmp_path / "nothing").exists()

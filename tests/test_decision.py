@@ -73,7 +73,7 @@ def test_the_name_of_a_tool_says_what_agents_do_with_its_results(tool: str | Non
     assert use_of(tool) == use
 
 
-def test_named_limits_decide_alone(session: Session) -> None:
+def test_explicit_limits_decide_alone(session: Session) -> None:
     early, late = Situation(context_tokens=0), Situation(context_tokens=500_000)
     for situation in (early, late):
         assert not session.externalize(text(2_900), policy=Policy(max_tokens=3_000), situation=situation).is_stub
@@ -110,7 +110,7 @@ def test_prices_of_the_model_move_the_limit(session: Session) -> None:
     assert cheap.limit_tokens < usual.limit_tokens
 
 
-def test_results_that_a_session_got_make_its_context(session: Session) -> None:
+def test_the_context_of_a_session_is_estimated_from_its_results(session: Session) -> None:
     first = session.externalize(text(500), tool="Read").why
     for _ in range(40):
         session.externalize(text(900), tool="Read")
@@ -158,7 +158,7 @@ def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> 
                 read.run(pointer=ref.pointer, lines=f"{line}:{line}")
         after = limit(session)
     assert after > before
-    with coatcheck.open(tmp_path) as store:  # another process begins with what this one has seen
+    with coatcheck.open(tmp_path) as store:  # another process starts with what this one has learned
         assert limit(store.session("t")) > before
 
 
@@ -191,7 +191,7 @@ def test_a_store_that_cannot_be_written_still_decides(session: Session) -> None:
     rate=st.floats(0.25, 4),
     use=st.sampled_from(["file", "search", "command", "data"]),
 )
-def test_a_stub_pays_from_the_break_even_on(
+def test_a_stub_pays_off_from_the_break_even_point_on(
     context: int, calls: float | None, read: float, rate: float, use: str
 ) -> None:
     situation = Situation(context_tokens=context, calls_to_come=calls, prices=Prices(read=read))
@@ -211,7 +211,7 @@ def test_a_stub_pays_from_the_break_even_on(
         (None, 0.1, 200_000),
     ],
 )  # fmt: skip
-def test_models_are_known_by_the_beginning_of_their_name(name: str | None, read: float, window: int) -> None:
+def test_models_are_recognized_by_the_beginning_of_their_name(name: str | None, read: float, window: int) -> None:
     found = model(name)
     assert (found.prices.read, found.window) == (read, window)
 

@@ -1,5 +1,5 @@
 """Different ways to the same answer: the three backends on one trace of calls, a fragment and a JSONPath, and a builder
-that has seen the whole conversation and one that was just made."""
+that has seen the whole conversation and one that is new."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _conversation(turns: list[tuple[str, list[str], str]]) -> list[list[dict[str
 
 
 @pytest.mark.parametrize("options", [{}, {"rewrite": True}], ids=["grows", "rewrites"])
-def test_a_new_builder_makes_the_request_of_a_running_one(options: dict[str, Any]) -> None:
+def test_a_new_builder_makes_the_same_request_as_a_running_one(options: dict[str, Any]) -> None:
     @given(turns=TURNS)
     def check(turns: list[tuple[str, list[str], str]]) -> None:
         with coatcheck.open("memory:", clock=Clock()) as store:

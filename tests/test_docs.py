@@ -98,7 +98,7 @@ def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
                 assert re.search(rf"`{re.escape(option)}\b", where), option
 
 
-def test_the_page_of_the_command_line_names_no_command_or_option_that_is_not_there() -> None:
+def test_the_page_of_the_command_line_names_no_command_or_option_that_does_not_exist() -> None:
     text = sections(ROOT / "docs" / "cli.md")
     assert set(text) - {"Exit codes"} == set(COMMANDS)
     commands = [command for name in COMMANDS for _, command in below(name, COMMANDS[name])]

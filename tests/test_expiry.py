@@ -1,4 +1,4 @@
-"""How long things live: time to live that slides with use, pins, tombstones, grace."""
+"""Expiry of sessions and artifacts: sliding time to live, pins, tombstones and the grace period."""
 
 from datetime import timedelta
 
@@ -12,14 +12,14 @@ VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", 
 
 
 @VALUES
-def test_a_session_expires_its_time_to_live_after_the_last_use(store: Store, clock: Clock, value: str) -> None:
+def test_a_session_expires_one_ttl_after_its_last_use(store: Store, clock: Clock, value: str) -> None:
     session = store.session("s", ttl=100)
     ref = session.put(value, name="n")
     assert ref.expires_at == ref.created_at + timedelta(seconds=100)
     clock.advance(99)
     assert session.get(ref) == value
     clock.advance(1)
-    assert session.get(ref) == value, "the get before counted as a use"
+    assert session.get(ref) == value, "the previous get counted as a use"
     clock.advance(100)
     for target in (ref, ref.pointer, "n"):
         assert session.get(target) is None
@@ -57,7 +57,7 @@ def test_using_a_child_keeps_its_parents_alive(store: Store, clock: Clock) -> No
     assert parent.get(ref) == "theirs"
 
 
-def test_the_store_says_how_long_new_sessions_live(backend: Backend, clock: Clock) -> None:
+def test_new_sessions_get_the_ttl_of_the_store(backend: Backend, clock: Clock) -> None:
     store = backend.open(ttl=50, clock=clock)
     assert store.session("default").put("x").expires == START + 50
     assert store.session("own", ttl=70).put("x").expires == START + 70
@@ -68,7 +68,7 @@ def test_the_store_says_how_long_new_sessions_live(backend: Backend, clock: Cloc
     ("before", "asked", "after"),
     [(100, 50, 100), (50, 100, 100), (None, 50, None), (50, None, None), ("new", 50, 50), ("new", None, None)],
 )
-def test_a_lasting_session_never_lives_shorter_than_before(
+def test_a_lasting_session_never_gets_a_shorter_ttl(
     store: Store, before: float | str | None, asked: float | None, after: float | None
 ) -> None:
     if not isinstance(before, str):
@@ -82,18 +82,18 @@ def test_the_default_time_to_live_is_an_hour(store: Store) -> None:
     assert store.session("s").put("x").expires == START + 3600
 
 
-def test_an_artifact_may_live_shorter_than_its_session(store: Store, clock: Clock) -> None:
+def test_an_artifact_can_expire_before_its_session(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     brief, long = session.put("brief", ttl=10), session.put("long")
     assert brief.expires == START + 10
     clock.advance(9)
-    assert session.get(brief) == "brief", "use does not prolong an artifact's own time"
+    assert session.get(brief) == "brief", "a use does not extend an artifact's own ttl"
     clock.advance(1)
     assert session.get(brief) is None
     assert session.get(long) == "long"
 
 
-def test_an_artifact_lives_as_long_as_the_put_that_gave_it_most(store: Store, clock: Clock) -> None:
+def test_the_longest_ttl_of_several_puts_applies(store: Store, clock: Clock) -> None:
     session = store.session("s")
     for ttl in (None, 10):
         session.put("first without an end", ttl=ttl)
@@ -110,7 +110,7 @@ def test_an_artifact_lives_as_long_as_the_put_that_gave_it_most(store: Store, cl
     assert session.get(last.pointer) is None
 
 
-def test_what_has_expired_says_what_it_was(store: Store, clock: Clock) -> None:
+def test_the_error_for_an_expired_artifact_describes_it(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     ref = session.put("2026-01-01 10:00:00 INFO x", name="build log")
     clock.advance(100)
@@ -148,7 +148,7 @@ def test_tombstones_are_forgotten_after_a_week(store: Store, clock: Clock) -> No
     assert list(store.sessions()) == []
 
 
-def test_only_its_own_session_learns_of_a_tombstone(store: Store, clock: Clock) -> None:
+def test_a_tombstone_is_visible_only_to_its_own_session(store: Store, clock: Clock) -> None:
     ref = store.session("owner", ttl=10).put("x")
     clock.advance(10)
     with pytest.raises(NotFound) as missing:
@@ -156,7 +156,7 @@ def test_only_its_own_session_learns_of_a_tombstone(store: Store, clock: Clock) 
     assert missing.value.code == "not_found"
 
 
-def test_the_grace_period_keeps_what_has_expired(store: Store, clock: Clock) -> None:
+def test_expired_artifacts_are_kept_during_the_grace_period(store: Store, clock: Clock) -> None:
     store.session("s", ttl=100).put("x")
     clock.advance(100 + 7200 - 1)
     assert store.collect().artifacts == 0
@@ -197,7 +197,7 @@ def test_repeating_a_pinned_put_after_the_grace_period_revives_nothing_else(stor
 
 
 @VALUES
-def test_putting_what_has_expired_brings_it_back(store: Store, clock: Clock, value: str) -> None:
+def test_putting_an_expired_value_again_restores_it(store: Store, clock: Clock, value: str) -> None:
     session = store.session("s", ttl=100)
     session.put(value, name="n")
     clock.advance(100)
@@ -207,7 +207,7 @@ def test_putting_what_has_expired_brings_it_back(store: Store, clock: Clock, val
 
 
 @VALUES
-def test_what_is_pinned_outlives_its_session(store: Store, clock: Clock, value: str) -> None:
+def test_a_pinned_artifact_outlives_its_session(store: Store, clock: Clock, value: str) -> None:
     session = store.session("s", ttl=100)
     kept, other = session.put(value, name="n"), session.put("other")
     pinned = session.pin("n")
@@ -220,7 +220,7 @@ def test_what_is_pinned_outlives_its_session(store: Store, clock: Clock, value: 
     assert [ref.artifact_id for ref in session.list()] == [kept.artifact_id]
 
 
-def test_what_is_unpinned_expires_with_its_session(store: Store, clock: Clock) -> None:
+def test_an_unpinned_artifact_expires_with_its_session(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     ref = session.put("x")
     session.pin(ref)
@@ -229,7 +229,7 @@ def test_what_is_unpinned_expires_with_its_session(store: Store, clock: Clock) -
     assert session.get(ref) is None
 
 
-def test_a_pin_covers_what_is_put_under_further_names(store: Store, clock: Clock) -> None:
+def test_a_pin_covers_names_that_are_added_later(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     ref = session.put("x", name="one")
     session.pin(ref)
@@ -239,7 +239,7 @@ def test_a_pin_covers_what_is_put_under_further_names(store: Store, clock: Clock
         assert session.get(target) == "x"
 
 
-def test_pinning_what_is_not_there_says_so(store: Store) -> None:
+def test_pinning_a_missing_artifact_is_an_error(store: Store) -> None:
     with pytest.raises(NotFound):
         store.session("s").pin("art:" + "0" * 12)
 
@@ -268,7 +268,7 @@ def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> No
     store = folder.open(clock=clock)
     session = store.session("s")
     ref = session.put(value, name="n")
-    assert session.list() == [ref]  # takes the put over from the journal
+    assert session.list() == [ref]  # applies the journal, so that the reads below need not
     before = digests_of_files(folder.path)
     for _ in range(20):
         clock.advance(1)
@@ -283,7 +283,7 @@ def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Bac
     ref = reader.session("s", ttl=100).put("x")
     clock.advance(80)
     assert reader.session("s").get(ref) == "x"
-    reader._activity.flush()  # what a timer eventually does
+    reader._activity.flush()  # a timer does this eventually
     clock.advance(80)
     assert other.session("s").get(ref) == "x"
 
@@ -309,7 +309,7 @@ def test_uses_are_written_on_close(lasting: Backend, clock: Clock) -> None:
     assert lasting.open(clock=clock).session("s").get(ref) == "x"
 
 
-def test_a_ref_knows_when_it_has_expired_and_a_pinned_one_never_has(backend: Backend) -> None:
+def test_a_ref_reports_whether_it_has_expired_and_a_pinned_one_never_does(backend: Backend) -> None:
     session = backend.open().session("s", ttl=3600)
     assert not session.put("lives").is_expired
     assert session.put("is over at once", ttl=0).is_expired

@@ -1,7 +1,7 @@
-"""The bytes of stubs and fall-backs, pinned: a stub is a pure function of content, policy and name.
+"""Golden tests for the bytes of stubs and fallbacks: a stub is a pure function of content, policy and name.
 
-`golden_stubs.json` has what a model gets for each value, as text and in the shape the value had. To accept an intended
-change, run this file as a module: `python -m tests.test_golden_stubs`.
+`golden_stubs.json` contains what a model gets for each value, as text and in the shape of the value. To accept an
+intended change, run this file as a module: `python -m tests.test_golden_stubs`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _fresh(value: Any) -> Any:
     return io.BytesIO(value.getvalue()) if isinstance(value, io.BytesIO) else value
 
 
-def _written(outcome: Outcome) -> dict[str, Any]:
+def _golden_record(outcome: Outcome) -> dict[str, Any]:
     content = as_text(outcome.content)
     if outcome.content == outcome.text:
         content = "="
@@ -170,17 +170,17 @@ def _broken(error: Exception) -> Session:
 
 
 def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
-    def of(name: str, policy: Policy | None = None) -> dict[str, Any]:
+    def externalized(name: str, policy: Policy | None = None) -> dict[str, Any]:
         session = coatcheck.open("memory:").session("s")
-        return _written(session.externalize(_fresh(VALUES[name]), tool="t", call_id="c1", policy=policy))
+        return _golden_record(session.externalize(_fresh(VALUES[name]), tool="t", call_id="c1", policy=policy))
 
     def failing(name: str, policy: Policy | None = None) -> dict[str, Any]:
         error = errors.StoreFull("no space") if policy is None else ValueError("a backend of somebody else's")
-        return _written(_broken(error).externalize(_fresh(VALUES[name]), tool="t", policy=policy))
+        return _golden_record(_broken(error).externalize(_fresh(VALUES[name]), tool="t", policy=policy))
 
     def a_ref(summary: str | None) -> dict[str, Any]:
         session = coatcheck.open("memory:").session("s")
-        return _written(session.externalize(_put(session, summary), tool="t"))
+        return _golden_record(session.externalize(_put(session, summary), tool="t"))
 
     def executed(tool: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
         executor = ToolExecutor(coatcheck.open("memory:").session("s"), [tool])
@@ -194,9 +194,9 @@ def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
         yield LOG
         yield LOG
 
-    cases: dict[str, Callable[[], dict[str, Any]]] = {name: lambda name=name: of(name) for name in VALUES}  # type: ignore[misc]
+    cases: dict[str, Callable[[], dict[str, Any]]] = {name: lambda name=name: externalized(name) for name in VALUES}  # type: ignore[misc]
     for label, policy in POLICIES.items():
-        cases |= {f"{name}; {label}": lambda n=name, p=policy: of(n, p) for name in UNDER_POLICIES}  # type: ignore[misc]
+        cases |= {f"{name}; {label}": lambda n=name, p=policy: externalized(n, p) for name in UNDER_POLICIES}  # type: ignore[misc]
     cases |= {f"{name}; store full": lambda n=name: failing(n) for name in BROKEN}  # type: ignore[misc]
     small = Policy(max_chars=700)
     cases |= {f"{name}; store broken": lambda n=name: failing(n, small) for name in BROKEN}  # type: ignore[misc]
@@ -218,5 +218,5 @@ def test_a_model_gets_the_same_bytes_as_before(case: str) -> None:
 
 
 if __name__ == "__main__":
-    found = {case: made() for case, made in CASES.items()}
+    found = {case: make() for case, make in CASES.items()}
     GOLDEN.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", "utf-8")

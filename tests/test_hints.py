@@ -1,4 +1,4 @@
-"""The first call that a stub names: it fits the content, it works as it is, and the stub stays small."""
+"""The call that a stub suggests: it suits the content, it works as written, and the stub stays small."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARGUMENT = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Example(NamedTuple):
-    """Content of one kind, what its preview has, and the first call."""
+    """Content of one kind, what its preview must show, and the arguments that its hint must suggest."""
 
     content: str
     shows: tuple[str, ...]
@@ -286,7 +286,7 @@ def stub_of(session: Session, value: object) -> dict[str, Any]:
 
 
 def answer(session: Session, hint: str) -> str:
-    """Run the call that a hint names, as a model would type it."""
+    """Run the call that a hint suggests, as a model would write it."""
     match = CALL.match(hint)
     assert match is not None, hint
     return toolkit(session)[0].run(**dict(ARGUMENT.findall(match[1])))
@@ -298,7 +298,7 @@ def is_answered(page: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
-def test_a_stub_shows_what_to_ask_for_and_its_hint_answers(kind: str, session: Session) -> None:
+def test_a_stub_shows_what_to_ask_for_and_its_hint_works(kind: str, session: Session) -> None:
     example = EXAMPLES[kind]
     stub = stub_of(session, example.content)
     for part in example.shows:
@@ -308,13 +308,13 @@ def test_a_stub_shows_what_to_ask_for_and_its_hint_answers(kind: str, session: S
 
 
 @pytest.mark.parametrize("name", [name for name, value in VALUES.items() if isinstance(value, str | bytes | dict)])
-def test_the_hint_of_every_golden_stub_answers(name: str, session: Session) -> None:
+def test_the_hint_of_every_golden_stub_works(name: str, session: Session) -> None:
     outcome = session.externalize(_fresh(VALUES[name]), tool="t")
     for stub in (json.loads(line) for line in outcome.text.splitlines() if outcome.ref and line.startswith('{"stub"')):
         assert is_answered(answer(session, stub["hint"]))
 
 
-def test_stubs_of_real_files_are_small_and_their_hints_answer(corpus: Path, session: Session) -> None:
+def test_stubs_of_real_files_are_small_and_their_hints_work(corpus: Path, session: Session) -> None:
     for path in [path for path in corpus_files(corpus) if path.stat().st_size < 200_000][:20]:
         stub = stub_of(session, path.read_text("utf-8", "replace"))
         assert is_answered(answer(session, stub["hint"])), path.name
@@ -328,7 +328,7 @@ def test_odd_names_make_hints_that_still_work(odd: str, session: Session) -> Non
         assert is_answered(answer(session, stub_of(session, value)["hint"]))
 
 
-def test_a_secret_is_in_no_preview_and_in_no_hint(session: Session) -> None:
+def test_neither_previews_nor_hints_contain_secrets(session: Session) -> None:
     secret = "ghp_" + "Ab3dE5" * 6
     for value in (
         "2026-01-01 10:00:00 INFO fine\n" * 300 + f"2026-01-01 10:00:00 ERROR token {secret}\n",
@@ -342,14 +342,14 @@ def test_a_secret_is_in_no_preview_and_in_no_hint(session: Session) -> None:
         assert secret not in json.dumps(stub_of(session, value))
 
 
-def test_sql_is_hinted_only_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hints_use_sql_only_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     content = EXAMPLES["CSV"].content
     monkeypatch.setattr(excerpts, "is_installed", lambda package: False)
     found = preview(Sample.of(content.encode()), media_type="text/csv")
     assert found.ask == 'lines="1:30"'
 
 
-def test_text_shows_whole_lines_at_both_ends() -> None:
+def test_a_preview_of_text_shows_whole_lines_at_both_ends() -> None:
     text = "".join(f"This is sentence {n} of a text without any form.\n" for n in range(300))
     found = preview(Sample.of(text.encode()), media_type="text/plain").text
     head, _, tail = found.partition(" …[")

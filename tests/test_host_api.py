@@ -1,4 +1,4 @@
-"""For a host that runs its tools itself: tools without a session, metadata, names, more kinds of sessions."""
+"""The API for hosts that run their tools themselves: unbound tools, metadata, names, more kinds of sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def session(store: Store) -> Session:
     return store.session("host")
 
 
-def test_tools_without_a_session_are_described_alike_and_run_once_they_are_bound(backend: Backend) -> None:
+def test_tools_without_a_session_have_the_same_schemas_and_run_once_they_are_bound(backend: Backend) -> None:
     session = backend.new_session()
     free, bound = toolkit(), toolkit(session)
     assert [one.as_anthropic() for one in free] == [one.as_anthropic() for one in bound]
@@ -64,7 +64,7 @@ def test_metadata_that_is_not_a_small_json_object_is_refused(backend: Backend, m
     assert session.list() == []
 
 
-def test_names_are_listed_by_their_beginning_newest_first(store: Store) -> None:
+def test_names_are_listed_by_prefix_newest_first(store: Store) -> None:
     parent = store.session("parent")
     session = store.session(f"{parent.session_id}-child", parent=parent.session_id)
     parent.put("0", name="user:avatar")
@@ -77,7 +77,7 @@ def test_names_are_listed_by_their_beginning_newest_first(store: Store) -> None:
     assert "user:b" not in session.names()
 
 
-def test_more_names_than_one_query_reads_are_all_listed(store: Store) -> None:
+def test_all_names_are_listed_even_if_they_do_not_fit_in_one_query(store: Store) -> None:
     session = store.session("many")
     with store.batching:
         for number in range(300):
@@ -112,7 +112,7 @@ def test_a_shared_session_needs_a_parent(store: Store) -> None:
         store.session("alone", shared=True)
 
 
-def test_a_page_of_lines_has_its_numbers(session: Session) -> None:
+def test_a_page_of_lines_has_its_line_numbers(session: Session) -> None:
     ref = session.put("\n".join(f"line {number}" for number in range(1, 2_001)))
     page = session.read(ref, lines="10:20")
     assert (page.first, page.last, page.total) == (10, 20, 2_000)
@@ -127,14 +127,14 @@ def test_a_page_of_lines_has_its_numbers(session: Session) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["line 19", r"line 19\d*(?:a?){900}"])
-def test_the_hits_of_a_grep_are_values(session: Session, pattern: str) -> None:
+def test_a_grep_returns_its_hits_as_line_numbers_and_text(session: Session, pattern: str) -> None:
     ref = session.put("\n".join(f"line {number}" for number in range(1, 200)) + "\n" + "z" * 80_000)
     page = session.read(ref, grep=pattern, context=1)
     assert page.hits[0] == (19, "line 19")
     assert len(page.hits) == page.matches == 11
 
 
-def test_an_error_has_what_the_tool_raised_as_its_cause(session: Session) -> None:
+def test_the_cause_of_a_tool_error_is_the_exception_that_the_tool_raised(session: Session) -> None:
     raised = LookupError("no such row")
 
     def fails() -> str:
@@ -148,7 +148,7 @@ def test_an_error_has_what_the_tool_raised_as_its_cause(session: Session) -> Non
     assert unknown.cause is None
 
 
-def test_what_a_host_injects_is_not_checked(session: Session) -> None:
+def test_arguments_that_a_host_injects_are_not_checked(session: Session) -> None:
     class Context:
         user = "ada"
 
@@ -159,7 +159,7 @@ def test_what_a_host_injects_is_not_checked(session: Session) -> None:
     assert ToolExecutor(session, [greet]).run(call).text == "ada: ['hi']"
 
 
-def test_arguments_without_pointers_are_the_same_object(session: Session) -> None:
+def test_arguments_without_pointers_are_returned_as_the_same_object(session: Session) -> None:
     given = {"a": [1, {"b": "art: is not a pointer"}]}
     assert resolve_arguments(session, given) is given
     pointer = session.put([1, 2]).pointer

@@ -1,4 +1,4 @@
-"""Names are data, and a store's folder is its own: no path comes from a name, and no link in it is followed."""
+"""Names are data: no path is made from a name, and no link in the folder of a store is followed."""
 
 import os
 import stat
@@ -53,7 +53,7 @@ KNOWN = {"blobs", "catalog.sqlite", "catalog.sqlite-shm", "catalog.sqlite-wal", 
 
 
 def check_layout(root: Path) -> None:
-    """Check that everything below the folder has a name that we made from digests and random numbers."""
+    """Check that all names in the folder are ones that we made, from digests and random numbers."""
     for path in root.rglob("*"):
         parts = path.relative_to(root).parts
         if parts[0] == "blobs" and len(parts) > 1:
@@ -78,7 +78,7 @@ def test_hostile_names_come_back_as_data_on_every_backend(store: Store) -> None:
     assert store.verify().problems == []
 
 
-def test_hostile_names_make_no_path(folder: Backend) -> None:
+def test_hostile_names_do_not_become_paths(folder: Backend) -> None:
     outside = sorted(os.listdir(folder.path.parent))
     store = folder.open()
     for i, name in enumerate(NAMES):
@@ -117,7 +117,7 @@ def test_a_file_name_that_is_not_text_can_be_stored(folder: Backend, tmp_path: P
     try:
         file.write_bytes(b"content")
     except OSError:
-        pytest.skip("this file system takes no such name")
+        pytest.skip("this file system does not accept such a name")
     session = folder.open().session("s")
     assert session.get(session.put(file)) == b"content"
 
@@ -125,7 +125,7 @@ def test_a_file_name_that_is_not_text_can_be_stored(folder: Backend, tmp_path: P
 # Permissions
 
 
-def test_everything_in_the_folder_is_for_its_owner_alone(folder: Backend) -> None:
+def test_only_the_owner_can_access_the_files_of_a_store(folder: Backend) -> None:
     previous = os.umask(0)
     try:
         with folder.open() as store:
@@ -147,14 +147,14 @@ def check_modes(root: Path) -> None:
         assert stat.S_IMODE(info.st_mode) == expected, path
 
 
-def test_a_folder_that_others_may_enter_is_closed_to_them(folder: Backend) -> None:
+def test_opening_a_store_makes_its_folder_private(folder: Backend) -> None:
     folder.path.mkdir(mode=0o755)
     folder.open()
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_folder_of_somebody_else_is_refused_and_untouched(folder: Backend) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused_and_untouched(folder: Backend) -> None:
     folder.path.mkdir()
     os.chown(folder.path, 12345, 12345)
     with pytest.raises(StoreUnavailable):
@@ -171,7 +171,7 @@ def test_a_folder_with_other_files_is_refused_and_untouched(folder: Backend) -> 
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o755
 
 
-def test_a_folder_with_other_files_and_a_lock_among_them_is_refused(folder: Backend) -> None:
+def test_a_folder_with_other_files_and_a_file_named_lock_is_refused(folder: Backend) -> None:
     folder.path.mkdir()
     for name in ("thesis.txt", "lock"):
         (folder.path / name).write_text("years of work")
@@ -226,7 +226,7 @@ except coatcheck.CoatcheckError as error:
 
 
 def as_nobody(root: Path) -> str:
-    """What happens when a user without rights opens this store; as root, that user is `nobody`."""
+    """Open this store as a user without special rights (`nobody`, if run as root) and return the outcome."""
     for folder in (root.parent, *root.parent.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
             folder.chmod(0o711)  # access to the parent folders is not tested here
@@ -285,7 +285,7 @@ def check_target(target: Path) -> None:
     assert (target / "file").read_bytes() == b"target"
 
 
-def replace_by_link(path: Path, target: Path) -> None:
+def replace_with_link(path: Path, target: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         path.rename(path.with_name(path.name + ".aside"))
         aside = path.with_name(path.name + ".aside")
@@ -304,7 +304,7 @@ def replace_by_link(path: Path, target: Path) -> None:
 def test_a_link_in_place_of_a_part_of_the_store_is_refused(folder: Backend, target: Path, name: str) -> None:
     with folder.open() as store:
         store.session("s").put(os.urandom(LARGE))
-    replace_by_link(folder.path / name, target)
+    replace_with_link(folder.path / name, target)
     with pytest.raises(StoreError):
         folder.open()
     check_target(target)
@@ -329,17 +329,17 @@ USES: dict[str, Callable[[Store, bytes], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("level", ["file", "folder"])
-def test_a_link_on_the_way_to_a_blob_is_not_followed(folder: Backend, target: Path, level: str, use: str) -> None:
+def test_a_link_in_the_path_of_a_blob_is_not_followed(folder: Backend, target: Path, level: str, use: str) -> None:
     store, data = folder.open(), os.urandom(LARGE)
     ref = store.session("s").put(data, name="n")
     file = Path(ref.content_uri.removeprefix("file://"))
-    replace_by_link(file if level == "file" else file.parent, target)
+    replace_with_link(file if level == "file" else file.parent, target)
     try:
         USES[use](store, data)
     except StoreError:
         pass
     else:
-        assert use == "put", "only a put may find a way around it"
+        assert use == "put", "only a put may work around the link"
         assert store.session("other").get(ref) == data
     check_target(target)
 
@@ -373,7 +373,7 @@ def test_a_link_in_place_of_the_catalog_of_an_open_store_is_not_followed(folder:
     store = folder.open()
     session = store.session("s")
     session.put("x")
-    replace_by_link(folder.path / "journal", target)
+    replace_with_link(folder.path / "journal", target)
     for use in (lambda: session.put("y"), lambda: session.list(), store.collect):
         try:
             use()

@@ -21,7 +21,7 @@ HEX = st.text("0123456789abcdef", min_size=12, max_size=64)
     "text",
     ["art:3f9b2a1c8e4d", f"art:{ID}", "art:3f9b2a1c8e4d#", "art:3f9b2a1c8e4d#/", "art:3f9b2a1c8e4d#/a b/0/\n☃"],
 )
-def test_these_are_pointers(text: str) -> None:
+def test_valid_pointers_are_recognized(text: str) -> None:
     assert is_pointer(text)
 
 
@@ -31,12 +31,12 @@ def test_these_are_pointers(text: str) -> None:
      "art:3f9b2a1c8e4d#rows", " art:3f9b2a1c8e4d", "art:3f9b2a1c8e4d\n", "ART:3f9b2a1c8e4d", "art:3f9b2a1c8e4g",
      "art:٣٣٣٣٣٣٣٣٣٣٣٣", "see art:3f9b2a1c8e4d", None, 12, b"art:3f9b2a1c8e4d", ["art:3f9b2a1c8e4d"]],
 )  # fmt: skip
-def test_these_are_none(value: object) -> None:
+def test_other_values_are_not_pointers(value: object) -> None:
     assert not is_pointer(value)
 
 
 @given(HEX, st.none() | st.text().map("/".__add__))
-def test_a_pointer_is_parsed_into_what_it_was_made_of(prefix: str, fragment: str | None) -> None:
+def test_a_pointer_is_parsed_into_its_prefix_and_fragment(prefix: str, fragment: str | None) -> None:
     text = f"art:{prefix}" + ("" if fragment is None else f"#{fragment}")
     assert is_pointer(text)
     target = parse_pointer(text)
@@ -44,7 +44,7 @@ def test_a_pointer_is_parsed_into_what_it_was_made_of(prefix: str, fragment: str
 
 
 @given(st.text())
-def test_what_is_not_a_pointer_does_not_parse(text: str) -> None:
+def test_text_that_is_not_a_pointer_does_not_parse(text: str) -> None:
     if not is_pointer(text):
         with pytest.raises(InvalidPointer):
             parse_pointer(text)
@@ -62,14 +62,14 @@ def test_a_prefix_is_12_to_64_hex_characters() -> None:
     assert not is_prefix(ID[:12].upper())
 
 
-def test_a_pointer_shows_as_many_characters_as_it_is_asked_for() -> None:
+def test_a_pointer_has_the_requested_number_of_characters() -> None:
     assert pointer_of(ID) == "art:3f9b2a1c8e4d"
     assert pointer_of(ID, 20) == f"art:{ID[:20]}"
     assert pointer_of(ID, 64) == f"art:{ID}"
 
 
 @given(HEX)
-def test_the_range_of_a_prefix_holds_just_the_digests_that_begin_with_it(prefix: str) -> None:
+def test_the_range_of_a_prefix_contains_exactly_the_digests_that_begin_with_it(prefix: str) -> None:
     low, high = prefix_range(prefix)
     assert low.hex().startswith(prefix)
     assert high.hex().startswith(prefix)
@@ -82,7 +82,7 @@ def test_shared_prefix_counts_the_characters_in_common() -> None:
     assert shared_prefix("abcd", "xbcd") == 0
 
 
-def test_the_twins_of_these_tests_share_a_short_pointer() -> None:
+def test_the_twins_used_in_tests_share_a_short_pointer() -> None:
     one, two = (digest_of(text.encode()) for text in TWINS)
     assert one[:12] == two[:12] == TWIN_PREFIX
     assert one != two
@@ -128,7 +128,7 @@ def test_a_fragment_is_a_json_pointer(fragment: str, value: object) -> None:
     "fragment",
     ["/nope", "/foo/2", "/foo/-", "/foo/-1", "/foo/01", "/foo/٠", "/foo/0/x", "/foo/9999999999999999999999", "/foo/"],
 )
-def test_a_fragment_that_leads_nowhere_says_so(fragment: str) -> None:
+def test_a_fragment_that_leads_nowhere_is_an_error(fragment: str) -> None:
     with pytest.raises(InvalidPointer):
         follow(DOCUMENT, fragment)
 

@@ -61,7 +61,7 @@ from coatcheck.media import (
         (b"", "text/plain"),
     ],
 )
-def test_bytes_are_detected_by_their_first_ones(head: bytes, media_type: str) -> None:
+def test_the_type_of_bytes_is_detected_from_their_beginning(head: bytes, media_type: str) -> None:
     assert sniff_bytes(head, head[-64:]) == media_type
 
 
@@ -103,7 +103,7 @@ def test_a_character_cut_by_the_end_of_the_head_is_still_text() -> None:
         ("", "text/plain"),
     ],
 )
-def test_text_is_detected_by_how_it_begins_and_ends(text: str, media_type: str) -> None:
+def test_the_type_of_text_is_detected_from_its_beginning_and_end(text: str, media_type: str) -> None:
     assert sniff_text(text[:HEAD], text[-64:]) == media_type
 
 
@@ -120,12 +120,12 @@ def test_text_is_detected_by_how_it_begins_and_ends(text: str, media_type: str) 
         (".", "text/plain"),
     ],
 )
-def test_a_name_tells_what_text_is(name: str, media_type: str) -> None:
+def test_the_type_of_text_is_detected_from_its_name(name: str, media_type: str) -> None:
     assert sniff_text("a,b\n1,2\n", "1,2\n", name) == media_type
     assert sniff_bytes(b"a,b\n1,2\n", b"1,2\n", name) == media_type
 
 
-def test_magic_numbers_count_more_than_the_name() -> None:
+def test_magic_numbers_take_precedence_over_the_name() -> None:
     assert sniff_bytes(b"\x89PNG\r\n\x1a\n", b"", "table.csv") == "image/png"
 
 
@@ -156,17 +156,17 @@ def test_a_name_that_ends_in_log_makes_text_a_log() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "TEXT/CSV; charset=utf-8", "application/json", "image/svg+xml"])
-def test_these_types_are_made_of_characters(media_type: str) -> None:
+def test_text_types_are_recognized(media_type: str) -> None:
     assert is_text(media_type)
 
 
 @pytest.mark.parametrize("media_type", ["image/png", "application/octet-stream", "application/pdf", ""])
-def test_these_types_are_not(media_type: str) -> None:
+def test_other_types_are_not_text(media_type: str) -> None:
     assert not is_text(media_type)
 
 
 @given(st.binary(max_size=HEAD), st.binary(max_size=64), st.none() | st.text())
-def test_anything_at_all_gets_a_type_and_a_kind(head: bytes, tail: bytes, name: str | None) -> None:
+def test_any_content_gets_a_type_and_a_kind(head: bytes, tail: bytes, name: str | None) -> None:
     media_type = sniff_bytes(head, tail, name)
     assert "/" in media_type
     assert sniff_kind(media_type, head.decode("utf-8", "replace"), name=name) in KINDS
@@ -258,7 +258,7 @@ def test_json_that_does_not_parse_is_text(fault: str) -> None:
         "null",
     ],
 )
-def test_json_that_is_only_odd_parses(text: str) -> None:
+def test_unusual_but_valid_json_parses(text: str) -> None:
     assert parses(text)
     assert parses(text.encode("utf-8", "surrogatepass"))
 
@@ -270,7 +270,7 @@ def test_json_that_is_only_odd_parses(text: str) -> None:
         lambda one: st.lists(one) | st.dictionaries(st.text(), one),
     )
 )
-def test_what_json_writes_parses(value: Any) -> None:
+def test_the_output_of_json_dumps_parses(value: Any) -> None:
     assert parses(json.dumps(value))
     assert parses(json.dumps(value, ensure_ascii=False, indent=1).encode("utf-8", "surrogatepass"))
 
@@ -280,7 +280,7 @@ LONG = json.dumps({"rows": [{"id": n, "text": "a}, {b", "more": {"x": [n]}} for 
 
 @pytest.mark.parametrize("at", [30, 80_000, 120_001, len(LONG) - 3])
 @pytest.mark.parametrize("fault", ['"', "{", "}", "[", ",", "x"])
-def test_one_wrong_character_in_a_long_document_is_noticed(at: int, fault: str) -> None:
+def test_one_wrong_character_in_a_long_document_is_detected(at: int, fault: str) -> None:
     assert parses(LONG)
     assert parses(json.dumps(json.loads(LONG), indent=1))
     broken = LONG[:at] + fault + LONG[at:]
@@ -292,7 +292,7 @@ def test_one_wrong_character_in_a_long_document_is_noticed(at: int, fault: str) 
         assert parses(broken)
 
 
-def test_a_string_around_what_looks_like_rows_is_not_taken_for_them() -> None:
+def test_a_string_that_looks_like_rows_is_not_mistaken_for_rows() -> None:
     assert not parses('["x},' + '{"a": 1},' * 30_000 + '{y"]')
     assert parses(json.dumps(["}, {" * 50_000]))
 
@@ -306,7 +306,7 @@ ROWS: list[tuple[Any, ...]] = [
 @pytest.mark.parametrize(
     "value", [[("a", 1)], {"a": None}, [{"a": [True, {}]}], (1, "b"), {"x"}, ROWS, [ROWS[0]] * 2_000]
 )
-def test_what_repr_and_pprint_write_is_called_so(value: object) -> None:
+def test_the_output_of_repr_and_pprint_is_recognized(value: object) -> None:
     for text in (repr(value), pprint.pformat(value)):
         assert sniff_text(text[:HEAD], text[-64:], None, text) == REPR
         assert sniff_bytes(text.encode()[:HEAD], text.encode()[-64:], None, text.encode()) == REPR
@@ -338,7 +338,7 @@ def test_text_in_brackets_is_not_a_repr(text: str) -> None:
         ('{"a": 1}\n' * 20_000 + "and text\n", None, TEXT),
     ],
 )
-def test_jsonl_has_lines_that_parse(text: str, name: str | None, media_type: str) -> None:
+def test_text_is_jsonl_only_if_its_lines_parse(text: str, name: str | None, media_type: str) -> None:
     assert sniff_text(text[:HEAD], text[-64:], name, text) == media_type
 
 
@@ -353,7 +353,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("what", CONTENTS)
-def test_the_media_type_does_not_depend_on_the_way_in(tmp_path: Path, what: str) -> None:
+def test_the_media_type_does_not_depend_on_how_a_value_is_stored(tmp_path: Path, what: str) -> None:
     text, file = CONTENTS[what], tmp_path / "content"
     file.write_text(text)
     with coatcheck.open("memory:") as store:
@@ -373,6 +373,6 @@ def test_content_too_long_to_parse_is_judged_by_its_ends() -> None:
 
 @given(st.text(), st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]))
 def test_text_is_decoded_by_its_byte_order_mark(text: str, encoding: str) -> None:
-    assume(not (encoding == "utf-16-le" and text.startswith("\0")))  # that is the mark of UTF-32
+    assume(not (encoding == "utf-16-le" and text.startswith("\0")))  # that would be the byte order mark of UTF-32
     assert decoded(f"\ufeff{text}".encode(encoding)) == text
     assert encoding_of(f"\ufeff{text}".encode(encoding)).is_wide == (encoding != "utf-8")

@@ -1,4 +1,4 @@
-"""Figures of model calls: counted correctly, stored, with warnings, and never in the way of the agent."""
+"""Metrics of model calls: counted correctly, stored, checked for warnings, and never a problem for the agent."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def answered(outcome: Any, number: int = 1) -> list[dict[str, Any]]:
 START = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Find it."}]
 
 
-# What is counted
+# Counting
 
 
 def test_a_plain_prompt_has_all_figures(session: Session) -> None:
@@ -77,7 +77,7 @@ def test_a_plain_prompt_has_all_figures(session: Session) -> None:
     assert found.tokens_without == found.est_tokens
 
 
-def test_a_stub_saves_its_result_in_every_prompt_that_carries_it(session: Session) -> None:
+def test_a_stub_saves_the_tokens_of_its_result_in_every_prompt_that_contains_it(session: Session) -> None:
     meter = Meter(session)
     outcome = session.externalize(RESULT, tool="grep")
     messages = START + answered(outcome)
@@ -95,7 +95,7 @@ def test_a_stub_saves_its_result_in_every_prompt_that_carries_it(session: Sessio
     assert first.tokens_without == pytest.approx(plain.est_tokens, rel=0.2)
 
 
-def test_pages_that_a_model_read_back_and_its_calls_for_them_are_spent(session: Session) -> None:
+def test_pages_that_a_model_reads_back_and_the_calls_for_them_count_as_spent(session: Session) -> None:
     tools = toolkit(session, prefix="mcp_")
     outcome = session.externalize(RESULT, tool="grep")
     page = tools[0].run(pointer=outcome.ref.pointer)  # type: ignore[union-attr]
@@ -114,7 +114,7 @@ def test_pages_that_a_model_read_back_and_its_calls_for_them_are_spent(session: 
     assert found.tokens_net == found.tokens_saved - spent
 
 
-def test_messages_of_anthropic_are_measured_and_tool_results_are_not_user_text(session: Session) -> None:
+def test_anthropic_messages_are_measured_and_tool_results_are_not_user_text(session: Session) -> None:
     tools = toolkit(session)
     outcome = session.externalize(RESULT, tool="grep")
     messages = [
@@ -136,7 +136,7 @@ def test_messages_of_anthropic_are_measured_and_tool_results_are_not_user_text(s
     assert 300 < found.tokens_schemas < 800
 
 
-def test_messages_of_a_providers_library_are_measured_like_those_of_json(session: Session) -> None:
+def test_message_objects_of_a_provider_library_are_measured_like_json(session: Session) -> None:
     types = pytest.importorskip("openai.types.chat", reason="needs the library of a provider")
     outcome = session.externalize(RESULT, tool="grep")
     asked, result = answered(outcome)
@@ -175,7 +175,7 @@ def test_stubs_are_found_among_the_lines_of_a_text_and_as_objects(session: Sessi
     assert found.tokens_saved == tokens
 
 
-def test_bootstrap_files_that_are_references_are_counted_with_what_they_leave_out(
+def test_bootstrap_files_that_became_references_are_counted_with_what_was_left_out(
     session: Session, tmp_path: Path
 ) -> None:
     words = "\n".join(f"Rule {number}: always do the right thing, and do it well." for number in range(1_000))
@@ -226,7 +226,7 @@ def test_cache_breakpoints_do_not_count_as_rewritten(session: Session) -> None:
         assert found.tokens_rewritten == 0
 
 
-def test_cached_prefixes_cost_a_tenth_and_what_is_new_a_quarter_more(session: Session) -> None:
+def test_cached_tokens_cost_a_tenth_and_new_tokens_a_quarter_more(session: Session) -> None:
     meter = Meter(session)
     first = meter.call(messages=START)
     second = meter.call(messages=[*START, {"role": "user", "content": "Go on. " * 100}])
@@ -277,7 +277,9 @@ def test_the_usage_of_anthropics_library_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", ["13da966e", "189d8afc", "b6b83817"])
-def test_what_real_sessions_would_have_sent_is_never_overstated(session: Session, corpus: Path, name: str) -> None:
+def test_the_tokens_that_real_sessions_would_have_sent_are_never_overstated(
+    session: Session, corpus: Path, name: str
+) -> None:
     text = (corpus / "transcripts" / "claude-code" / f"{name}.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     whole = FORMATS["claude-code"].for_model(lines)
@@ -287,20 +289,20 @@ def test_what_real_sessions_would_have_sent_is_never_overstated(session: Session
             if block.get("type") == "tool_result":
                 outcome = session.externalize(block["content"], policy=Policy(max_tokens=500))
                 block["content"] = outcome.content
-    found, really = Meter(session).call(messages=slim), Meter(session).call(messages=whole)
+    found, original = Meter(session).call(messages=slim), Meter(session).call(messages=whole)
     assert found is not None
-    assert really is not None
+    assert original is not None
     assert found.est_tokens is not None
     assert found.tokens_without is not None
-    assert really.est_tokens is not None
-    assert found.est_tokens < 0.8 * really.est_tokens
-    assert 0.85 * really.est_tokens < found.tokens_without <= 1.01 * really.est_tokens
+    assert original.est_tokens is not None
+    assert found.est_tokens < 0.8 * original.est_tokens
+    assert 0.85 * original.est_tokens < found.tokens_without <= 1.01 * original.est_tokens
 
 
 # The hot state and the budget
 
 
-def test_a_hot_state_counts_with_its_index_and_its_types(session: Session) -> None:
+def test_a_hot_state_is_counted_with_its_index_and_artifact_types(session: Session) -> None:
     index = [{"artifact_id": "a", "type": kind, "label": "l"} for kind in ("log", "code", "log")]
     state = {"session_id": "s", "risk_level": "low", "artifact_index": index}
     found = Meter(session).call(messages=START, hot_state=state)
@@ -394,7 +396,7 @@ def test_warnings_begin_at_their_thresholds(session: Session) -> None:
     assert found.budget_ok
 
 
-def test_a_prompt_is_worth_a_warning_at_three_quarters_of_its_budget(session: Session) -> None:
+def test_a_prompt_above_three_quarters_of_its_budget_gets_a_warning(session: Session) -> None:
     words = [{"role": "user", "content": "word " * 7_000}]
     for budget, warned in ((8_000, True), (200_000, False)):
         found = Meter(session, budget=Budget(max_prompt_tokens=budget)).call(messages=words)
@@ -402,7 +404,7 @@ def test_a_prompt_is_worth_a_warning_at_three_quarters_of_its_budget(session: Se
         assert any(one.figure == "est_tokens" and one.reason == "over" for one in found.warnings) is warned
 
 
-def test_the_decisions_of_a_builder_are_figures(session: Session) -> None:
+def test_the_decisions_of_a_prompt_builder_are_recorded(session: Session) -> None:
     builder = PromptBuilder(session, provider="openai")
     call = {"id": "c", "type": "function", "function": {"name": "query", "arguments": "{}"}}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -423,7 +425,7 @@ def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(b
         assert bool(found.warnings) is warned
 
 
-def test_the_size_of_a_prompt_is_its_providers_count_and_the_ratio_is_learned(session: Session) -> None:
+def test_the_size_of_a_prompt_is_the_count_of_its_provider_and_the_ratio_is_learned(session: Session) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=8_000))
     small = meter.call(messages=START, usage={"prompt_tokens": 7_000, "completion_tokens": 1})
     assert small is not None
@@ -433,7 +435,7 @@ def test_the_size_of_a_prompt_is_its_providers_count_and_the_ratio_is_learned(se
     assert [one.actual for one in next_one.warnings] == [7_000]
 
 
-def test_a_warning_is_logged_when_it_begins_and_not_with_every_call(
+def test_a_warning_is_logged_when_it_begins_and_not_on_every_call(
     session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=10))
@@ -445,7 +447,7 @@ def test_a_warning_is_logged_when_it_begins_and_not_with_every_call(
     assert "max_prompt_tokens" in caplog.text
 
 
-def test_a_rise_in_a_session_says_which_figure_and_from_what_to_what() -> None:
+def test_a_rise_in_a_session_names_the_figure_and_both_values() -> None:
     steady = [call(est_tokens=1_000, tokens_read_back=0)] * 7
     assert session_rises([*steady, call(est_tokens=9_000)], 50) == []  # one odd turn
     assert session_rises([*steady, *[call(est_tokens=9_000)] * 2], 50)[0].to_record() == {
@@ -471,7 +473,7 @@ def test_a_rise_is_reported_once_and_again_only_when_it_continues(session: Sessi
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=9, max_size=40), st.integers(0, 10**9))
-def test_one_turn_alone_never_makes_a_rise(values: list[int], odd: int) -> None:
+def test_a_single_turn_never_counts_as_a_rise(values: list[int], odd: int) -> None:
     calm = [call(est_tokens=value) for value in values]
     if session_rises([*calm, calm[-1]], 50):
         return
@@ -496,7 +498,7 @@ def test_a_release_is_compared_with_the_one_before_in_the_same_store(backend: Ba
     for number in range(CALLS):
         meter = Meter(store.session(f"old {number}"), release="1.0", budget=budget)
         meter.call(messages=[{"role": "user", "content": "word " * 300}])
-        store.session(f"old {number}").end()  # what is known of a release outlives its sessions
+        store.session(f"old {number}").end()  # the figures of a release outlive its sessions
     notices = []
     for number in range(2 * CALLS):
         meter = Meter(store.session(f"new {number}"), release="1.1", budget=budget)
@@ -508,7 +510,7 @@ def test_a_release_is_compared_with_the_one_before_in_the_same_store(backend: Ba
     assert "'1.0'" in notices[0][1].message
 
 
-def test_a_release_that_did_not_grow_is_not_a_reason_to_warn(session: Session) -> None:
+def test_a_release_without_growth_causes_no_warning(session: Session) -> None:
     baseline = Baseline.of("1.0", [call(est_tokens=1_000)] * CALLS)
     odd = [call(est_tokens=1_200)] * CALLS + [call(est_tokens=90_000)] * 4
     assert baseline.rises(odd, 50, {}) == []
@@ -517,7 +519,7 @@ def test_a_release_that_did_not_grow_is_not_a_reason_to_warn(session: Session) -
     assert baseline.rises([call(est_tokens=1_600)] * CALLS, 50, {"est_tokens": 1_600}) == []
 
 
-def test_a_baseline_comes_back_from_its_file_and_an_invalid_one_is_refused(tmp_path: Path) -> None:
+def test_a_baseline_can_be_read_from_its_file_and_an_invalid_one_is_refused(tmp_path: Path) -> None:
     kept = Baseline.of("1.0", [call(est_tokens=tokens) for tokens in range(20)])
     (tmp_path / "b.json").write_text(kept.to_json())
     assert Baseline.read(tmp_path / "b.json") == kept
@@ -537,7 +539,7 @@ def test_a_baseline_with_an_unusable_number_is_refused(number: str) -> None:
             Baseline.from_json(f'{{"type":"metrics_baseline","label":"1.0","calls":{calls},"figures":{figures}}}')
 
 
-def test_a_baseline_in_a_file_is_a_setting(backend: Backend, tmp_path: Path) -> None:
+def test_the_settings_can_name_a_baseline_file(backend: Backend, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(Baseline.of("1.0", [call(est_tokens=10)] * CALLS).to_json())
     settings = config.load({"metrics": {"baseline": str(tmp_path / "b.json")}})
     meter = Meter(backend.open(settings=settings).session("s"), budget=Budget(max_prompt_tokens=10**6))
@@ -546,7 +548,7 @@ def test_a_baseline_in_a_file_is_a_setting(backend: Backend, tmp_path: Path) -> 
     assert [(one.figure, one.before) for one in rises] == [("est_tokens", 10)]
 
 
-# Where they go
+# Where metrics are stored
 
 
 def test_figures_are_kept_with_their_session_in_order(backend: Backend) -> None:
@@ -567,7 +569,7 @@ def test_figures_are_kept_with_their_session_in_order(backend: Backend) -> None:
     assert list(calls_of(store.session("s"))) == []
 
 
-def test_only_as_many_calls_are_kept_as_the_settings_say(backend: Backend) -> None:
+def test_the_settings_limit_how_many_calls_are_kept(backend: Backend) -> None:
     session = backend.open(settings=config.load({"metrics.keep": 3})).session("s")
     meter = Meter(session)
     for _ in range(5):
@@ -646,7 +648,7 @@ def test_no_message_breaks_the_meter(backend: Backend) -> None:
 # Records
 
 
-def test_records_come_back_as_they_were(session: Session) -> None:
+def test_records_are_read_back_unchanged(session: Session) -> None:
     found = Meter(session, budget=Budget(max_prompt_tokens=1)).call(
         messages=START, hot_state={"artifact_index": [{"type": "log"}]}
     )

@@ -55,14 +55,14 @@ def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(sessi
 
 
 @pytest.mark.parametrize("data", [png(1280, 800, 300_000), png(0, 0), bytes(20_000)], ids=["large", "odd", "unknown"])
-def test_a_large_file_or_one_that_is_not_an_image_goes_out_as_bytes(session: Session, data: bytes) -> None:
+def test_a_large_image_or_a_file_that_is_not_an_image_is_stored_as_bytes(session: Session, data: bytes) -> None:
     outcome = session.externalize([image(data)])
     assert session.get(stub_in(outcome.content[0]["text"])["artifact"]) == data
 
 
 @dataclass
 class BinaryContent:
-    """As Pydantic AI has it."""
+    """Like the class in Pydantic AI."""
 
     data: bytes
     media_type: str
@@ -75,14 +75,14 @@ class Blob(BaseModel):
 
 
 class Part(BaseModel):
-    """As ADK has it."""
+    """Like the class in ADK."""
 
     text: str | None = None
     inline_data: Blob | None = None
 
 
 class ToolOutputImage(BaseModel):
-    """As OpenAI Agents has it."""
+    """Like the class in OpenAI Agents."""
 
     type: Literal["image"] = "image"
     image_url: str | None = None
@@ -136,7 +136,7 @@ FOREIGN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("picture", "text"), FOREIGN.values(), ids=FOREIGN)
-def test_a_picture_in_the_shape_of_a_framework_stays_and_the_text_beside_it_goes_out(
+def test_an_image_in_the_format_of_a_framework_stays_and_the_text_beside_it_is_externalized(
     session: Session, picture: Any, text: Any
 ) -> None:
     assert session.externalize(picture).content is picture
@@ -145,10 +145,10 @@ def test_a_picture_in_the_shape_of_a_framework_stays_and_the_text_beside_it_goes
     stub, same = outcome.content
     assert same is picture
     assert type(stub) is type(text)
-    said: Any = stub if isinstance(stub, str) else stub.text if isinstance(stub, Part) else stub["text"]
-    assert session.get(stub_in(said)["artifact"]) == LOG
+    stub_text: Any = stub if isinstance(stub, str) else stub.text if isinstance(stub, Part) else stub["text"]
+    assert session.get(stub_in(stub_text)["artifact"]) == LOG
     if isinstance(stub, dict):
-        assert stub == {**text, "text": said}
+        assert stub == {**text, "text": stub_text}
     assert len(outcome.refs) == 1
     assert len(outcome.text) < 2_000
     small = [text if isinstance(text, Part) else "short" if isinstance(text, str) else {**text, "text": "s"}, picture]
@@ -156,7 +156,7 @@ def test_a_picture_in_the_shape_of_a_framework_stays_and_the_text_beside_it_goes
 
 
 @pytest.mark.parametrize(("outer", "key"), [("toolResult", "content"), ("function_response", "parts"), (None, "parts")])
-def test_text_beside_a_picture_inside_a_result_of_a_framework_goes_out(
+def test_text_beside_an_image_in_the_result_of_a_framework_is_externalized(
     session: Session, outer: str | None, key: str
 ) -> None:
     picture = FOREIGN["bedrock" if outer == "toolResult" else "adk"][0]
@@ -176,7 +176,7 @@ def test_text_beside_a_picture_inside_a_result_of_a_framework_goes_out(
 
 
 @pytest.mark.parametrize("text", [TYPED, LOG])
-def test_a_large_block_that_nobody_knows_passes_and_the_text_beside_it_goes_out(session: Session, text: Any) -> None:
+def test_a_large_unknown_block_stays_and_the_text_beside_it_is_externalized(session: Session, text: Any) -> None:
     unknown = {"type": "hologram", "beam": "z" * 60_000}
     picture = {"type": "image", "base64": ENCODED, "mime_type": "image/png"}
     for more in ([picture],) if isinstance(text, str) else ([], [picture]):
@@ -187,7 +187,7 @@ def test_a_large_block_that_nobody_knows_passes_and_the_text_beside_it_goes_out(
         assert session.get(outcome.refs[0]) == LOG
 
 
-def test_data_beside_a_picture_of_a_framework_goes_out_alone(session: Session) -> None:
+def test_data_beside_an_image_of_a_framework_is_externalized_alone(session: Session) -> None:
     picture = FOREIGN["bedrock"][0]
     content = session.externalize([{"json": {"rows": ROWS}}, picture]).content
     assert list(content[0]) == ["text"]
@@ -197,7 +197,7 @@ def test_data_beside_a_picture_of_a_framework_goes_out_alone(session: Session) -
     assert session.get(stub_in(objects[1])["artifact"]) == ROWS
 
 
-def test_many_pictures_or_parts_are_data(session: Session) -> None:
+def test_lists_of_many_images_or_parts_are_treated_as_data(session: Session) -> None:
     picture = FOREIGN["langchain 1"][0]
     assert session.externalize([picture] * 51).is_stub
     assert session.externalize([picture, *ROWS]).is_stub
@@ -216,12 +216,12 @@ def test_many_pictures_or_parts_are_data(session: Session) -> None:
         {"type": "image", "image_url": "https://example.org/" + "x" * 20_000},
     ],
 )
-def test_data_with_the_keys_of_a_picture_is_data(session: Session, record: dict[str, Any]) -> None:
+def test_data_with_the_keys_of_an_image_is_treated_as_data(session: Session, record: dict[str, Any]) -> None:
     assert session.externalize(record).is_stub
     assert session.externalize([record]).is_stub
 
 
-def test_a_limit_in_tokens_counts_pixels_and_one_in_characters_or_bytes_what_is_written(session: Session) -> None:
+def test_a_limit_in_tokens_counts_pixels_and_the_other_limits_count_the_encoded_image(session: Session) -> None:
     block = [image(png(1280, 800))]
     assert session.externalize(block, policy=Policy(max_tokens=1_366)).content is block
     assert session.externalize(block, policy=Policy(max_tokens=1_365)).is_stub
@@ -230,7 +230,7 @@ def test_a_limit_in_tokens_counts_pixels_and_one_in_characters_or_bytes_what_is_
     assert session.externalize(block, policy=Policy(max_bytes=50_000)).content is block
 
 
-def test_images_have_four_times_the_limit_together(session: Session) -> None:
+def test_all_images_together_have_four_times_the_limit(session: Session) -> None:
     outcome = session.externalize([image(png(1280, 800, 20_000 + i)) for i in range(12)])
     assert [block["type"] for block in outcome.content] == ["image"] * 8 + ["text"] * 4
 
@@ -264,7 +264,7 @@ class Picture(BaseModel):
     mime_type: str = Field(alias="mimeType")
 
 
-def test_blocks_that_are_objects_are_judged_like_dicts_and_stay_objects(session: Session) -> None:
+def test_blocks_that_are_objects_are_treated_like_dicts_and_stay_objects(session: Session) -> None:
     small = TextContent(text="small")
     blocks = [small, TextContent(text=LOG, _meta={"a": 1}), Picture(**image(png(64, 64, 300_000)))]
     outcome = session.externalize(blocks)
@@ -276,7 +276,7 @@ def test_blocks_that_are_objects_are_judged_like_dicts_and_stay_objects(session:
     assert session.externalize(unchanged).content is unchanged
 
 
-def test_rows_that_are_objects_are_data(session: Session) -> None:
+def test_rows_that_are_objects_are_treated_as_data(session: Session) -> None:
     class Row(BaseModel):
         type: str = "row"
         name: str
@@ -286,7 +286,7 @@ def test_rows_that_are_objects_are_data(session: Session) -> None:
     assert session.get(outcome.ref)[1] == {"type": "row", "name": "row 1"}
 
 
-def test_the_types_of_the_mcp_sdk_stay_what_they_are(session: Session) -> None:
+def test_objects_of_the_mcp_sdk_keep_their_types(session: Session) -> None:
     types = pytest.importorskip("mcp.types")
     picture = {"uri": "file:///b", "mimeType": "image/png", "blob": image(png(9, 9))["data"]}
     wire = {
@@ -303,11 +303,11 @@ def test_the_types_of_the_mcp_sdk_stay_what_they_are(session: Session) -> None:
     given = types.CallToolResult.model_validate(wire)
     result = session.externalize(given).content
     assert type(result) is type(given)
-    told = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert [block["type"] for block in told["content"]] == ["text", "text", "resource", "resource_link"]
-    assert told["content"][0]["annotations"] == {"audience": ["user"]}
-    assert (told["isError"], told["_meta"]) == (True, {"trace": "t1"})
-    assert session.get(told["structuredContent"]["artifact"]) == {"rows": ROWS}
+    dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert [block["type"] for block in dumped["content"]] == ["text", "text", "resource", "resource_link"]
+    assert dumped["content"][0]["annotations"] == {"audience": ["user"]}
+    assert (dumped["isError"], dumped["_meta"]) == (True, {"trace": "t1"})
+    assert session.get(dumped["structuredContent"]["artifact"]) == {"rows": ROWS}
     blocks = session.externalize(given.content).content
     assert [type(block).__name__ for block in blocks] == [
         "TextContent", "TextContent", "EmbeddedResource", "ResourceLink",
@@ -330,21 +330,21 @@ def test_an_mcp_result_keeps_everything_but_its_content(session: Session) -> Non
     assert session.externalize(small).text == "ok"
 
 
-def test_structured_content_becomes_an_object_that_is_its_stub(session: Session) -> None:
+def test_structured_content_is_replaced_by_its_stub_as_an_object(session: Session) -> None:
     outcome = session.externalize({"content": [], "structuredContent": {"rows": ROWS}})
     assert outcome.content["content"] == []
     assert session.get(outcome.content["structuredContent"]["artifact"]) == {"rows": ROWS}
     assert stub_in(outcome.text) == outcome.content["structuredContent"]
 
 
-def test_data_with_such_keys_is_data(session: Session) -> None:
+def test_data_with_the_keys_of_an_mcp_result_is_treated_as_data(session: Session) -> None:
     for data in ({"content": ROWS}, {"content": [{"type": "row", "text": "x" * 20}] * 2_000}, {"content": LOG, "x": 1}):
         outcome = session.externalize(data)
         assert len(outcome.refs) == 1
         assert session.get(outcome.refs[0]) == data
 
 
-def test_data_whose_type_is_not_a_text_is_data(session: Session) -> None:
+def test_data_whose_type_is_not_a_string_is_treated_as_data(session: Session) -> None:
     schema = {"type": ["object", "null"], "properties": {"rows": {"type": ["array", "null"], "items": {}}}}
     for small in (schema, [schema], {"content": [schema]}, {"type": {}, "content": [schema]}):
         assert session.externalize(small).content is small
@@ -354,17 +354,17 @@ def test_data_whose_type_is_not_a_text_is_data(session: Session) -> None:
         assert session.get(outcome.refs[0]) == value
 
 
-def test_one_block_alone_is_a_block(session: Session) -> None:
+def test_a_single_block_is_treated_as_a_block(session: Session) -> None:
     outcome = session.externalize({"type": "text", "text": LOG, "x": 1})
     assert outcome.content == {"type": "text", "text": outcome.text, "x": 1}
     link = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "note": "n" * 1_000}
     assert session.externalize(link).text == json.dumps(link, separators=(",", ":"))
 
 
-# All of it together
+# Whole results
 
 
-def test_a_list_of_very_many_large_blocks_is_one_artifact(session: Session) -> None:
+def test_a_list_of_many_large_blocks_is_one_artifact(session: Session) -> None:
     blocks = [{"type": "text", "text": f"{i} {LOG[:20_000]}"} for i in range(60)]
     outcome = session.externalize(blocks)
     assert len(outcome.refs) == 1
@@ -381,7 +381,7 @@ def test_the_other_fields_of_a_block_must_be_small_too(session: Session) -> None
     assert session.get(outcome.refs[0]) == blocks
 
 
-def test_a_store_that_fails_leaves_less_of_each_block_where_they_are_many(
+def test_if_the_store_fails_the_model_gets_less_of_each_block_when_there_are_many(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
@@ -516,5 +516,5 @@ def test_a_wrapper_with_anything_else_in_it_is_stored_as_it_is(kept: Session, fo
     assert kept.get(outcome.ref) == UNCHANGED[form]
 
 
-def test_what_is_put_is_never_unwrapped(kept: Session) -> None:
+def test_a_value_that_is_put_is_never_unwrapped(kept: Session) -> None:
     assert kept.get(kept.put(WRAPPED["a list"])) == WRAPPED["a list"]

@@ -1,4 +1,4 @@
-"""Arguments at the edge of what makes sense: a clear error or the plain answer, on every backend."""
+"""Unusual arguments: each gets a clear error or a correct result, on every backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coatcheck import Store, errors
 from tests.backends import Backend, Clock
 
 
-def test_a_ref_tells_its_expiry_from_its_own_put_on(folder: Backend, clock: Clock) -> None:
+def test_the_ttl_of_a_ref_starts_with_its_own_put(folder: Backend, clock: Clock) -> None:
     folder.open(clock=clock, ttl=100).session("s").put("first")
     folder.close()
     clock.advance(90)
@@ -20,7 +20,7 @@ def test_a_ref_tells_its_expiry_from_its_own_put_on(folder: Backend, clock: Cloc
     assert session.put("second").expires == clock.now + 100
 
 
-def test_a_name_that_no_text_can_hold_names_nothing(store: Store) -> None:
+def test_a_name_that_is_not_valid_unicode_finds_nothing(store: Store) -> None:
     session = store.session("s")
     assert session.get("lone \ud800") is None
     assert session.ref("lone \ud800") is None
@@ -38,12 +38,12 @@ def test_a_file_name_that_is_not_text_is_kept_with_replacement_characters(backen
 
 
 @pytest.mark.parametrize("quota", [-1, 1 << 63])
-def test_a_quota_that_is_not_a_number_of_bytes_is_refused(store: Store, quota: int) -> None:
+def test_an_invalid_quota_is_refused(store: Store, quota: int) -> None:
     with pytest.raises(errors.InvalidArgument):
         store.session("s", quota_bytes=quota)
 
 
-def test_bytes_that_an_export_calls_text_are_damaged_text(backend: Backend) -> None:
+def test_bytes_that_an_export_declares_as_text_are_reported_as_damaged(backend: Backend) -> None:
     archive = io.BytesIO()
     source = backend.open()
     source.session("s").put(b"\xff\xfe", name="n")

@@ -1,4 +1,4 @@
-"""`@session.offload` and `session.materialize` beyond the plain case."""
+"""Less common uses of `@session.offload` and `session.materialize`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def session(store: Store) -> Session:
     return store.session("s")
 
 
-def test_an_object_whose_call_is_a_coroutine_is_awaited(session: Session) -> None:
+def test_an_object_with_an_async_call_method_is_awaited(session: Session) -> None:
     class Search:
         async def __call__(self, q: str) -> str:
             return LOG
@@ -28,7 +28,7 @@ def test_an_object_whose_call_is_a_coroutine_is_awaited(session: Session) -> Non
     assert session.list()[0].tool == "search"
 
 
-def test_methods_keep_their_object_and_static_ones_their_arguments(session: Session) -> None:
+def test_methods_keep_self_and_static_methods_keep_their_arguments(session: Session) -> None:
     class Reader:
         def __init__(self, text: str) -> None:
             self.text = text
@@ -47,7 +47,7 @@ def test_methods_keep_their_object_and_static_ones_their_arguments(session: Sess
     assert session.get(json.loads(Reader.repeat(LOG))["artifact"]) == LOG
 
 
-def test_what_a_function_raises_is_raised(session: Session) -> None:
+def test_an_exception_of_an_offloaded_function_is_raised(session: Session) -> None:
     @session.offload
     def fail() -> str:
         raise LookupError("nothing there")
@@ -56,7 +56,7 @@ def test_what_a_function_raises_is_raised(session: Session) -> None:
         fail()
 
 
-def test_files_that_calls_took_along_are_not_remembered_for_ever(session: Session) -> None:
+def test_files_passed_to_calls_are_not_remembered_forever(session: Session) -> None:
     def size(file: Path) -> int:
         return file.stat().st_size
 

@@ -1,4 +1,4 @@
-"""Images in the store, shown to models that see."""
+"""Stored images, shown to models that accept images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from coatcheck.reading import pdf, pictures
 from coatcheck.reading.sandbox import Pool
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
-UPSIDE = {6: (90, 160), 1: (160, 90)}  # dimensions of an image of 160 × 90 pixels by its orientation
+# Size of an image of 160 × 90 pixels when turned upright, by its EXIF orientation.
+UPRIGHT_SIZES = {6: (90, 160), 1: (160, 90)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,12 +68,12 @@ def test_a_large_image_is_scaled_to_what_providers_accept(session: Session, kind
     assert len(picture.data) <= pictures.SMALL or mode == "RGBA"
 
 
-@pytest.mark.parametrize("orientation", UPSIDE)
+@pytest.mark.parametrize("orientation", UPRIGHT_SIZES)
 def test_a_rotated_photo_is_turned_upright(session: Session, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     _, picture = shown(session, encoded("JPEG", (160, 90), exif=exif))
-    assert size_of(picture) == UPSIDE[orientation]
+    assert size_of(picture) == UPRIGHT_SIZES[orientation]
 
 
 def test_a_format_that_no_provider_accepts_is_converted(session: Session) -> None:
@@ -90,7 +91,9 @@ def test_a_format_that_no_provider_accepts_is_converted(session: Session) -> Non
         (bytes(range(256)), "application/octet-stream"),
     ],
 )
-def test_what_is_no_picture_is_answered_with_text_alone(session: Session, data: bytes, media_type: str) -> None:
+def test_content_that_cannot_be_shown_as_an_image_is_answered_with_text_only(
+    session: Session, data: bytes, media_type: str
+) -> None:
     assert len(shown(session, data, media_type=media_type)) == 1
 
 
@@ -101,7 +104,7 @@ def test_without_the_extra_only_small_images_are_shown(session: Session, monkeyp
     assert len(shown(session, encoded("PNG", (2_000, 50)))) == 1
 
 
-def test_a_request_for_a_part_shows_no_picture(session: Session) -> None:
+def test_a_request_for_a_part_shows_no_image(session: Session) -> None:
     pointer = session.put(encoded("PNG", (160, 90))).pointer
     get, listing, _ = toolkit(session)
     assert len(get.parts(pointer=pointer, grep="IHDR")) == 1
@@ -143,7 +146,7 @@ def test_an_async_tool_has_parts_too(session: Session) -> None:
     assert [part.media_type for part in parts] == ["", "image/png"]
 
 
-def test_a_model_is_not_told_to_install_anything(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_never_asked_to_install_anything(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf, "pool", Pool("x", extra="pdf", package="no_such_package"))
     pointer = session.put(b"%PDF-1.4\n").pointer
     get = toolkit(session)[0]

@@ -1,6 +1,6 @@
 """The policy in `coatcheck.toml` applies to every way into a store: its masking, its limit for a tool, its switch.
 
-Each way gets the result of a tool and returns what the model sees of it. The secrets are assembled here, so that no
+Each way takes the result of a tool and returns what the model sees of it. The secrets are assembled here, so that no
 scanner reports this file as a leak."""
 
 import json
@@ -63,7 +63,7 @@ def prune(session: Session, folder: Path, tool: str) -> str:
 
 
 def transcript_file(session: Session, folder: Path, tool: str) -> str:
-    path = written(folder, tool)
+    path = write_transcript(folder, tool)
     assert transcript.externalize(path, session).is_sound
     return path.read_text()
 
@@ -79,7 +79,7 @@ def running_transcript(session: Session, folder: Path, tool: str) -> str:
 
 
 def command_line(place: Path, folder: Path, tool: str) -> str:
-    path = written(folder, tool)
+    path = write_transcript(folder, tool)
     command = ["transcript", "externalize", str(path), "--write", "--store", str(place)]
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
@@ -136,7 +136,7 @@ def conversation(tool: str) -> list[dict[str, Any]]:
     ]
 
 
-def written(folder: Path, tool: str) -> Path:
+def write_transcript(folder: Path, tool: str) -> Path:
     path = folder / f"{tool}.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in conversation(tool)))
     return path

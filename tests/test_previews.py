@@ -1,4 +1,4 @@
-"""What a preview says about content, that it is true, and that nothing in the content can make it misbehave."""
+"""Previews: what they say about content, that it is true, and that no content can break them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_objects_and_arrays_in_one_place_are_distinguished() -> None:
     assert look(json.dumps(rows), JSON).text == "[100 × {a: [3]|{x: int}}]"
 
 
-def test_few_values_that_repeat_are_named() -> None:
+def test_a_few_distinct_values_that_repeat_are_listed() -> None:
     rows = [{"state": "open" if n % 3 else "closed", "n": n} for n in range(100)]
     assert 'state: "closed"|"open"' in look(json.dumps(rows), JSON).text
 
@@ -72,13 +72,13 @@ def test_more_keys_than_fit_are_counted() -> None:
     assert found.text.count("some_long_key_") == 100 - missing
 
 
-def test_the_heaviest_part_and_the_type_come_before_addresses() -> None:
+def test_the_type_and_the_largest_part_come_before_urls() -> None:
     row = {f"{name}_url": "https://example.org/" * 3 for name in "abcdefghijklmnopqrstuvwxyz"}
     row |= {"type": "issue", "labels": ["bug"] * 30}  # type: ignore[dict-item]
     assert look(json.dumps(row), JSON).text.startswith('{type: "issue", labels: [30')
 
 
-def test_json_that_continues_beyond_the_sample_says_at_least() -> None:
+def test_counts_of_json_that_continues_beyond_the_sample_are_marked_as_minimums() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
     text = json.dumps({"rows": rows, "after": 1})
     found = preview(Sample(text[:EDGE].encode(), b"", len(text)), media_type=JSON)
@@ -91,7 +91,7 @@ def test_rows_beyond_the_sample_are_counted_exactly() -> None:
     assert "rows: [2500 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
 
 
-def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_it_says_about() -> None:
+def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_marked_as_approximate() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
     assert "rows: [~5000 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
 
@@ -134,7 +134,7 @@ documents = st.recursive(
 
 
 def begins_like(cut: object, whole: object) -> bool:
-    """Whether the part of a value that was seen is true of the whole."""
+    """Return whether a value that was cut off agrees with the whole value."""
     if isinstance(cut, CutText):
         return isinstance(whole, str) and whole.startswith(cut)
     if isinstance(cut, CutList):
@@ -145,7 +145,7 @@ def begins_like(cut: object, whole: object) -> bool:
 
 
 @given(document=documents, data=st.data(), indent=st.sampled_from([None, 1]), ascii_=st.booleans())
-def test_json_that_is_cut_anywhere_says_nothing_that_is_not_in_it(
+def test_json_that_is_cut_anywhere_is_parsed_to_a_part_of_the_document(
     document: object, data: st.DataObject, indent: int | None, ascii_: bool
 ) -> None:
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_)
@@ -157,13 +157,13 @@ def test_json_that_is_cut_anywhere_says_nothing_that_is_not_in_it(
     assert begins_like(found, document)
 
 
-def test_json_texts_one_behind_another_are_counted() -> None:
+def test_concatenated_json_texts_are_counted() -> None:
     found = look("\n".join(json.dumps({"id": n, "body": "long " * 30}, indent=2) for n in range(5)), JSON)
     assert found.text == "5 JSON values × {id: int, body: str}" or found.text.startswith("5 JSON values × {id: int")
     assert found.shown == "shape of all 5 values"
 
 
-def test_numbers_of_thousands_of_digits_do_no_harm() -> None:
+def test_numbers_with_thousands_of_digits_do_no_harm() -> None:
     assert "number" in look(json.dumps([1])[:-1] + ", " + "9" * 6_000 + "]", JSON).text
 
 
@@ -187,7 +187,7 @@ def test_json_lines_of_any_size_are_counted_by_their_lines() -> None:
     assert re.fullmatch(rf"shape of the first \d+ of {total} records", found.shown)
 
 
-def test_lines_that_are_not_json_are_counted_apart() -> None:
+def test_lines_that_are_not_json_are_counted_separately() -> None:
     assert look('{"a":1}\n' * 50 + "oops\n", JSONL).shown == "shape of all 50 records; 1 line not JSON"
 
 
@@ -201,18 +201,18 @@ def test_a_table_shows_its_columns_first_rows_and_number_of_rows() -> None:
     assert found.shown == "3 of 1000 rows"
 
 
-def test_a_line_feed_inside_quotes_makes_no_row() -> None:
+def test_a_line_feed_inside_quotes_does_not_start_a_row() -> None:
     found = look("id,text\n" + '1,"two\nlines"\n' * 50, "text/csv")
     assert found.text.startswith("50 rows × 2 columns: id, text\n1, two lines\n")
 
 
-def test_rows_beyond_the_sample_are_counted_by_lines_and_it_says_so() -> None:
+def test_rows_beyond_the_sample_are_counted_by_lines_and_the_preview_says_so() -> None:
     found = look("id,name,age\n" + "1,Someone,44\n" * 30_000, "text/csv")
     assert found.text.startswith("30000 rows × 3 columns: id, name, age\n")
     assert found.shown.endswith("of 30000 rows (rows by line count)")
 
 
-def test_rows_that_nobody_counted_are_at_least() -> None:
+def test_a_row_count_of_the_sample_alone_is_marked_as_a_minimum() -> None:
     data = ("id,name\n" + "1,x\n" * 60_000).encode()
     found = preview(Sample(data[:EDGE], data[-EDGE:], len(data)), media_type="text/csv")
     assert "at least" in found.shown
@@ -224,7 +224,7 @@ def test_a_table_without_a_header_says_so() -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_a_table_that_nobody_named_is_recognized(separator: str) -> None:
+def test_a_table_without_a_media_type_is_recognized(separator: str) -> None:
     rows = "".join(separator.join((str(n), "name", "x")) + "\n" for n in range(100))
     assert look(separator.join(("id", "what", "why")) + "\n" + rows).text.startswith(
         "100 rows × 3 columns: id, what, why"
@@ -236,7 +236,7 @@ def test_prose_with_commas_is_not_a_table() -> None:
     assert look(prose).shown.startswith("first ")
 
 
-# Logs and what programs print
+# Logs and program output
 
 
 def test_a_log_shows_levels_times_and_its_first_error() -> None:
@@ -251,7 +251,7 @@ def test_a_log_shows_levels_times_and_its_first_error() -> None:
     assert found.shown == "levels and times of all 600 lines"
 
 
-def test_levels_of_a_log_are_those_of_the_whole() -> None:
+def test_levels_are_counted_in_the_whole_log() -> None:
     text = (
         "2031-05-06T10:00:00Z INFO start\n"
         + large("2031-05-06T10:00:01Z DEBUG tick\n")
@@ -263,7 +263,7 @@ def test_levels_of_a_log_are_those_of_the_whole() -> None:
     assert found.shown == f"levels and times of all {len(text.splitlines())} lines"
 
 
-def test_levels_of_what_cannot_be_read_whole_are_at_least() -> None:
+def test_level_counts_of_the_sample_alone_are_marked_as_minimums() -> None:
     data = large("2031-05-06T10:00:01Z DEBUG tick\n").encode()
     found = preview(Sample(data[:EDGE], data[-EDGE:], len(data)), media_type=TEXT)
     assert "DEBUG ≥" in found.text
@@ -291,7 +291,7 @@ def test_the_first_and_the_last_error_of_a_log_are_shown_with_their_lines() -> N
         ("", "2026-11-17 03:00:00,123 - app - ERROR - x", "2026-11-17 03:00:00,123 - app - INFO - x"),
     ],
 )
-def test_levels_are_found_behind_any_prefix(prefix: str, bad: str, good: str) -> None:
+def test_levels_are_found_after_any_prefix(prefix: str, bad: str, good: str) -> None:
     text = "".join(f"{prefix}{bad if n in (70, 75) else good} {n}\n" for n in range(100))
     found = look(text)
     assert "ERROR 2 INFO 98" in found.text
@@ -303,7 +303,7 @@ def test_a_level_in_the_middle_of_a_message_does_not_count() -> None:
     assert "ERROR" not in look(text).text.split("·")[1]
 
 
-def test_frequent_levels_of_a_very_large_log_are_estimated_and_say_so() -> None:
+def test_frequent_levels_of_a_very_large_log_are_estimated_and_the_preview_says_so() -> None:
     text = "".join(f"2031-05-06 10:00:00 {'INFO' if n % 3 else 'WARN'} message {n}\n" for n in range(40_000))
     found = look(text + "2031-05-06 10:00:01 ERROR at last\n")
     assert re.search(r"ERROR 1 WARN ~13,000 INFO ~2[67],000", found.text)
@@ -330,7 +330,7 @@ def test_the_first_failure_in_a_long_output_is_shown() -> None:
 # Code, diffs and documents
 
 
-def test_python_shows_what_it_defines_with_line_numbers() -> None:
+def test_python_shows_its_definitions_with_line_numbers() -> None:
     code = (
         "import os\n\n\nclass Store:\n    def put(self):\n        pass\n\n\nasync def main():\n    pass\n"
         + "# end\n" * 60
@@ -350,17 +350,17 @@ def test_python_shows_what_it_defines_with_line_numbers() -> None:
          "javascript, 66 lines: class Cart:2, add:3, const sum:6"),
     ],
 )  # fmt: skip
-def test_code_that_nobody_named_is_outlined(code: str, names: str) -> None:
+def test_code_without_a_media_type_is_outlined(code: str, names: str) -> None:
     assert look(code + "// a comment\n" * 60).text == names
 
 
-def test_line_numbers_that_a_tool_added_are_the_ones_shown() -> None:
+def test_line_numbers_added_by_a_tool_are_the_ones_shown() -> None:
     code = ["package shop", "", 'import "fmt"', "", "func Buy() {", "}", "func Sell() {", "}"] + ["// more"] * 40
     numbered = "\n".join(f"{number:6}→{line}" for number, line in enumerate(code, 200))
     assert look(numbered).text == "go, 48 lines: func Buy:204, Sell:206"
 
 
-def test_upper_levels_come_first_where_not_all_fits() -> None:
+def test_top_level_definitions_come_first_if_not_all_fit() -> None:
     code = "".join(f"class Number{n}:\n" + "    def method(self): ...\n" * 30 for n in range(5))
     found = look(code, "text/x-python", limit=120)
     assert all(f"Number{n}:" in found.text for n in range(5))
@@ -394,7 +394,7 @@ def test_html_shows_title_and_headings_without_scripts() -> None:
     assert found.shown == "title and 2 of 2 headings"
 
 
-def test_xml_shows_its_root_and_what_it_has_most_of() -> None:
+def test_xml_shows_its_root_and_its_most_frequent_elements() -> None:
     text = '<?xml version="1.0"?><feed lang="en">' + "<entry><id>1</id></entry>" * 20 + "</feed>"
     assert look(text, "application/xml").text == 'XML <feed lang="en">: entry ×20, id ×20'
 
@@ -457,14 +457,14 @@ def test_bytes_are_described_and_never_shown(data: bytes, expected: str) -> None
     assert look(data, "application/x-unheard-of").text == f"{expected}, {len(data)} bytes"
 
 
-def test_bytes_that_somebody_called_text_are_described() -> None:
+def test_bytes_declared_as_text_are_described() -> None:
     assert look(bytes(range(32)) * 50, TEXT).text == "binary data, though named text/plain, 1600 bytes"
 
 
 # Anything else
 
 
-def test_small_text_is_shown_whole_whatever_it_is() -> None:
+def test_small_text_is_shown_whole_whatever_its_type() -> None:
     for named in (TEXT, JSON, "text/csv", "text/html"):
         assert look('{"a": 1}', named) == Preview('{"a": 1}', "all 8 characters")
 
@@ -514,7 +514,7 @@ def test_no_character_is_cut_in_half_at_any_edge_of_a_sample(encoding: str) -> N
     "hidden", ["\x1b[2J", "\x07", "\x00", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\U000e0041", "\r"]
 )
 @pytest.mark.parametrize("named", [TEXT, JSON, JSONL, "text/csv", "text/html", "text/markdown", "text/x-python"])
-def test_what_would_move_a_cursor_or_hide_is_made_visible(hidden: str, named: str) -> None:
+def test_control_and_invisible_characters_are_made_visible(hidden: str, named: str) -> None:
     forms = {
         JSON: json.dumps({f"k{hidden}": f"v{hidden}", "b": "x" * 300}),
         JSONL: json.dumps({f"k{hidden}": f"v{hidden}"}) + "\n" + "{}\n" * 100,
@@ -527,7 +527,7 @@ def test_what_would_move_a_cursor_or_hide_is_made_visible(hidden: str, named: st
     )
 
 
-def test_windows_line_ends_become_plain_ones() -> None:
+def test_windows_line_endings_become_line_feeds() -> None:
     assert "\\r" not in look("one line\r\n" * 100).text
 
 
@@ -590,7 +590,7 @@ def test_any_content_gets_a_preview_within_the_limit(
     assert all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in found.text)
     assert found.shown
     assert len(found.shown) < 160
-    assert found.shown.replace("≥", "").isascii(), "it quotes nothing"
+    assert found.shown.replace("≥", "").isascii(), "it does not quote the content"
 
 
 @pytest.mark.parametrize(
@@ -599,14 +599,14 @@ def test_any_content_gets_a_preview_within_the_limit(
      "# a\n", "```\n", "def a\n", "public static ", "\ta(b) {\n", "int a(", "ERROR\n", "@@ -1,99999 +1,99999 @@\n",
      "\x1b[", "\u202e", "a/b/", "E   ", "/Count 1 ", "/Type /Pages "],
 )  # fmt: skip
-def test_hostile_repetition_ends(unit: str) -> None:
-    """Quadratic work on a sample of this size would take minutes, and the run's time limit ends it."""
+def test_a_preview_of_hostile_repetition_finishes(unit: str) -> None:
+    """Quadratic work on a sample of this size would take minutes and exceed the time limit of the run."""
     for named in TYPES:
         assert len(look(large(unit, size=2 * EDGE - 99), named).text) <= 200
         assert len(look(large(unit), named).text) <= 200
 
 
-def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> None:
+def test_every_file_of_the_corpus_has_a_preview_that_matches_its_format(corpus: Path) -> None:
     forms = {".csv": " rows × ", ".jsonl": " records × ", ".json": "{", ".html": "HTML “", ".md": "# "}
     for path in corpus_files(corpus):
         if path.suffix in forms:
@@ -618,7 +618,7 @@ def test_every_file_of_the_corpus_has_a_preview_with_its_form(corpus: Path) -> N
             assert "left out" not in found.text
 
 
-def test_what_is_passed_over_holds_no_definition_failure_or_level(corpus: Path) -> None:
+def test_text_that_the_quick_checks_skip_contains_no_definition_failure_or_level(corpus: Path) -> None:
     texts = [path.read_text()[:200_000] for path in corpus_files(corpus)]
     texts += [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     for text in texts:
@@ -639,7 +639,7 @@ BEGINNINGS = [
 
 
 @given(st.lists(st.sampled_from(BEGINNINGS), max_size=8))
-def test_how_a_text_begins_rules_out_only_forms_that_it_does_not_have(lines: list[str]) -> None:
+def test_the_beginning_of_a_text_rules_out_only_forms_that_do_not_apply(lines: list[str]) -> None:
     text = decode(Sample.of("\n".join(lines).encode()))
     for kind in (kind for kind in KINDS if kind.form in (outlines.numbered_diff, outlines.short_history)):
         assert kind.begins is not None

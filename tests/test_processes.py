@@ -1,4 +1,4 @@
-"""Many threads and processes on one store: nothing is lost or doubled, and all see what any has put."""
+"""Many threads and processes on one store: nothing is lost or duplicated, and each sees what the others put."""
 
 import hashlib
 import io
@@ -17,19 +17,19 @@ import coatcheck
 from coatcheck import Store
 from tests.backends import LARGE, PROCESSES, Backend, Clock
 
-CROWD = 4
-EACH = 12
+WORKERS = 4
+PER_WORKER = 12
 
 
 def value_of(number: int) -> bytes:
-    """Small ones and large ones in turn."""
+    """Return the value of this number: one in three is large."""
     return hashlib.sha256(str(number).encode()).digest() * (10 if number % 3 else LARGE // 32)
 
 
 def put_some(url: str, worker: int) -> list[str]:
     with coatcheck.open(url, durability="process") as store:
         shared, own = store.session("shared"), store.session(f"worker {worker}")
-        for number in range(EACH):
+        for number in range(PER_WORKER):
             common = shared.put(value_of(number), name=f"value {number}")
             mine = own.put(value_of(1000 * worker + number), name=f"mine {number}")
             assert shared.get(common) == value_of(number)
@@ -39,44 +39,44 @@ def put_some(url: str, worker: int) -> list[str]:
 
 def check_all(store: Store) -> None:
     shared = store.session("shared")
-    for number in range(EACH):
+    for number in range(PER_WORKER):
         assert shared.get(f"value {number}") == value_of(number)
-        assert len(shared.list(name=f"value {number}")) == 1, "put by all, held once"
-    assert len(shared.list()) == EACH
-    for worker in range(1, CROWD + 1):
+        assert len(shared.list(name=f"value {number}")) == 1, "put by all workers, stored once"
+    assert len(shared.list()) == PER_WORKER
+    for worker in range(1, WORKERS + 1):
         own = store.session(f"worker {worker}")
-        assert len(own.list()) == EACH
-        for number in range(EACH):
+        assert len(own.list()) == PER_WORKER
+        for number in range(PER_WORKER):
             assert own.get(f"mine {number}") == value_of(1000 * worker + number)
-    assert store.stats().artifacts == EACH * (CROWD + 1)
+    assert store.stats().artifacts == PER_WORKER * (WORKERS + 1)
     store.collect()
     assert store.verify().problems == []
 
 
 @pytest.mark.slow
-def test_many_processes_lose_and_double_nothing(lasting: Backend) -> None:
+def test_many_processes_lose_and_duplicate_nothing(lasting: Backend) -> None:
     store = lasting.open()
-    with PROCESSES.Pool(CROWD) as pool:
-        ids = pool.starmap(put_some, [(lasting.url, worker) for worker in range(1, CROWD + 1)])
-    assert len({one for some in ids for one in some}) == CROWD * EACH
+    with PROCESSES.Pool(WORKERS) as pool:
+        ids = pool.starmap(put_some, [(lasting.url, worker) for worker in range(1, WORKERS + 1)])
+    assert len({one for some in ids for one in some}) == WORKERS * PER_WORKER
     check_all(store)
     store.close()
     check_all(lasting.open())
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
-def test_many_threads_lose_and_double_nothing(backend: Backend, durability: str) -> None:
+def test_many_threads_lose_and_duplicate_nothing(backend: Backend, durability: str) -> None:
     store = backend.open(durability=durability)
 
     def work(worker: int) -> None:
         shared, own = store.session("shared"), store.session(f"worker {worker}")
-        for number in range(EACH):
+        for number in range(PER_WORKER):
             shared.put(value_of(number), name=f"value {number}")
             own.put(io.BytesIO(value_of(1000 * worker + number)), name=f"mine {number}")
             assert own.get(f"mine {number}") == value_of(1000 * worker + number)
 
-    with ThreadPoolExecutor(CROWD) as pool:
-        list(pool.map(work, range(1, CROWD + 1)))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(work, range(1, WORKERS + 1)))
     check_all(store)
 
 
@@ -97,7 +97,7 @@ def test_every_change_is_seen_by_another_process_at_once(lasting: Backend) -> No
         assert [session.get(ref) for ref in session.list()] == ["from there"]
 
 
-def test_two_stores_at_one_place_in_one_process_agree(lasting: Backend) -> None:
+def test_two_stores_with_the_same_url_in_one_process_agree(lasting: Backend) -> None:
     one, two = lasting.open().session("s"), lasting.open().session("s")
     for i in range(20):
         writer, reader = (one, two) if i % 2 else (two, one)
@@ -137,7 +137,7 @@ def test_a_forked_child_can_use_the_store(folder: Backend) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_children_forked_in_the_middle_of_work_continue(folder: Backend) -> None:
+def test_children_forked_during_writes_can_use_the_store(folder: Backend) -> None:
     store = folder.open()
     session = store.session("s")
     children = []
@@ -167,7 +167,7 @@ def test_children_forked_in_the_middle_of_work_continue(folder: Backend) -> None
     assert store.verify().problems == []
 
 
-def test_a_collection_beside_puts_of_the_same_content_loses_nothing(backend: Backend) -> None:
+def test_a_collection_during_puts_of_the_same_content_loses_nothing(backend: Backend) -> None:
     store = backend.open()
 
     def put_and_forget(worker: int) -> None:
@@ -189,7 +189,7 @@ def test_a_collection_beside_puts_of_the_same_content_loses_nothing(backend: Bac
     assert store.verify().problems == []
 
 
-def test_a_killed_process_leaves_what_was_acknowledged(lasting: Backend, tmp_path: Path) -> None:
+def test_acknowledged_puts_of_a_killed_process_are_kept(lasting: Backend, tmp_path: Path) -> None:
     script = """
 import os, sys, coatcheck
 session = coatcheck.open(sys.argv[1], durability="process").session("s")
@@ -248,7 +248,7 @@ def test_a_get_sees_every_put_of_another_process_that_has_the_store_open(lasting
     assert len(session.list()) == 16
 
 
-def test_what_another_process_forgets_right_after_its_put_is_gone(lasting: Backend) -> None:
+def test_an_artifact_that_another_process_forgets_right_after_its_put_is_gone(lasting: Backend) -> None:
     session = lasting.open().session("s")
     with Peer(lasting.url) as peer:
         for number in range(4):
@@ -263,7 +263,7 @@ def test_what_another_process_forgets_right_after_its_put_is_gone(lasting: Backe
             assert peer.call("get", mine.pointer) == session.get(mine) == value_of(number)
 
 
-def test_a_grant_is_read_at_once_by_those_who_have_the_session_open(lasting: Backend) -> None:
+def test_a_grant_is_visible_at_once_to_all_who_have_the_session_open(lasting: Backend) -> None:
     store, other = lasting.open(), lasting.open()
     giver, receivers = store.session("giver"), [one.session("s") for one in (store, other)]
     with Peer(lasting.url) as peer:
@@ -289,7 +289,7 @@ def test_a_session_that_another_process_has_ended_is_empty_until_the_next_put(la
         assert peer.call("get", again.pointer) == value_of(1)
 
 
-def test_what_another_process_has_collected_is_gone(lasting: Backend) -> None:
+def test_artifacts_that_another_process_has_collected_are_gone(lasting: Backend) -> None:
     session = lasting.open().session("s", ttl=60)
     refs = [session.put(value_of(number)) for number in range(4)]
     kept = session.pin(session.put(b"pinned"))
@@ -299,7 +299,7 @@ def test_what_another_process_has_collected_is_gone(lasting: Backend) -> None:
     assert session.get(kept) == b"pinned"
 
 
-def test_what_another_process_has_compressed_or_healed_is_read_from_its_new_place(lasting: Backend) -> None:
+def test_an_artifact_that_another_process_has_compressed_or_repaired_can_be_read(lasting: Backend) -> None:
     session = lasting.open().session("s", ttl=None)
     text = b"a line that compresses well\n" * 10_000
     ref = session.put(text)
@@ -312,7 +312,7 @@ def test_what_another_process_has_compressed_or_healed_is_read_from_its_new_plac
         assert session.get(ref) == text
 
 
-def test_a_put_of_another_process_keeps_the_session_alive_or_buries_what_had_expired(
+def test_a_put_of_another_process_keeps_a_session_alive_but_does_not_revive_expired_artifacts(
     lasting: Backend, clock: Clock
 ) -> None:
     here, there = (lasting.open(clock=clock, grace=50).session("s", ttl=100) for _ in range(2))
@@ -321,7 +321,7 @@ def test_a_put_of_another_process_keeps_the_session_alive_or_buries_what_had_exp
     clock.advance(80)
     there.put(value_of(2))
     clock.advance(80)
-    assert here.get(old) == value_of(1), "alive since the other put"
+    assert here.get(old) == value_of(1), "kept alive by the put of the other store"
     lasting.opened[0]._activity.last_uses.clear()  # as in a process that did not use the session
     clock.advance(140)
     assert here.get(old) is None
@@ -332,7 +332,7 @@ def test_a_put_of_another_process_keeps_the_session_alive_or_buries_what_had_exp
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_sees_what_was_put_just_before_and_its_parent_what_it_puts(folder: Backend) -> None:
+def test_a_forked_child_and_its_parent_see_the_puts_of_each_other(folder: Backend) -> None:
     session = folder.open().session("s")
     before = [session.put(value_of(number)) for number in range(4)]
     reading, writing = os.pipe()
@@ -358,7 +358,7 @@ def test_a_forked_child_sees_what_was_put_just_before_and_its_parent_what_it_put
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_open_stores_at_one_place_always_answer_like_a_single_one(folder: Backend, clock: Clock, seed: int) -> None:
+def test_two_open_stores_with_the_same_url_always_answer_like_one(folder: Backend, clock: Clock, seed: int) -> None:
     choose = random.Random(seed)
     stores = [
         folder.open(clock=clock, grace=5),
@@ -387,8 +387,8 @@ def test_two_open_stores_at_one_place_always_answer_like_a_single_one(folder: Ba
         if verb == "collect":
             return stores[at].collect(grace=0).refs
         if verb == "pin":
-            held = any(ref.artifact_id == ids[number] and ref.session_id == which for ref in session.list())
-            return held and session.pin(ids[number]).artifact_id
+            owned = any(ref.artifact_id == ids[number] and ref.session_id == which for ref in session.list())
+            return owned and session.pin(ids[number]).artifact_id
         return session.forget(ids[number]) if verb == "forget" else session.get(ids[number])
 
     for step in range(120):

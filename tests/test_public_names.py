@@ -15,7 +15,7 @@ PUBLIC = {
     "default", "errors", "is_pointer", "open", "toolkit",
 }  # fmt: skip
 
-# What only the command line, an extra or a caller's own models need: importing coatcheck must not import it.
+# Modules that only the command line, an extra or a caller's own models need. Importing coatcheck must not load them.
 HEAVY = {
     "asyncio", "click", "duckdb", "hypothesis", "jsonpath_rfc9535", "mcp", "obstore", "psycopg", "pydantic",
     "pydantic_core", "pytest", "re2", "rich", "splintr", "starlette", "uvicorn",
@@ -26,7 +26,7 @@ def error_classes(root: type[errors.CoatcheckError] = errors.CoatcheckError) -> 
     return [root, *(found for child in root.__subclasses__() for found in error_classes(child))]
 
 
-def test_the_public_names_are_these() -> None:
+def test_the_public_names_are_the_expected_ones() -> None:
     assert set(coatcheck.__all__) == PUBLIC
     assert all(hasattr(coatcheck, name) for name in coatcheck.__all__)
     assert sorted(coatcheck.__all__) == coatcheck.__all__
@@ -39,13 +39,13 @@ def test_toolkit_is_the_function_whatever_was_imported_before() -> None:
     )
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError):
         coatcheck.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("cls", error_classes())
-def test_every_error_has_a_code_of_its_own_in_the_table(cls: type[errors.CoatcheckError]) -> None:
+def test_every_error_has_its_own_code_in_the_table(cls: type[errors.CoatcheckError]) -> None:
     assert "code" in vars(cls)
     assert [other for other in error_classes() if other.code == cls.code] == [cls]
     status, exit_code, rpc = errors.CODES[cls.code]
@@ -54,17 +54,17 @@ def test_every_error_has_a_code_of_its_own_in_the_table(cls: type[errors.Coatche
     assert -32768 <= rpc < -31999
 
 
-def test_the_table_has_no_codes_besides() -> None:
+def test_the_table_has_no_other_codes() -> None:
     assert set(errors.CODES) == {cls.code for cls in error_classes()}
 
 
-def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+def test_the_docstring_shows_the_actual_tree_of_errors() -> None:
     drawing = errors.__doc__ or ""
     drawn = [line.split("──")[-1].split()[0] for line in drawing.splitlines() if "──" in line]
     assert sorted(drawn) == sorted(cls.__name__ for cls in error_classes()[1:])
 
 
-def test_importing_coatcheck_loads_no_extra_and_no_surface() -> None:
+def test_importing_coatcheck_loads_no_extras_and_no_unused_modules() -> None:
     source = "import sys, coatcheck; coatcheck.open; print('\\n'.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
     assert "coatcheck.store" in loaded
@@ -73,7 +73,7 @@ def test_importing_coatcheck_loads_no_extra_and_no_surface() -> None:
     assert not {"coatcheck.storage.sqlite", "coatcheck.storage.folder", "coatcheck.storage.memory"} & set(loaded)
 
 
-def test_using_a_memory_store_loads_no_extra_either() -> None:
+def test_using_a_memory_store_loads_no_extras_either() -> None:
     source = (
         "import sys, coatcheck; s = coatcheck.open('memory:').session('s'); assert s.get(s.put([1]).pointer) == [1];"
         "print('\\n'.join(sys.modules))"

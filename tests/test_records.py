@@ -1,4 +1,4 @@
-"""Claims and records of a session: fenced, numbered, exact, and gone with the session."""
+"""Claims and records of a session: fenced, numbered, exact, and removed with the session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coatcheck.refs import RECORD_LIMIT
 from tests.backends import PROCESSES, Backend, Clock, edit_catalog
 
 
-def test_what_was_recorded_is_there_after_reopening(lasting: Backend, clock: Clock) -> None:
+def test_records_and_claims_survive_reopening(lasting: Backend, clock: Clock) -> None:
     session = lasting.open(clock=clock).session("s")
     token = session.claim("dispatcher")
     assert [session.record("hot", body, token=token) for body in (b"one", b"", bytes(200_000))] == [1, 2, 3]
@@ -27,13 +27,13 @@ def test_what_was_recorded_is_there_after_reopening(lasting: Backend, clock: Clo
     assert [(one.seq, one.at, one.token, one.body) for one in again.records("hot")] == [
         (number, clock.now, token, body) for number, body in enumerate((b"one", b"", bytes(200_000)), 1)
     ]
-    held = again.claimant()
-    assert held is not None
-    assert (held.token, held.holder) == (token, "dispatcher")
+    claim = again.claimant()
+    assert claim is not None
+    assert (claim.token, claim.holder) == (token, "dispatcher")
     assert again.claim("another") > token
 
 
-def test_the_hot_series_takes_nothing_without_a_claim(store: Store) -> None:
+def test_the_hot_series_accepts_nothing_without_a_claim(store: Store) -> None:
     session = store.session("s")
     with pytest.raises(errors.Fenced):
         session.record("hot", b"by nobody")
@@ -53,7 +53,7 @@ def test_records_that_are_written_together_are_checked_before_any_is_written(sto
     assert [one.body for one in session.records("y")] == [b"two"]
 
 
-def test_a_holder_that_is_busy_keeps_its_claim_from_one_that_waits(store: Store, clock: Clock) -> None:
+def test_an_active_holder_keeps_its_claim_while_another_waits(store: Store, clock: Clock) -> None:
     session = store.session("s")
     first = session.claim("a", idle=30)
     clock.advance(29)
@@ -98,7 +98,7 @@ def test_records_can_be_read_until_an_expired_session_is_collected(store: Store,
     assert session.records("metrics") == []
 
 
-def test_what_was_recorded_is_nowhere_after_the_session_ended_and_a_collection(lasting: Backend) -> None:
+def test_records_are_erased_after_the_session_has_ended_and_a_collection(lasting: Backend) -> None:
     store = lasting.open()
     store.session("other").record("metrics", b"kept")
     session = store.session("s")
@@ -114,7 +114,7 @@ def test_what_was_recorded_is_nowhere_after_the_session_ended_and_a_collection(l
     assert [one.body for one in store.session("other").records("metrics")] == [b"kept"]
 
 
-def test_records_beyond_what_is_kept_are_nowhere_after_a_collection(lasting: Backend) -> None:
+def test_records_beyond_the_kept_ones_are_erased_after_a_collection(lasting: Backend) -> None:
     store = lasting.open()
     for number in range(30):
         store.session("s").record("metrics", b"record number %d." % number, keep=2)
@@ -137,14 +137,14 @@ def test_records_beyond_what_is_kept_are_nowhere_after_a_collection(lasting: Bac
         lambda s: s.records("x", limit=-1), lambda s: s.records("x", limit="9"),
     ],
 )  # fmt: skip
-def test_arguments_that_make_no_sense_are_refused(store: Store, ask: Any) -> None:
+def test_invalid_arguments_are_refused(store: Store, ask: Any) -> None:
     session = store.session("s")
     with pytest.raises(errors.InvalidArgument):
         ask(session)
     assert list(store.sessions()) == []
 
 
-def test_a_record_has_a_megabyte_at_most(store: Store) -> None:
+def test_a_record_has_at_most_a_megabyte(store: Store) -> None:
     session = store.session("s")
     assert session.record("x", bytes(RECORD_LIMIT)) == 1
     with pytest.raises(errors.TooLarge):
@@ -167,7 +167,7 @@ def test_a_version_counts_only_what_the_session_sees(store: Store) -> None:
 # Damage
 
 
-def test_a_damaged_record_is_an_error_and_repair_takes_it_out(lasting: Backend) -> None:
+def test_a_damaged_record_is_an_error_and_repair_removes_it(lasting: Backend) -> None:
     store = lasting.open()
     session = store.session("s")
     for number in range(5):
@@ -183,7 +183,7 @@ def test_a_damaged_record_is_an_error_and_repair_takes_it_out(lasting: Backend) 
     assert [one.seq for one in session.records("x")] == [1, 2, 4, 5]
 
 
-def test_stray_records_and_a_count_of_claims_that_is_behind_are_set_right(folder: Backend) -> None:
+def test_stray_records_and_an_outdated_claim_counter_are_repaired(folder: Backend) -> None:
     store = folder.open()
     store.session("s").claim("a")
     token = store.session("s").claim("a")
@@ -210,7 +210,7 @@ def recorded(store: Store, series: str = "metrics") -> list[tuple[float, bytes]]
     return [(one.at, one.body) for one in store.session("s").records(series)]
 
 
-def test_an_export_holds_records_and_an_import_doubles_none(store: Store, backend: Backend, clock: Clock) -> None:
+def test_an_export_contains_records_and_an_import_duplicates_none(store: Store, backend: Backend, clock: Clock) -> None:
     session = store.session("s", ttl=None)
     token = session.claim("a")
     for number in range(130):
@@ -232,7 +232,7 @@ def test_an_export_holds_records_and_an_import_doubles_none(store: Store, backen
     assert recorded(store) == before
 
 
-def test_an_old_export_does_not_bring_back_what_a_series_has_left_behind(store: Store, clock: Clock) -> None:
+def test_an_old_export_does_not_bring_back_records_that_a_series_has_dropped(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=None)
     for number in range(5):
         clock.advance(1)
@@ -245,7 +245,7 @@ def test_an_old_export_does_not_bring_back_what_a_series_has_left_behind(store: 
     assert recorded(store) == now
 
 
-def test_an_export_of_the_first_format_is_taken_in(store: Store, backend: Backend) -> None:
+def test_an_export_in_the_first_format_can_be_imported(store: Store, backend: Backend) -> None:
     source = io.BytesIO()
     other = backend.open_new()
     other.session("s").put("text", name="n")
@@ -265,9 +265,9 @@ def test_an_export_of_the_first_format_is_taken_in(store: Store, backend: Backen
         {"series": "x", "at": 1, "body": "A" * 4 * (RECORD_LIMIT // 3 + 1)},
     ],
 )  # fmt: skip
-def test_a_record_that_makes_no_sense_is_not_imported(store: Store, record: object) -> None:
-    said = {"session_id": "s", "parent": None, "ttl": None, "quota": None, "created": 1, "used": 1}
-    lines = [{"coatcheck": 2}, {"session": said}, {"record": record}, {"end": 0}]
+def test_an_invalid_record_is_not_imported(store: Store, record: object) -> None:
+    session = {"session_id": "s", "parent": None, "ttl": None, "quota": None, "created": 1, "used": 1}
+    lines = [{"coatcheck": 2}, {"session": session}, {"record": record}, {"end": 0}]
     with pytest.raises(errors.InvalidArgument, match="line 3"):
         store.import_(io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines)))
     assert store.session("s").records("x") == []
@@ -298,7 +298,7 @@ def test_a_forked_child_claims_and_writes_on_its_own(lasting: Backend) -> None:
     token = session.claim("parent")
     session.record("hot", b"parent's", token=token)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forking beside threads, which is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is the case under test
         child = os.fork()
     if child == 0:
         code = 1

@@ -30,7 +30,7 @@ STORE = Policy(redact="store")
 
 @dataclass(frozen=True)
 class Way:
-    """What a way in is given. `policy` is None where the settings define the policy."""
+    """The arguments of a way in. `policy` is None if the settings define the policy."""
 
     session: Session
     policy: Policy | None
@@ -133,9 +133,9 @@ def wrapped_base64(way: Way) -> None:
         decoded = base64.b64decode(restored.partition(",")[2] or restored).decode()
         assert decoded.count(MARK) == 1_200
     for info in way.session.store.sessions():
-        held = way.session.store.session(info.session_id)
-        for ref in held.list():
-            with held.open(ref) as stream:
+        other = way.session.store.session(info.session_id)
+        for ref in other.list():
+            with other.open(ref) as stream:
                 stored = stream.read()
             assert TOKEN.encode() not in stored + base64.b64decode(stored[stored.find(b",") + 1 :] + b"==")
 
@@ -177,13 +177,13 @@ def labels(way: Way) -> None:
     names: dict[str, Any] = {"tool": f"env {TOKEN}", "call_id": f"c DB_PASSWORD={PASSWORD}"}
     assert way.session.externalize(DUMP, **names, **way.given).is_stub
     call = {"id": names["call_id"], "type": "function", "function": {"name": names["tool"], "arguments": "{}"}}
-    told = chat(DUMP)
-    told[1]["tool_calls"] = [call]
-    told[2]["tool_call_id"] = names["call_id"]
+    messages = chat(DUMP)
+    messages[1]["tool_calls"] = [call]
+    messages[2]["tool_call_id"] = names["call_id"]
     with transcript.Transcript(way.folder / "t.jsonl", way.session, **way.given) as log:
-        log.extend(told)
-    told[2]["content"] += "more"
-    assert transcript.prune(told, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact).replaced
+        log.extend(messages)
+    messages[2]["content"] += "more"
+    assert transcript.prune(messages, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact).replaced
 
 
 def enforcing(way: Way) -> None:
@@ -228,7 +228,7 @@ GIVEN = [
 
 
 @pytest.mark.parametrize(("way", "given"), GIVEN)
-def test_a_secret_is_in_no_file_of_the_store(
+def test_no_file_of_the_store_contains_a_secret(
     way: Callable[[Way], None], given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, place = tmp_path / "work", tmp_path / "store"
@@ -241,7 +241,7 @@ def test_a_secret_is_in_no_file_of_the_store(
     with coatcheck.open(place) as store:
         session = store.session("s")
         way(Way(session, STORE if given == "in code" else None, folder, place))
-        session.search("row password")  # which indexes what is there
+        session.search("row password")  # builds the search index
         assert session.list()
         assert leaks(place) == []
     assert leaks(place) == []
@@ -278,7 +278,7 @@ ENCODINGS = ("utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-16-be"
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("before", ["", "grün und schön\n"])
-def test_a_secret_is_masked_in_every_encoding_and_all_else_is_exact(encoding: str, before: str) -> None:
+def test_a_secret_is_masked_in_every_encoding_and_everything_else_is_unchanged(encoding: str, before: str) -> None:
     after = "\nañd more\n" if encoding != "utf-8" else "\nand 漢字 more\n"
     data = (before + LINE + after).encode(encoding)
     masked = mask_bytes(data)
@@ -302,7 +302,7 @@ def test_a_secret_is_masked_in_the_middle_of_other_bytes(encoding: str) -> None:
             assert secret.encode(other) not in masked
 
 
-def test_bytes_without_a_secret_are_the_same_object() -> None:
+def test_bytes_without_a_secret_are_unchanged() -> None:
     for data in (bytes(range(256)) * 50, "wörter ".encode("utf-16") * 50, b"\xff\xfe\x00", b""):
         assert mask_bytes(data) == data
 
@@ -339,18 +339,20 @@ def migrated(tmp_path: Path) -> Iterator[tuple[Path, bytes, Store]]:
         yield path, original, store
 
 
-def test_a_masked_transcript_is_whole_but_for_its_secrets(migrated: tuple[Path, bytes, Store]) -> None:
+def test_a_masked_transcript_is_complete_except_for_its_secrets(migrated: tuple[Path, bytes, Store]) -> None:
     path, original, store = migrated
     out = io.BytesIO()
     (report,) = transcript.rehydrate(path, store, to=out).files
     assert "secrets are masked" in report.note
-    lines, were = out.getvalue().splitlines(), original.splitlines()
-    assert [one for one in range(len(were)) if lines[one] != were[one]] == [2]
+    lines, before = out.getvalue().splitlines(), original.splitlines()
+    assert [one for one in range(len(before)) if lines[one] != before[one]] == [2]
     assert json.loads(lines[2])["content"].count(MARK) == 1_200
     assert TOKEN.encode() not in out.getvalue()
 
 
-def test_a_masked_transcript_is_proved_and_says_so(migrated: tuple[Path, bytes, Store]) -> None:
+def test_a_masked_transcript_is_verified_and_the_report_says_that_it_is_masked(
+    migrated: tuple[Path, bytes, Store],
+) -> None:
     path, original, store = migrated
     (report,) = transcript.verify(path, store).files
     assert report.is_sound
@@ -367,7 +369,7 @@ def test_a_masked_transcript_is_proved_and_says_so(migrated: tuple[Path, bytes, 
 
 
 @pytest.mark.parametrize("back", [transcript.undo, transcript.rehydrate])
-def test_the_backup_gives_a_masked_transcript_back_exactly(
+def test_the_backup_restores_a_masked_transcript_exactly(
     migrated: tuple[Path, bytes, Store], back: Callable[..., transcript.Report]
 ) -> None:
     path, original, store = migrated

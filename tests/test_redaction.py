@@ -1,4 +1,4 @@
-"""Secrets in what is shown: none in summaries, previews, lists, hits, errors and exports, all of them exact in `get`.
+"""Secrets are masked in summaries, previews, lists, hits, errors and exports, and exact in what `get` returns.
 
 The canaries are assembled here, so that no scanner reports this file as a leak."""
 
@@ -48,7 +48,7 @@ def armoured(kind: str, body: str = BODY) -> str:
     return f"{FENCE}BEGIN {kind}{FENCE}\n{body}\n{FENCE}END {kind}{FENCE}"
 
 
-# What it is, the text that contains it, and the part that nobody may see.
+# The kind of secret, a text that contains it, and the secret.
 CANARIES: dict[str, tuple[str, str]] = {
     name: (text.replace("§", secret), secret)
     for name, text, secret in (
@@ -335,16 +335,16 @@ def test_a_secret_is_masked_and_the_text_around_it_stays(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_not_a_secret_is_left_alone(text: str) -> None:
+def test_harmless_text_is_left_alone(text: str) -> None:
     assert mask(text) == text
 
 
-def test_a_marker_does_not_tell_how_long_the_secret_was() -> None:
+def test_a_marker_does_not_reveal_how_long_the_secret_was() -> None:
     assert mask("password=" + "Zx9horse") == mask("password=" + "Zx9horse" * 20) == "password=[masked: password]"
 
 
 @pytest.mark.parametrize("name", CANARIES)
-def test_a_secret_is_in_nothing_that_is_shown_and_exact_in_what_is_read(
+def test_a_secret_is_masked_wherever_it_is_shown_and_exact_where_it_is_read(
     name: str, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -370,8 +370,8 @@ def test_a_secret_is_in_nothing_that_is_shown_and_exact_in_what_is_read(
         "log": [caplog.text],
     }
     needles = {secret, json.dumps(secret)[1:-1], *(line for line in secret.splitlines() if len(line) > 40)}
-    for where, told in shown.items():
-        for each in told:
+    for where, texts in shown.items():
+        for each in texts:
             plain = each.replace("\x00", "")
             assert not [needle for needle in needles if needle in plain], (where, each)
     assert shown["search"]
@@ -380,7 +380,7 @@ def test_a_secret_is_in_nothing_that_is_shown_and_exact_in_what_is_read(
     assert secret in session.read(refs[0]).text
 
 
-def test_the_command_line_lists_and_shows_no_secret_and_gets_it_exactly(tmp_path: Path) -> None:
+def test_ls_and_show_mask_a_secret_and_get_prints_it_exactly(tmp_path: Path) -> None:
     text, secret = CANARIES["github"]
     file = tmp_path / "content.txt"
     file.write_text(text)
@@ -395,7 +395,7 @@ def test_the_command_line_lists_and_shows_no_secret_and_gets_it_exactly(tmp_path
     assert run.invoke(main, ["get", pointer, *where]).output == text
 
 
-def test_a_key_in_the_middle_of_which_a_passage_begins_is_not_in_the_hit(store: Store) -> None:
+def test_a_hit_whose_passage_begins_inside_a_private_key_does_not_show_it(store: Store) -> None:
     lines = [f"line{number} " + MIXED[:40].replace("a", str(number % 10)) for number in range(90)]
     body = "\n".join(base64.b64encode(line.encode()).decode() for line in lines)
     session = store.session("s")
@@ -405,7 +405,7 @@ def test_a_key_in_the_middle_of_which_a_passage_begins_is_not_in_the_hit(store: 
         assert not [line for line in body.splitlines() if line in hit.passage]
 
 
-def test_a_summary_does_not_show_the_beginning_of_a_secret_that_it_cuts(store: Store) -> None:
+def test_a_summary_that_cuts_a_secret_does_not_show_its_beginning(store: Store) -> None:
     _, secret = CANARIES["github"]
     for at in range(150, 205):
         summary = store.session("s").put("x" * at + " " + secret + " rest").summary
@@ -414,11 +414,11 @@ def test_a_summary_does_not_show_the_beginning_of_a_secret_that_it_cuts(store: S
 
 def test_a_long_summary_stays_within_its_limit_and_putting_it_again_adds_nothing(store: Store) -> None:
     session = store.session("s")
-    said = " ".join(f"password=Zx9!horse{number}" for number in range(30))[:500]
-    first = session.put("content", summary=said)
+    summary = " ".join(f"password=Zx9!horse{number}" for number in range(30))[:500]
+    first = session.put("content", summary=summary)
     assert len(first.summary) <= 500
     assert "Zx9" not in first.summary
-    assert session.put("content", summary=said) == first
+    assert session.put("content", summary=summary) == first
     assert len(session.list(name=None)) == 1
 
 
@@ -433,7 +433,7 @@ def test_an_imported_summary_is_masked(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("secret", ["minio", "postgres", "1", "not-a-secret", "a%40b", "token"])
-def test_in_a_url_a_secret_is_known_by_its_place_however_it_looks(secret: str) -> None:
+def test_a_secret_in_a_url_is_recognized_by_its_position_whatever_it_looks_like(secret: str) -> None:
     key, catalog = f"{MARK} key]", "catalog=postgresql://u:{}@h:1/d?sslmode=require"
     url = f"s3://b/p?secret_access_key={secret}&session_token={secret}&region=r&{catalog.format(secret)}"
     masked = f"s3://b/p?secret_access_key={key}&session_token={key}&region=r&{catalog.format(f'{MARK} password]')}"
@@ -442,35 +442,35 @@ def test_in_a_url_a_secret_is_known_by_its_place_however_it_looks(secret: str) -
         assert mask_url(plain) == plain
 
 
-def test_errors_quote_no_secret() -> None:
+def test_errors_do_not_quote_secrets() -> None:
     _, secret = CANARIES["github"]
     assert secret not in clip(f"no such thing: {secret}")
     assert secret[:12] not in clip("x" * 70 + " " + secret + "y" * 200)
 
 
 def test_a_preview_says_that_secrets_are_masked() -> None:
-    told = preview(Sample.of(b"user=bob\npassword=Zx9horseQq\n"), media_type="text/plain")
-    assert told.text == "user=bob\npassword=[masked: password]\n"
-    assert told.shown.endswith("; counted with 1 secret masked")
+    found = preview(Sample.of(b"user=bob\npassword=Zx9horseQq\n"), media_type="text/plain")
+    assert found.text == "user=bob\npassword=[masked: password]\n"
+    assert found.shown.endswith("; counted with 1 secret masked")
 
 
 @pytest.mark.parametrize("shift", range(-60, 61, 4))
-def test_the_cut_of_a_large_text_leaves_no_part_of_a_secret(shift: int) -> None:
+def test_cutting_a_large_text_leaves_no_part_of_a_secret(shift: int) -> None:
     _, secret = CANARIES["openai"]
     fill = "words and more words\n" * 10_000
     at = EDGE + shift
     data = (fill[: at - 1] + " " + secret + "\n" + fill).encode()
     for place in (data, data[::-1].replace(secret[::-1].encode(), secret.encode())):
-        told = preview(Sample.of(place), media_type="text/plain", limit=4 * EDGE).text
-        assert not [i for i in range(len(secret) - 8) if secret[i : i + 8] in told]
+        shown = preview(Sample.of(place), media_type="text/plain", limit=4 * EDGE).text
+        assert not [i for i in range(len(secret) - 8) if secret[i : i + 8] in shown]
 
 
-def test_json_stays_json_where_a_value_is_masked() -> None:
-    told = preview(
+def test_json_stays_valid_when_a_value_is_masked() -> None:
+    found = preview(
         Sample.of(b'{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'), media_type="application/json"
     )
     assert json.loads(mask('{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'))["rows"] == [1, 2, 3]
-    assert "horse" not in told.text
+    assert "horse" not in found.text
 
 
 @pytest.mark.parametrize("cut", [slice(0, 300), slice(200, None), slice(40, None)])
@@ -516,12 +516,12 @@ def test_values_are_masked_by_their_keys_too() -> None:
     assert value["dbPassword"] == "letmein"
 
 
-def test_two_secret_keys_both_stay() -> None:
+def test_several_secret_keys_are_all_kept() -> None:
     keys = [CANARIES["github"][1], CANARIES["github"][1] + "x", CANARIES["github"][1] + "y"]
     assert sorted(mask_value(dict.fromkeys(keys, 1)).values()) == [1, 1, 1]
 
 
-def test_a_value_nested_deeper_than_the_stack_or_in_itself_is_masked() -> None:
+def test_a_value_that_contains_itself_or_is_nested_deeper_than_the_stack_is_masked() -> None:
     deep: Any = "password=Zx9horseQq"
     for _ in range(100_000):
         deep = [deep]
@@ -652,7 +652,7 @@ LEADS = ('token: "', "cookie: ", "-----BEGIN PRIVATE" + " KEY-----\n")
 @pytest.mark.faults
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("piece", NEAR)
-def test_a_megabyte_of_what_is_nearly_a_secret_takes_a_moment(piece: str, long_faults: bool) -> None:
+def test_a_long_text_of_near_secrets_is_masked_quickly(piece: str, long_faults: bool) -> None:
     leads = ("", *LEADS)
     for lead in leads if long_faults else [leads[NEAR.index(piece) % len(leads)]]:
         text = lead + piece * ((250_000 if long_faults else 100_000) // len(piece))
@@ -668,7 +668,7 @@ def test_real_data_is_left_alone(corpus: Path, long_faults: bool) -> None:
         for span in find_secrets(file.read_text(encoding="utf-8")[:most])
     ]
     assert {span.label for span in found} <= {"authorization", "password", "secret", "key", "signature"}
-    assert len(found) <= 35  # example headers and secrets in documentation: looked at one by one
+    assert len(found) <= 35  # example headers and secrets in documentation, each checked by hand
 
 
 def test_our_own_source_has_nothing_to_mask() -> None:
@@ -687,14 +687,14 @@ NEARLY = ["--token ", "Key", "to\u212aen = ", "sig=", "bearer", "\n"]
         max_size=6,
     )
 )
-def test_a_text_that_is_passed_over_holds_nothing_that_would_be_found(pieces: list[str]) -> None:
+def test_a_text_that_the_quick_check_skips_contains_no_secret(pieces: list[str]) -> None:
     text = "".join(pieces)
     low = text.lower() if len(text.lower()) == len(text) else text
     found = [*named_secrets(text, low), *prefixed_tokens(text), *private_keys(text), *url_passwords(text)]
     assert is_suspect(text) or not [*found, *placed_secrets(text)]
 
 
-def test_no_real_text_is_passed_over_that_holds_a_secret(corpus: Path, long_faults: bool) -> None:
+def test_the_quick_check_skips_no_real_text_that_contains_a_secret(corpus: Path, long_faults: bool) -> None:
     for path in sorted(corpus.rglob("*.json*")):
         text = path.read_text()[: 500_000 if long_faults else 100_000]
         for at in range(0, len(text), 8_192):
@@ -704,7 +704,7 @@ def test_no_real_text_is_passed_over_that_holds_a_secret(corpus: Path, long_faul
                 assert not [*chain(*found), *private_keys(piece), *url_passwords(piece), *placed_secrets(piece)]
 
 
-def test_names_beside_values_and_numbers_are_secrets_too() -> None:
+def test_values_beside_their_names_and_numbers_are_masked_too() -> None:
     value = {"env": [{"name": "DB_PASS", "value": "Zx9-horse"}, {"name": "PORT", "value": "5432"}], "password": 123456}
     assert mask_value(value) == {
         "env": [{"name": "DB_PASS", "value": "[masked: password]"}, {"name": "PORT", "value": "5432"}],
@@ -722,8 +722,8 @@ def test_an_error_of_a_tool_is_masked_before_it_is_cut(store: Store, at: int) ->
     session = store.session("s")
     outcome = ToolExecutor(session, [fails]).run(ToolCall("c", "fails", {}))
     assert isinstance(outcome, ToolError)
-    told = outcome.text + outcome.message + (str(session.get(outcome.ref)) if outcome.ref else "")
-    assert secret[:8] not in told
+    shown = outcome.text + outcome.message + (str(session.get(outcome.ref)) if outcome.ref else "")
+    assert secret[:8] not in shown
 
 
 def test_an_error_of_a_query_is_masked_before_it_is_cut(store: Store) -> None:

@@ -116,7 +116,7 @@ def test_a_result_counts_once_and_a_page_of_it_is_subtracted(session: Session, w
     assert row.day == datetime.now(UTC).date()
 
 
-def test_a_gateway_counts_the_result_and_the_page_that_it_answers_inside(store: Store) -> None:
+def test_a_gateway_counts_the_result_and_the_page_that_it_answers_itself(store: Store) -> None:
     def asking(seen: Any) -> Any:
         stub = json.loads(seen.messages[-1]["content"][0]["content"])
         return turn(Use("get", {"pointer": stub["artifact"], "lines": "1:5"}))
@@ -173,14 +173,14 @@ def test_a_result_within_the_limit_and_a_stored_value_count_nothing(session: Ses
     assert savings(session.store).rows == ()
 
 
-def test_what_a_prompt_stores_to_keep_its_budget_is_not_counted(session: Session) -> None:
+def test_chunks_that_a_prompt_stores_to_stay_within_its_budget_are_not_counted(session: Session) -> None:
     builder = PromptBuilder(session, provider="openai", budget=Budget(max_inline_artifact_chars=1_000), recall=False)
     builder.build([{"role": "user", "content": "hello"}], chunks=[log("chunk")])
     assert session.list()
     assert savings(session.store).total.results == 0
 
 
-def test_a_page_of_a_result_of_a_query_counts_for_the_tool_of_the_artifact(session: Session) -> None:
+def test_a_page_of_a_query_result_counts_for_the_tool_of_the_artifact(session: Session) -> None:
     rows = [{"id": n, "text": f"row {n} " * 20} for n in range(2_000)]
     ref = session.externalize(rows, tool="rows", policy=POLICY).ref
     assert ref is not None
@@ -292,7 +292,7 @@ def test_a_damaged_record_is_skipped(store: Store) -> None:
     assert savings(store).total.results == 1
 
 
-def test_many_tools_are_put_together(store: Store) -> None:
+def test_counts_of_many_tools_are_combined(store: Store) -> None:
     session, counts = store.session("work"), counts_of(store)
     for number in range(600):
         counts.kept_out(session, ResultSource("library"), f"tool {number}", (), 5)
@@ -301,7 +301,7 @@ def test_many_tools_are_put_together(store: Store) -> None:
     assert counted(total.total)[:2] == (600, 3_000)
 
 
-def test_tenants_count_apart(store: Store) -> None:
+def test_tenants_are_counted_separately(store: Store) -> None:
     by_library(store.tenant("a").session("work"))
     assert savings(store).rows == savings(store.tenant("b")).rows == ()
     assert savings(store.tenant("a")).total.results == 1
@@ -315,7 +315,7 @@ def test_a_secret_in_the_name_of_a_server_is_masked(session: Session) -> None:
     assert secret not in savings(session.store).rows[0].server
 
 
-def test_wrong_arguments_are_refused(store: Store) -> None:
+def test_invalid_arguments_are_refused(store: Store) -> None:
     with pytest.raises(InvalidArgument):
         savings(store, since="2026-01-01")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument):

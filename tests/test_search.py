@@ -1,4 +1,4 @@
-"""Search: what a session may see, best first, with the passage that fits."""
+"""Search: it covers what a session may see and returns the best hits first, each with its passage."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from coatcheck.storage.passages import NAME
 from tests.backends import Backend, Clock
 
 
-def test_a_hit_carries_the_passage_its_lines_and_the_call_that_reads_on(store: Store) -> None:
+def test_a_hit_has_the_passage_its_lines_and_the_call_that_reads_on(store: Store) -> None:
     session = store.session("s")
     log = "\n".join(f"step {i} went well" for i in range(500)) + "\nlogin timeout after 30 s\nstep 500 went well\n"
     ref = session.put(log, name="run")
@@ -35,18 +35,18 @@ def test_words_inside_identifiers_and_inflections_are_found(store: Store) -> Non
         assert session.search(words)[0].ref == ref, words
 
 
-def test_names_tools_and_summaries_count_even_where_the_content_says_nothing(store: Store) -> None:
+def test_names_tools_and_summaries_are_searched_even_if_the_content_is_not_text(store: Store) -> None:
     session = store.session("s")
-    named = session.put(b"\x00\x01\x02", name="quarterly revenue")
-    tooled = session.put(b"\x00\x01\x03", tool="weather_forecast")
-    told = session.put(b"\x00\x01\x04", summary="photo of the harbour")
-    assert [hit.ref for hit in session.search("revenue")] == [named]
-    assert [hit.ref for hit in session.search("forecast")] == [tooled]
+    by_name = session.put(b"\x00\x01\x02", name="quarterly revenue")
+    by_tool = session.put(b"\x00\x01\x03", tool="weather_forecast")
+    by_summary = session.put(b"\x00\x01\x04", summary="photo of the harbour")
+    assert [hit.ref for hit in session.search("revenue")] == [by_name]
+    assert [hit.ref for hit in session.search("forecast")] == [by_tool]
     hit = session.search("harbour photos")[0]
-    assert (hit.ref, hit.lines) == (told, None)
+    assert (hit.ref, hit.lines) == (by_summary, None)
 
 
-def test_what_another_session_holds_is_neither_found_nor_hinted_at(store: Store) -> None:
+def test_artifacts_of_another_session_are_neither_found_nor_hinted_at(store: Store) -> None:
     store.session("theirs").put("the secret password is swordfish", name="swordfish")
     mine = store.session("mine")
     mine.put("nothing of interest")
@@ -59,7 +59,7 @@ def test_a_child_finds_what_its_parent_has(store: Store) -> None:
     assert [hit.ref for hit in store.session("child", parent="parent").search("needle")] == [ref]
 
 
-def test_each_artifact_is_found_once_however_many_passages_and_names_fit(store: Store) -> None:
+def test_each_artifact_is_found_once_however_many_passages_and_names_match(store: Store) -> None:
     session = store.session("s")
     text = "needle\n" * 5000
     session.put(text, name="one")
@@ -67,7 +67,7 @@ def test_each_artifact_is_found_once_however_many_passages_and_names_fit(store: 
     assert len(session.search("needle")) == 1
 
 
-def test_what_was_forgotten_is_not_found_and_its_words_leave_the_index(lasting: Backend) -> None:
+def test_a_forgotten_artifact_is_not_found_and_its_words_are_removed_from_the_index(lasting: Backend) -> None:
     store = lasting.open()
     session = store.session("s")
     ref = session.put("canarysecretword and more", name="canaryname")
@@ -91,7 +91,7 @@ def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize(("words", "limit"), [("", 8), ("  \n", 8), ("fine", 0)])
-def test_a_search_without_words_or_room_is_a_clear_error(store: Store, words: str, limit: int) -> None:
+def test_a_search_without_words_or_with_a_limit_of_0_is_a_clear_error(store: Store, words: str, limit: int) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s").search(words, limit=limit)
 
@@ -100,7 +100,7 @@ def test_a_search_without_words_or_room_is_a_clear_error(store: Store, words: st
 @pytest.mark.parametrize(
     "words", ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"]
 )
-def test_query_syntax_in_the_words_is_data(store: Store, words: str) -> None:
+def test_query_syntax_in_a_search_is_treated_as_text(store: Store, words: str) -> None:
     session = store.session("s")
     session.put("plain text")
     assert isinstance(session.search(words), list)
@@ -125,7 +125,7 @@ def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Pat
     assert found >= 0.85 * len(questions)
 
 
-def test_a_search_finds_what_was_put_since_the_last_one_under_each_of_its_names(store: Store) -> None:
+def test_a_search_finds_artifacts_put_since_the_last_search_under_each_of_their_names(store: Store) -> None:
     session = store.session("s")
     first = session.put("the pump failed", name="monday")
     assert [hit.ref for hit in session.search("pump")] == [first]
@@ -136,7 +136,7 @@ def test_a_search_finds_what_was_put_since_the_last_one_under_each_of_its_names(
         assert [hit.ref.artifact_id for hit in session.search(name)] == [again.artifact_id]
 
 
-def test_a_session_that_was_ended_and_begun_again_finds_only_its_own(store: Store) -> None:
+def test_a_session_that_was_ended_and_started_again_finds_only_new_artifacts(store: Store) -> None:
     store.session("s").put("the old pump", name="old")
     assert store.session("s").search("pump")
     store.session("s").end()
@@ -145,7 +145,7 @@ def test_a_session_that_was_ended_and_begun_again_finds_only_its_own(store: Stor
     assert store.session("s").search("old") == []
 
 
-def test_a_name_that_was_forgotten_is_not_found_when_the_content_comes_back(store: Store) -> None:
+def test_a_forgotten_name_is_not_found_when_the_content_is_put_again(store: Store) -> None:
     session = store.session("s")
     session.forget(session.put(b"\x00\x01", name="harbour"))
     session.put(b"\x00\x01", name="harbour")
@@ -156,7 +156,7 @@ def test_a_name_that_was_forgotten_is_not_found_when_the_content_comes_back(stor
     assert len(session.search("lighthouse")) == 1
 
 
-def test_words_that_are_everywhere_still_find_the_newest(store: Store) -> None:
+def test_a_search_for_a_word_in_every_artifact_finds_the_newest_ones(store: Store) -> None:
     session = store.session("s")
     refs = [session.put(f"result number {n}") for n in range(300 if store.url.startswith("s3:") else 1_200)]
     found = [hit.ref for hit in session.search("result", limit=5)]
@@ -168,7 +168,7 @@ def test_words_that_are_everywhere_still_find_the_newest(store: Store) -> None:
     assert [hit.ref for hit in session.search("result number 7", limit=1)] == [refs[7]]
 
 
-def test_expired_artifacts_do_not_stand_in_the_way_of_live_ones(store: Store, clock: Clock) -> None:
+def test_expired_artifacts_do_not_displace_live_ones(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=None)
     for n in range(60):
         session.put(f"needle {n}", ttl=10)
@@ -180,7 +180,7 @@ def test_expired_artifacts_do_not_stand_in_the_way_of_live_ones(store: Store, cl
     assert session.count() == 1
 
 
-def test_a_search_looks_only_at_what_is_new_and_at_what_it_finds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_reads_only_new_artifacts_and_its_hits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     session = store.session("s")
     for n in range(100):
         session.put(f"result number {n}")
@@ -220,7 +220,7 @@ def test_the_first_search_of_a_session_reads_its_artifacts_in_one_query_and_a_hi
     assert asked == [100, 4]
 
 
-def test_how_many_artifacts_a_session_sees_counts_each_once(store: Store) -> None:
+def test_count_counts_each_artifact_that_a_session_sees_once(store: Store) -> None:
     parent = store.session("p")
     shared = parent.put("shared")
     child = store.session("c", parent="p")
@@ -233,7 +233,7 @@ def test_how_many_artifacts_a_session_sees_counts_each_once(store: Store) -> Non
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-def test_text_is_found_by_its_words_in_whatever_encoding(encoding: str) -> None:
+def test_text_in_any_encoding_is_found_by_its_words(encoding: str) -> None:
     session = coatcheck.open("memory:").session("s")
     ref = session.put("\ufeffthe first line\nthe login timed out\n".encode(encoding))
     session.put("something else")

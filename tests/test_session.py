@@ -1,4 +1,4 @@
-"""What a session stores, sees and returns: values, names, pointers, provenance, limits, families and grants."""
+"""What a session stores, sees and returns: values, names, pointers, provenance, limits, child sessions and grants."""
 
 import dataclasses
 import hashlib
@@ -107,7 +107,7 @@ def test_models_and_dataclasses_come_back_as_their_json(store: Store) -> None:
     assert session.get(session.put(Model(name="m", tags=["t"]))) == {"name": "m", "tags": ["t"]}
 
 
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(store: Store) -> None:
+def test_an_unsupported_value_is_refused_and_nothing_is_stored(store: Store) -> None:
     session = store.session("s")
     for value in ({1, 2}, object(), [float("nan")], {1: 2}, (1,), io.StringIO("text")):
         with pytest.raises(UnsupportedValue):
@@ -140,7 +140,7 @@ def test_the_same_bytes_as_text_json_and_bytes_are_one_blob_and_keep_their_types
         assert same(session.get(refs[name]), expected)
 
 
-def test_putting_the_same_again_adds_nothing(store: Store) -> None:
+def test_putting_the_same_value_again_adds_nothing(store: Store) -> None:
     session = store.session("s")
     for value in ("small", "x" * LARGE):
         first = session.put(value, name="n")
@@ -149,7 +149,7 @@ def test_putting_the_same_again_adds_nothing(store: Store) -> None:
         assert store.stats() == before
 
 
-def test_bytes_that_are_not_a_value_but_a_bytes_like_come_back_as_bytes(store: Store) -> None:
+def test_bytes_like_objects_come_back_as_bytes(store: Store) -> None:
     session = store.session("s")
     assert session.get(session.put(bytearray(b"abc"))) == b"abc"
     assert session.get(session.put(memoryview(b"abcdef")[::2])) == b"ace"
@@ -184,7 +184,7 @@ def test_a_binary_stream_is_stored_whole(store: Store, size: int) -> None:
     assert session.get(ref) == data
 
 
-def test_a_stream_that_gives_little_at_a_time_is_stored_whole(store: Store) -> None:
+def test_a_stream_with_short_reads_is_stored_whole(store: Store) -> None:
     class Trickle(io.RawIOBase):
         left = 1_500_000
 
@@ -201,7 +201,7 @@ def test_a_stream_that_gives_little_at_a_time_is_stored_whole(store: Store) -> N
     assert session.get(session.put(Trickle())) == b"t" * 1_500_000
 
 
-def test_a_stream_that_has_nothing_yet_is_not_taken_for_finished(store: Store) -> None:
+def test_a_stream_without_data_yet_is_not_mistaken_for_a_finished_one(store: Store) -> None:
     class NotReady(io.RawIOBase):
         def readable(self) -> bool:
             return True
@@ -264,7 +264,7 @@ def test_an_open_artifact_is_a_seekable_binary_stream(store: Store, size: int) -
         assert b"".join(iter(lambda: stream.read(70_000), b"")) == data
 
 
-def test_opening_what_is_not_there_says_so(store: Store) -> None:
+def test_opening_a_missing_artifact_is_an_error(store: Store) -> None:
     session = store.session("s")
     for target in ("a name", "art:" + "0" * 12, "0" * 64):
         with pytest.raises(NotFound):
@@ -328,7 +328,7 @@ def test_the_newest_put_under_a_name_wins_and_the_others_stay_in_its_history(sto
     assert [ref.created for ref in session.list(name="n")] == [START + i for i in (3, 2, 1, 0)]
 
 
-def test_the_history_of_a_name_holds_what_the_parent_put_under_it_too(store: Store) -> None:
+def test_the_history_of_a_name_includes_the_puts_of_the_parent(store: Store) -> None:
     parent, child = store.session("parent"), store.session("child", parent="parent")
     parent.put("same", name="n")
     parent.put("other", name="n")
@@ -337,7 +337,7 @@ def test_the_history_of_a_name_holds_what_the_parent_put_under_it_too(store: Sto
     assert len(child.list()) == 2
 
 
-def test_forgetting_the_newest_gives_the_name_back_to_the_one_before(store: Store) -> None:
+def test_forgetting_the_newest_artifact_gives_the_name_back_to_the_previous_one(store: Store) -> None:
     session = store.session("s")
     session.put("one", name="n")
     two = session.put("two", name="n")
@@ -365,7 +365,7 @@ def test_a_put_without_a_name_does_not_hide_the_name_that_an_artifact_has(store:
     assert [ref.name for ref in store.session("child", parent="s").list()] == ["a", None]
 
 
-def test_a_list_names_each_artifact_once_under_its_newest_name(store: Store) -> None:
+def test_a_list_contains_each_artifact_once_under_its_newest_name(store: Store) -> None:
     session = store.session("s")
     for name in ("a", None, "b"):
         session.put("same", name=name)
@@ -398,7 +398,7 @@ def test_forgetting_a_pointer_drops_the_artifact_under_all_of_its_names(store: S
     assert session.get("b") is None
 
 
-def test_forgetting_one_name_keeps_what_was_shown_and_the_quota_right(store: Store) -> None:
+def test_forgetting_one_name_keeps_the_coverage_and_the_quota_correct(store: Store) -> None:
     session = store.session("s", quota_bytes=10_000)
     ref = session.put("x" * 6_000, name="a")
     session.put("x" * 6_000, name="b")
@@ -428,12 +428,12 @@ def test_a_file_whose_name_is_a_pointer_is_put_without_a_name(store: Store, tmp_
     assert ref.name is None
 
 
-def test_a_name_is_seen_by_its_session_alone(store: Store) -> None:
+def test_a_name_is_visible_only_to_its_session(store: Store) -> None:
     store.session("one").put("x", name="n")
     assert store.session("two").get("n") is None
 
 
-def test_a_name_that_looks_like_an_id_comes_before_the_id(store: Store) -> None:
+def test_a_name_that_looks_like_an_id_takes_precedence_over_the_id(store: Store) -> None:
     session = store.session("s")
     ref = session.put("by id")
     session.put("by name", name=ref.artifact_id)
@@ -457,7 +457,7 @@ def test_a_name_that_only_begins_like_a_pointer_is_a_name(store: Store) -> None:
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize("name", ["", "x" * 65_537, "lone \ud800", 7, b"name"])
-def test_what_cannot_be_a_name_is_refused(store: Store, name: Any) -> None:
+def test_an_invalid_name_is_refused(store: Store, name: Any) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s").put("x", name=name)
     with pytest.raises(InvalidArgument):
@@ -483,18 +483,18 @@ def test_a_pointer_may_be_any_prefix_of_12_characters_or_more(store: Store) -> N
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize("pointer", ["art:", "art:12", "art:XYZ", "art:3f9b2a1c8e4d#rows", "art:" + "0" * 65])
-def test_what_only_looks_like_a_pointer_is_an_error(store: Store, pointer: str) -> None:
+def test_a_malformed_pointer_is_an_error(store: Store, pointer: str) -> None:
     with pytest.raises(InvalidPointer):
         store.session("s").get(pointer)
 
 
-def test_looking_up_something_else_is_an_error(store: Store) -> None:
+def test_looking_up_a_value_of_another_type_is_an_error(store: Store) -> None:
     for target in (None, 12, b"name"):
         with pytest.raises(InvalidArgument):
             store.session("s").get(target)  # type: ignore[arg-type]
 
 
-def test_a_prefix_that_fits_two_artifacts_is_an_error_that_lists_them(store: Store) -> None:
+def test_a_prefix_that_matches_two_artifacts_is_an_error_that_lists_them(store: Store) -> None:
     session = store.session("s")
     refs = [session.put(text) for text in TWINS]
     for call in (session.get, session.ref, session.open, session.pin, session.forget):
@@ -506,7 +506,7 @@ def test_a_prefix_that_fits_two_artifacts_is_an_error_that_lists_them(store: Sto
     assert [session.get(ref) for ref in refs] == list(TWINS)
 
 
-def test_pointers_are_longer_where_12_characters_are_not_unique(store: Store) -> None:
+def test_pointers_are_longer_if_12_characters_are_not_unique(store: Store) -> None:
     session = store.session("s")
     session.put(TWINS[0])
     pointers = [session.put(TWINS[1]).pointer]
@@ -521,14 +521,14 @@ def test_pointers_are_longer_where_12_characters_are_not_unique(store: Store) ->
         assert session.get(pointer) in TWINS
 
 
-def test_a_pointer_made_longer_in_the_receiving_session_too(store: Store) -> None:
+def test_a_granted_pointer_is_made_unique_in_the_receiving_session(store: Store) -> None:
     giver, receiver = store.session("giver"), store.session("receiver")
     receiver.put(TWINS[0])
     granted = giver.grant(giver.put(TWINS[1]), to="receiver")
     assert receiver.get(granted.pointer) == TWINS[1]
 
 
-def test_a_pointer_that_fits_artifacts_of_a_session_and_its_parent_is_ambiguous(store: Store) -> None:
+def test_a_pointer_that_matches_artifacts_of_a_session_and_its_parent_is_ambiguous(store: Store) -> None:
     parent, child = store.session("parent"), store.session("child", parent="parent")
     theirs = parent.put(TWINS[0])
     assert child.get(theirs.pointer) == TWINS[0]
@@ -545,7 +545,7 @@ def test_a_fragment_names_a_part_of_a_json_value(store: Store) -> None:
         assert session.get(f"{ref.pointer}#{fragment}") == part
 
 
-def test_a_fragment_that_leads_nowhere_gives_none(store: Store) -> None:
+def test_getting_a_fragment_that_leads_nowhere_returns_none(store: Store) -> None:
     session = store.session("s")
     ref = session.put({"rows": []})
     assert session.get(ref.pointer + "#/rows/0") is None
@@ -557,17 +557,17 @@ def test_a_fragment_of_json_that_was_put_as_text_works_too(store: Store) -> None
     assert session.get(session.put('{"a": [1]}').pointer + "#/a/0") == 1
 
 
-def test_a_fragment_of_what_is_not_json_is_an_error(store: Store) -> None:
+def test_a_fragment_of_content_that_is_not_json_is_an_error(store: Store) -> None:
     session = store.session("s")
     for value in ("words", b"\xff\x00"):
         with pytest.raises(InvalidPointer):
             session.get(session.put(value).pointer + "#/a")
 
 
-# What a ref says
+# The fields of a ref
 
 
-def test_a_ref_tells_where_it_comes_from(store: Store) -> None:
+def test_a_ref_records_its_provenance(store: Store) -> None:
     session = store.session("s")
     parent = session.put("the source")
     ref = session.put(
@@ -586,7 +586,7 @@ def test_a_ref_tells_where_it_comes_from(store: Store) -> None:
     assert session.ref("n") == ref
 
 
-def test_the_producer_follows_from_the_tool_where_it_is_not_given(store: Store) -> None:
+def test_the_default_producer_depends_on_the_tool(store: Store) -> None:
     session = store.session("s")
     assert session.put("a", tool="t").producer == "executor"
     assert session.put("b").producer == "system"
@@ -595,13 +595,13 @@ def test_the_producer_follows_from_the_tool_where_it_is_not_given(store: Store) 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize("wrong", [{"kind": "stuff"}, {"producer": "me"}, {"summary": "x" * 501}, {"ttl": -1},
                                    {"ttl": float("nan")}, {"parents": ["not a pointer"]}])  # fmt: skip
-def test_provenance_that_makes_no_sense_is_refused(store: Store, wrong: dict[str, Any]) -> None:
+def test_invalid_provenance_is_refused(store: Store, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s").put("x", **wrong)
     assert store.stats().refs == 0
 
 
-def test_what_is_given_overrules_what_is_sniffed(store: Store) -> None:
+def test_given_values_override_detected_ones(store: Store) -> None:
     ref = store.session("s").put("{}", kind="plan", media_type="text/x-mine", summary="mine")
     assert (ref.kind, ref.media_type, ref.summary) == ("plan", "text/x-mine", "mine")
 
@@ -667,13 +667,13 @@ def test_the_content_uri_of_a_small_artifact_names_the_database(folder: Backend)
     assert ref.content_uri == (folder.path / "catalog.sqlite").as_uri() + f"#blob={ref.artifact_id}"
 
 
-def test_the_content_uri_in_memory_says_so() -> None:
+def test_the_content_uri_of_an_artifact_in_memory_has_the_memory_scheme() -> None:
     with coatcheck.open("memory:") as store:
         ref = store.session("s").put("x")
         assert ref.content_uri == f"memory:{ref.artifact_id}"
 
 
-def test_the_list_is_newest_first_and_can_be_bounded(store: Store, clock: Clock) -> None:
+def test_the_list_is_newest_first_and_can_be_limited(store: Store, clock: Clock) -> None:
     session = store.session("s")
     for i in range(300):
         session.put(f"value {i}", kind="log" if i % 2 else "doc")
@@ -687,7 +687,7 @@ def test_the_list_is_newest_first_and_can_be_bounded(store: Store, clock: Clock)
 # Limits
 
 
-def test_an_artifact_over_the_cap_is_refused_and_leaves_nothing(backend: Backend) -> None:
+def test_an_artifact_over_the_size_limit_is_refused_and_nothing_is_stored(backend: Backend) -> None:
     store = backend.open(max_artifact_bytes=2_000_000)
     session = store.session("s")
     session.put(b"x" * 2_000_000)
@@ -699,7 +699,7 @@ def test_an_artifact_over_the_cap_is_refused_and_leaves_nothing(backend: Backend
 
 
 @pytest.mark.parametrize("size", [1000, LARGE])
-def test_a_session_is_held_to_its_quota(store: Store, size: int) -> None:
+def test_a_session_cannot_exceed_its_quota(store: Store, size: int) -> None:
     session = store.session("s", quota_bytes=3 * size)
     refs = [session.put(bytes([i]) * size) for i in range(3)]
     with pytest.raises(QuotaExceeded):
@@ -713,7 +713,7 @@ def test_a_session_is_held_to_its_quota(store: Store, size: int) -> None:
     assert store.verify().problems == []
 
 
-def test_a_quota_given_once_stays(store: Store) -> None:
+def test_the_quota_of_a_session_is_remembered(store: Store) -> None:
     store.session("s", quota_bytes=10)
     with pytest.raises(QuotaExceeded):
         store.session("s").put("more than ten bytes")
@@ -721,7 +721,7 @@ def test_a_quota_given_once_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, LARGE])
-def test_the_store_is_held_to_its_quota(backend: Backend, size: int) -> None:
+def test_a_store_cannot_exceed_its_quota(backend: Backend, size: int) -> None:
     store = backend.open(quota_bytes=3 * size)
     for i in range(3):
         store.session(str(i)).put(bytes([i]) * size)
@@ -731,7 +731,7 @@ def test_the_store_is_held_to_its_quota(backend: Backend, size: int) -> None:
     assert store.verify().problems == []
 
 
-def test_a_full_store_makes_room_by_collecting_what_has_expired(backend: Backend, clock: Clock) -> None:
+def test_a_full_store_makes_room_by_collecting_expired_artifacts(backend: Backend, clock: Clock) -> None:
     store = backend.open(quota_bytes=3 * LARGE, clock=clock, ttl=10, grace=5)
     kept = store.session("kept", ttl=None).put(b"k" * LARGE)
     for i in range(2):
@@ -771,7 +771,7 @@ def test_a_stream_over_a_quota_is_refused_before_its_end(backend: Backend) -> No
 @pytest.mark.on_fleet
 @pytest.mark.parametrize("wrong", [{"ttl": -1}, {"ttl": float("nan")}, {"ttl": "soon"}, {"quota_bytes": "much"},
                                    {"quota_bytes": -1}, {"quota_bytes": 2**70}])  # fmt: skip
-def test_limits_of_a_session_that_make_no_sense_are_refused(store: Store, wrong: dict[str, Any]) -> None:
+def test_invalid_limits_of_a_session_are_refused(store: Store, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s", **wrong)
     store.session("s").put("the store goes on")
@@ -779,14 +779,14 @@ def test_limits_of_a_session_that_make_no_sense_are_refused(store: Store, wrong:
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize("ttl", [0, 0.5, 1e12, float("inf")])
-def test_a_time_to_live_may_be_of_any_length(store: Store, ttl: float) -> None:
+def test_a_ttl_can_have_any_length(store: Store, ttl: float) -> None:
     session = store.session("s", ttl=ttl)
     ref = session.put("x", ttl=ttl)
     assert ref.expires_at is not None
     assert (session.get(ref) is None) == (ttl == 0)
 
 
-# Families and grants
+# Child sessions and grants
 
 
 def test_a_child_reads_what_its_ancestors_can(store: Store) -> None:
@@ -806,7 +806,7 @@ def test_a_parent_does_not_read_what_its_child_put(store: Store) -> None:
     assert store.session("parent").get("n") is None
 
 
-def test_a_name_of_the_child_comes_before_that_of_the_parent(store: Store) -> None:
+def test_a_name_in_a_child_takes_precedence_over_the_same_name_in_its_parent(store: Store) -> None:
     parent, child = store.session("parent"), store.session("child", parent="parent")
     parent.put("theirs", name="n")
     assert child.get("n") == "theirs"
@@ -829,7 +829,7 @@ def test_a_session_cannot_be_its_own_ancestor(store: Store) -> None:
     assert store.session("a").parent is None
 
 
-def test_a_child_cannot_pin_or_forget_what_is_its_parents(store: Store) -> None:
+def test_a_child_cannot_pin_or_forget_an_artifact_of_its_parent(store: Store) -> None:
     parent, child = store.session("parent"), store.session("child", parent="parent")
     ref = parent.put("theirs")
     with pytest.raises(InvalidArgument):
@@ -858,7 +858,7 @@ def test_a_grant_outlives_the_giver(store: Store) -> None:
     assert store.session("receiver").end() == 1
 
 
-def test_only_what_one_sees_can_be_granted(store: Store) -> None:
+def test_a_session_can_grant_only_what_it_sees(store: Store) -> None:
     ref = store.session("owner").put("secret")
     with pytest.raises(NotFound):
         store.session("thief").grant(ref.pointer, to="thief")
@@ -866,7 +866,7 @@ def test_only_what_one_sees_can_be_granted(store: Store) -> None:
 
 
 @pytest.mark.parametrize("value", ["secret", "x" * LARGE], ids=["small", "large"])
-def test_an_id_of_another_session_answers_like_one_that_does_not_exist(store: Store, value: str) -> None:
+def test_an_id_of_another_session_is_treated_like_one_that_does_not_exist(store: Store, value: str) -> None:
     ref = store.session("owner").put(value, name="n")
     stranger = store.session("stranger")
     stranger.put("something else")
@@ -895,7 +895,7 @@ def _failure(call: Any, target: str) -> str:
 
 
 @pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])
-def test_what_is_forgotten_is_gone_under_every_name(store: Store, value: str) -> None:
+def test_a_forgotten_artifact_is_gone_under_every_name(store: Store, value: str) -> None:
     session = store.session("s")
     ref = session.put(value, name="one")
     session.put(value, name="two")
@@ -910,7 +910,7 @@ def test_what_is_forgotten_is_gone_under_every_name(store: Store, value: str) ->
     assert session.list() == []
 
 
-def test_what_another_session_holds_stays_when_one_forgets(store: Store) -> None:
+def test_forgetting_an_artifact_leaves_it_in_other_sessions(store: Store) -> None:
     one, two = store.session("one"), store.session("two")
     ref = one.put("x" * LARGE)
     two.put("x" * LARGE)
@@ -918,7 +918,7 @@ def test_what_another_session_holds_stays_when_one_forgets(store: Store) -> None
     assert two.get(ref) == "x" * LARGE
 
 
-def test_ending_a_session_tells_how_many_artifacts_went_with_it(store: Store) -> None:
+def test_ending_a_session_returns_how_many_artifacts_were_removed(store: Store) -> None:
     session, other = store.session("s"), store.session("other")
     for i in range(3):
         session.put(f"own {i}")
@@ -933,7 +933,7 @@ def test_ending_a_session_tells_how_many_artifacts_went_with_it(store: Store) ->
     assert [info.session_id for info in store.sessions()] == ["other"]
 
 
-def test_a_session_that_ended_can_begin_again(store: Store) -> None:
+def test_a_session_that_ended_can_be_used_again(store: Store) -> None:
     session = store.session("s")
     session.put("x", name="n")
     session.end()
@@ -942,7 +942,7 @@ def test_a_session_that_ended_can_begin_again(store: Store) -> None:
     assert session.get("n") == store.session("s").get("n") == "y"
 
 
-def test_ending_sweeps_what_a_crashed_process_left_staged(folder: Backend) -> None:
+def test_ending_a_session_removes_files_that_a_crashed_process_left_staged(folder: Backend) -> None:
     store = folder.open()
     left = folder.path / "tmp" / "0123456789abcdef.raw"
     left.write_bytes(b"left behind")
@@ -953,7 +953,7 @@ def test_ending_sweeps_what_a_crashed_process_left_staged(folder: Backend) -> No
 # The store
 
 
-def test_a_closed_store_says_so(backend: Backend) -> None:
+def test_using_a_closed_store_is_an_error(backend: Backend) -> None:
     store = backend.open()
     session = store.session("s")
     ref = session.put("x")
@@ -987,7 +987,7 @@ print(used() - first)
     if not Path("/proc/self/fd").exists():
         pytest.skip("no /proc to count descriptors in")
     grown = int(run_python(script, lasting.url, env={"PYTHONPATH": ":".join(sys.path)}))
-    assert grown <= (0 if lasting.is_folder else 2), "obstore ends a connection in its own time"
+    assert grown <= (0 if lasting.is_folder else 2), "obstore closes its connections later"
 
 
 def test_unknown_urls_and_durabilities_are_refused(tmp_path: Path) -> None:
@@ -1005,7 +1005,7 @@ def test_a_file_url_and_a_path_open_the_same_store(tmp_path: Path) -> None:
         assert store.session("s").get("n") == "x"
 
 
-def test_without_a_url_the_environment_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_url_the_environment_determines_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "named"))
     with coatcheck.open() as store:
         assert store.url == str(tmp_path / "named")
@@ -1016,7 +1016,7 @@ def test_without_a_url_the_environment_says_where(tmp_path: Path, monkeypatch: p
         assert Path(store.url).is_relative_to(tmp_path)
 
 
-def test_the_default_store_is_made_once_however_many_ask(tmp_path: Path) -> None:
+def test_the_default_store_is_opened_once_however_many_threads_ask(tmp_path: Path) -> None:
     script = """
 import threading, coatcheck
 barrier, found = threading.Barrier(64), []
@@ -1048,7 +1048,7 @@ print(len(set(map(id, found))), found[0] is first, first.closed, found[0].sessio
     assert run_python(script, env=env).split() == ["1", "False", "True", "value"]
 
 
-def test_pages_of_artifacts_have_each_artifact_once_in_every_order_of_names_and_sessions(store: Store) -> None:
+def test_pages_of_artifacts_contain_each_artifact_once_in_any_order_of_names_and_sessions(store: Store) -> None:
     parent = store.session("parent", ttl=None)
     child = store.session("child", parent="parent", ttl=None)
     for number in range(7):
@@ -1070,7 +1070,7 @@ def test_pages_of_artifacts_have_each_artifact_once_in_every_order_of_names_and_
     assert values[9:] == [f"parent {number}" for number in reversed(range(7))]
 
 
-def test_a_page_of_artifacts_after_one_that_is_not_there_is_an_error(store: Store) -> None:
+def test_a_page_of_artifacts_after_an_unknown_one_is_an_error(store: Store) -> None:
     store.session("other").put("theirs")
     [theirs] = store.session("other").artifacts()
     for unknown in (theirs.artifact_id, "0" * 64):
@@ -1078,7 +1078,7 @@ def test_a_page_of_artifacts_after_one_that_is_not_there_is_an_error(store: Stor
             store.session("mine").artifacts(after=unknown)
 
 
-def test_a_summary_can_be_written_beside_an_artifact_later(store: Store) -> None:
+def test_a_summary_can_be_added_to_an_artifact_later(store: Store) -> None:
     session = store.session("s")
     ref = session.put("row,value\n" * 500, name="table", tool="query")
     written = session.annotate(ref, "Sales of March, one row a day")

@@ -39,7 +39,7 @@ def test_a_sparse_listing_has_every_line_under_its_number(lines: list[str], firs
         assert listing(short) == listing(whole)
 
 
-def test_sparse_numbers_save_a_good_part_of_code() -> None:
+def test_sparse_line_numbers_save_a_tenth_of_the_tokens_of_code() -> None:
     whole = numbered(LINES)
     short = sparse(whole)
     assert short is not None
@@ -54,7 +54,7 @@ def test_other_texts_have_no_sparse_form(text: str) -> None:
     assert sparse(text) is None
 
 
-def test_a_listing_that_stays_is_sparse_only_without_a_limit(session: Session) -> None:
+def test_a_listing_that_is_not_externalized_is_sparse_only_without_a_limit(session: Session) -> None:
     whole = numbered(LINES[:40])
     assert session.externalize(whole, tool="Read").content == sparse(whole)
     assert session.externalize(whole, tool="Read", policy=Policy(max_tokens=50_000)).content == whole
@@ -63,7 +63,7 @@ def test_a_listing_that_stays_is_sparse_only_without_a_limit(session: Session) -
     assert session.externalize(block, tool="Read").content == [{"type": "text", "text": sparse(whole)}]
 
 
-def test_an_equal_or_contained_result_is_named_where_it_is_shown() -> None:
+def test_a_repeated_result_is_replaced_by_a_reference_to_where_it_is_shown() -> None:
     text = "\n".join(LINES)
     shown = [ShownResult("other " * 200, "Bash", "c0"), ShownResult(text, "Read", "c1")]
     assert "Read" in str(repeated(text, shown))
@@ -99,7 +99,7 @@ def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:
 
 
 @given(st.lists(st.text("ab \n", max_size=30), min_size=1, max_size=30), st.integers(0, 5), st.integers(0, 5))
-def test_what_is_named_as_repeated_is_really_shown(parts: list[str], start: int, end: int) -> None:
+def test_a_result_reported_as_repeated_is_really_shown(parts: list[str], start: int, end: int) -> None:
     whole = "\n".join(parts) * 20
     text = whole[start : len(whole) - end]
     if repeated(text, [ShownResult(whole, "t", "c")]) is not None:

@@ -1,4 +1,4 @@
-"""Figures for OpenTelemetry: by the conventions, through the real SDK, and nothing if the host does not have it."""
+"""OpenTelemetry metrics: they follow the conventions, work with the real SDK, and are optional."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = PromptMetrics(
 
 
 def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-    """What the SDK records for these calls: for each metric its points, with their attributes."""
+    """Return what the SDK records for these calls: the points of each metric, with their attributes."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     found = Telemetry(provider, trace)
@@ -38,7 +38,7 @@ def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
     return {one.name: [(dict(point.attributes or {}), point) for point in one.data.data_points] for one in metrics}
 
 
-def test_a_providers_counts_are_sent_by_the_conventions_for_generative_ai() -> None:
+def test_the_counts_of_a_provider_follow_the_conventions_for_generative_ai() -> None:
     points = sent(CALL)["gen_ai.client.token.usage"]
     about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-5"}
     assert [(attributes, point.sum) for attributes, point in points] == [

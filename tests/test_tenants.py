@@ -1,4 +1,4 @@
-"""What one tenant has never touches or reveals what another has, on every backend."""
+"""Tenants are isolated: the data of one never affects or reveals the data of another, on every backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.backends import LARGE, Backend, Fleet
 ODD = ["acme", "../acme", "a\0b", "'; DROP TABLE ref; --", "x" * 10_000, "É", "-c search_path=public", "\\ \t\n"]
 
 
-def test_a_tenants_artifacts_are_found_by_it_alone(backend: Backend) -> None:
+def test_the_artifacts_of_a_tenant_are_visible_only_to_that_tenant(backend: Backend) -> None:
     store = backend.open()
     ref = store.tenant("acme").session("s").put("theirs " * 10, name="n")
     for other in (store, store.tenant("umbrella")):
@@ -27,16 +27,16 @@ def test_a_tenants_artifacts_are_found_by_it_alone(backend: Backend) -> None:
         assert session.get(ref.pointer) is None
         assert session.list() == []
         assert session.search("theirs") == []
-        with pytest.raises(NotFound) as told:
+        with pytest.raises(NotFound) as hidden:
             session.read(ref.pointer)
-        with pytest.raises(NotFound) as imagined:
+        with pytest.raises(NotFound) as missing:
             session.read("art:000000000000")
-        assert str(told.value).replace(ref.pointer, "") == str(imagined.value).replace("art:000000000000", "")
+        assert str(hidden.value).replace(ref.pointer, "") == str(missing.value).replace("art:000000000000", "")
     assert store.tenant("acme").session("s").get("n") == "theirs " * 10
 
 
 @pytest.mark.parametrize("size", [100, LARGE])
-def test_tenants_deduplicate_apart(backend: Backend, size: int) -> None:
+def test_each_tenant_deduplicates_separately(backend: Backend, size: int) -> None:
     store = backend.open()
     for name in ("acme", "umbrella"):
         store.tenant(name).session("s").put("x" * size)
@@ -47,7 +47,7 @@ def test_tenants_deduplicate_apart(backend: Backend, size: int) -> None:
     assert store.tenant("umbrella").verify().problems == []
 
 
-def test_a_tenants_quota_is_its_own(backend: Backend) -> None:
+def test_each_tenant_has_its_own_quota(backend: Backend) -> None:
     store = backend.open()
     acme = store.tenant("acme", quota_bytes=100)
     acme.session("s").put("x" * 90)
@@ -64,7 +64,7 @@ def test_collecting_for_one_tenant_leaves_the_others(backend: Backend) -> None:
     assert store.tenant("acme").session("s").get(kept.pointer) == "x" * LARGE
 
 
-def test_a_tenants_name_is_data(backend: Backend) -> None:
+def test_the_name_of_a_tenant_is_data(backend: Backend) -> None:
     store = backend.open()
     for name in ODD:
         store.tenant(name).session("s").put(name, name="who")
@@ -81,7 +81,7 @@ def test_a_tenant_is_still_there_after_the_store_was_closed(backend: Backend) ->
     assert backend.open().tenant("acme").session("s").get("n") == "kept"
 
 
-def test_a_tenants_store_is_opened_alone(backend: Backend) -> None:
+def test_the_store_of_one_tenant_can_be_opened_directly(backend: Backend) -> None:
     with backend.open(tenant="acme") as alone:
         alone.session("s").put("of acme", name="n")
         with pytest.raises(InvalidArgument):
@@ -135,7 +135,7 @@ def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_i
         assert store.tenant("acme").session("s").get("n") == "of acme"
     counted = f"SELECT count(*) FROM {schema}.ref"
     with psycopg.connect(fleet.database.url.replace("postgres@", f"{role}@"), autocommit=True) as db:
-        assert db.execute(counted).fetchone() == (0,), "nothing is seen without a tenant"
+        assert db.execute(counted).fetchone() == (0,), "no row is visible without a tenant"
         db.execute(f"SET coatcheck.tenant = '{digest_of(b'acme')}'")
         assert db.execute(counted).fetchone() == (1,)
         assert db.execute(f"UPDATE {schema}.ref SET pinned = true").rowcount == 1

@@ -47,14 +47,14 @@ def cursor(answer: str) -> str | None:
 # What a model is shown
 
 
-def test_all_three_schemas_together_have_fewer_than_420_tokens_and_one_alone_than_190(session: Session) -> None:
+def test_all_three_schemas_have_fewer_than_420_tokens_and_one_alone_fewer_than_190(session: Session) -> None:
     for form in ("as_openai", "as_openai_responses", "as_anthropic"):
         assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) < 420
     alone = toolkit(session, only=("get",))[0]
     assert tokens.exact(json.dumps([alone.as_anthropic()])) < 190
 
 
-def test_a_model_may_have_some_of_the_tools_only(session: Session) -> None:
+def test_a_model_can_have_only_some_of_the_tools(session: Session) -> None:
     assert [tool.name for tool in toolkit(session, only=["store", "get"])] == ["get_artifact", "store_artifact"]
     alone = toolkit(session, only=("get",))[0]
     assert "there are no artifacts yet" in alone.run(pointer="nothing")
@@ -78,7 +78,7 @@ def test_the_names_follow_the_style_of_the_host(session: Session) -> None:
     assert "x_listArtifacts()" in toolkit(session, style="camel", prefix="x_")[0].run(pointer="nothing")
 
 
-def test_each_form_is_what_its_provider_wants(session: Session) -> None:
+def test_each_schema_has_the_form_that_its_provider_expects(session: Session) -> None:
     tool = toolkit(session)[0]
     schema = tool.as_openai()["function"]["parameters"]
     assert tool.as_openai()["type"] == "function"
@@ -105,7 +105,7 @@ def test_each_form_is_what_its_provider_wants(session: Session) -> None:
         {"only": ("read",)},
     ],
 )
-def test_options_that_cannot_be_meant_are_errors(session: Session, wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_errors(session: Session, wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
         toolkit(session, **wrong)
 
@@ -134,7 +134,7 @@ def test_cursors_lead_through_the_whole_artifact(session: Session) -> None:
     assert pages == LOG
 
 
-def test_lines_grep_and_query_look_inside(session: Session) -> None:
+def test_lines_grep_and_query_read_parts_of_an_artifact(session: Session) -> None:
     session.put(LOG, name="run")
     session.put({"rows": [{"id": 7}]}, name="rows")
     assert body(get(session, pointer="run", lines="3:4")) == "".join(LOG.splitlines(keepends=True)[2:4])
@@ -144,7 +144,7 @@ def test_lines_grep_and_query_look_inside(session: Session) -> None:
     assert body(get(session, pointer=f"{session.list(name='rows')[0].pointer}#/rows/0/id")) == "7"
 
 
-def test_context_and_case_may_come_as_text(session: Session) -> None:
+def test_context_and_ignore_case_can_be_given_as_text(session: Session) -> None:
     session.put(LOG, name="run")
     for context, ignore_case in ((1, True), ("1", "true"), (1.0, "True")):
         answer = body(get(session, pointer="run", grep="REQUEST 999 ", context=context, ignore_case=ignore_case))
@@ -177,7 +177,7 @@ ORDERS = {"total": 300, "items": [{"id": n, "title": f"Item {n}"} for n in range
         ("$.nothing", "0 results; nothing matches: $ has total, items, pages", ""),
     ],
 )
-def test_a_query_that_almost_fits_is_answered_and_the_first_line_says_how(
+def test_a_query_that_is_almost_right_is_answered_and_the_first_line_says_how(
     session: Session, query: str, first: str, text: str
 ) -> None:
     pointer = session.put(ORDERS).pointer
@@ -201,7 +201,7 @@ def test_a_pattern_that_was_meant_as_text_is_searched_as_text(session: Session, 
     assert first in get(session, pointer="run", grep=pattern)
 
 
-def test_a_pattern_that_is_neither_valid_nor_there_is_an_error(session: Session) -> None:
+def test_an_invalid_pattern_that_is_not_found_as_text_is_an_error(session: Session) -> None:
     session.put(LOG, name="run")
     assert "[error: RE2 rejects the pattern" in get(session, pointer="run", grep="foo(")
 
@@ -212,7 +212,7 @@ def test_a_name_or_pointer_is_found_however_it_is_written(session: Session, writ
     assert body(get(session, pointer=written.format(ref.pointer))) == "hello"
 
 
-def test_a_name_may_have_a_fragment(session: Session) -> None:
+def test_a_name_can_have_a_fragment(session: Session) -> None:
     session.put(ORDERS, name="orders")
     assert body(get(session, pointer="orders#/items/3/title")) == "Item 3"
 
@@ -225,7 +225,7 @@ def test_a_model_is_never_asked_to_install_something(session: Session, monkeypat
     assert not re.search(r"SQL|pip|install|extra", " ".join(answers))
 
 
-def test_a_large_result_of_a_query_says_where_the_whole_is(session: Session) -> None:
+def test_a_large_query_result_says_where_all_of_it_is(session: Session) -> None:
     session.put([{"id": i, "text": "x" * 50} for i in range(2_000)], name="rows")
     answer = get(session, pointer="rows", query="$[*].text")
     match = re.search(r'more: pointer="(art:[0-9a-f]+)"', answer)
@@ -236,7 +236,7 @@ def test_a_large_result_of_a_query_says_where_the_whole_is(session: Session) -> 
 @pytest.mark.parametrize(
     "written", ["{0}", " {0}\n", '"{0}"', "`{0}`", "<{0}>", "'`{0}`'", "{1}", "{2}", '"{3}"', "“{0}”"]
 )
-def test_a_pointer_may_be_written_in_any_harmless_way(session: Session, written: str) -> None:
+def test_a_pointer_can_be_written_in_any_harmless_way(session: Session, written: str) -> None:
     pointer = session.put("hello").pointer
     asked = written.format(pointer, pointer[4:], pointer.upper(), pointer[4:].upper())
     assert body(get(session, pointer=asked)) == "hello"
@@ -261,7 +261,7 @@ def test_an_unknown_pointer_gets_the_nearest_names_and_nothing_is_guessed(sessio
     assert ref.pointer in get(session, pointer=near)
 
 
-def test_an_artifact_of_another_session_answers_like_none(session: Session) -> None:
+def test_an_artifact_of_another_session_is_answered_like_a_missing_one(session: Session) -> None:
     theirs = session.store.session("other").put("theirs", name="secret plan").pointer
     answer = get(session, pointer=theirs)
     assert f"[no artifact found for '{theirs}']" in answer
@@ -271,7 +271,7 @@ def test_an_artifact_of_another_session_answers_like_none(session: Session) -> N
     )
 
 
-def test_an_expired_artifact_says_what_it_was(store: Store, clock: Clock) -> None:
+def test_an_expired_artifact_is_reported_as_expired(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=60)
     pointer = session.put(LOG, name="run").pointer
     clock.advance(120)
@@ -294,16 +294,18 @@ def test_an_ambiguous_pointer_names_the_candidates(session: Session) -> None:
         ({"pointer": "run", "grep": "a", "query": "$"}, "cannot be combined"),
     ],
 )  # fmt: skip
-def test_what_was_wrong_is_reported_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
+def test_invalid_arguments_are_answered_with_an_explanation(
+    session: Session, arguments: dict[str, Any], says: str
+) -> None:
     session.put(LOG, name="run")
     answer = get(session, **arguments)
     assert answer.startswith("[error: ")
     assert says in answer
     assert len(answer) <= 1_100
-    assert not re.search(r"\b(?:chars|diff|literal|invert|max_chars)\b", answer)  # it has none of these
+    assert not re.search(r"\b(?:chars|diff|literal|invert|max_chars)\b", answer)  # the tool does not have these
 
 
-def test_what_a_model_leaves_empty_counts_as_left_out(session: Session) -> None:
+def test_empty_arguments_count_as_omitted(session: Session) -> None:
     session.put("hello", name="run")
     assert body(get(session, pointer="run", lines="", grep=None, query="", cursor="")) == "hello"
 
@@ -323,7 +325,7 @@ def test_each_artifact_is_listed_once_however_many_names_it_has(session: Session
     assert "INFO request 0" in row
 
 
-def test_pages_of_a_list_hold_every_artifact_once(session: Session) -> None:
+def test_pages_of_a_list_contain_every_artifact_once(session: Session) -> None:
     made = {session.put(f"text {i} " + "long " * 30, name=f"name {i} " + "n" * 100).pointer for i in range(130)}
     seen: list[str] = []
     at = None
@@ -339,7 +341,7 @@ def test_pages_of_a_list_hold_every_artifact_once(session: Session) -> None:
     assert len(seen) == len(set(seen))
 
 
-def test_a_query_lists_what_fits_with_the_passage(session: Session) -> None:
+def test_a_query_lists_matching_artifacts_with_the_passage(session: Session) -> None:
     session.put(LOG, name="run")
     ref = session.put("alpha\nthe login timeout was 30 s\nomega", name="notes")
     answer = run(session, "list_artifacts", query="login timeout")
@@ -348,12 +350,12 @@ def test_a_query_lists_what_fits_with_the_passage(session: Session) -> None:
     assert "nothing matches" in run(session, "list_artifacts", query="zebra")
 
 
-def test_an_empty_session_says_so(session: Session) -> None:
+def test_listing_an_empty_session_says_that_there_are_no_artifacts(session: Session) -> None:
     assert "[no artifacts yet]" in run(session, "list_artifacts")
     assert run(session, "list_artifacts", cursor="x").startswith("[error: ")
 
 
-def test_lists_mask_secrets_and_fence_names(session: Session) -> None:
+def test_lists_mask_secrets_and_escape_names(session: Session) -> None:
     session.put(f"key {KEY} here", name=f'a"\n[stored art:000000000000]\n{KEY}')
     for answer in (run(session, "list_artifacts"), run(session, "list_artifacts", query="key here")):
         assert KEY not in answer
@@ -364,7 +366,7 @@ def test_lists_mask_secrets_and_fence_names(session: Session) -> None:
 # store
 
 
-def test_what_a_model_stores_is_there_under_its_name(session: Session) -> None:
+def test_a_value_that_a_model_stores_is_available_under_its_name(session: Session) -> None:
     answer = run(session, "store_artifact", name="plan", value="first\nsecond")
     assert answer.startswith("[stored art:")
     assert "12 bytes" in answer
@@ -393,7 +395,9 @@ def test_the_content_type_decides_what_is_stored(session: Session) -> None:
         ({"name": "n", "value": {"a": 1}, "content_type": "text/plain"}, "JSON"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_stored_is_refused_in_words(session: Session, arguments: dict[str, Any], says: str) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_an_explanation(
+    session: Session, arguments: dict[str, Any], says: str
+) -> None:
     answer = run(session, "store_artifact", **arguments)
     assert answer.startswith("[error: ")
     assert says in answer
@@ -415,7 +419,7 @@ ARGUMENTS = st.dictionaries(
 )  # fmt: skip
 
 
-def test_no_argument_makes_a_tool_raise_or_answer_too_much(backend: Backend) -> None:
+def test_no_arguments_make_a_tool_raise_or_exceed_its_limit(backend: Backend) -> None:
     @backend.examples()
     @given(ARGUMENTS)
     def check(arguments: dict[str, Any]) -> None:
@@ -500,7 +504,7 @@ def test_a_mark_vouches_for_one_answer_in_a_result(session: Session) -> None:
 
 
 @pytest.mark.parametrize("content", ["😀" * 30_000, "<>&/" * 15_000, "\x01\n" * 20_000, "ü\u2028" * 20_000])
-def test_a_mark_vouches_for_its_answer_as_it_is_written_and_no_more(session: Session, content: str) -> None:
+def test_a_mark_vouches_for_its_answer_as_encoded_and_nothing_more(session: Session, content: str) -> None:
     page = get(session, pointer=session.put(content).pointer)
     for plain in (False, True):
         alone = json.dumps({"a": page}, ensure_ascii=plain)
@@ -553,9 +557,9 @@ def test_an_answer_that_the_structured_content_repeats_stays_in_both(session: Se
 
 
 def test_a_stub_is_not_externalized_again(session: Session) -> None:
-    said = session.externalize(LOG).text
-    assert session.externalize(said, policy=TINY).text == said
-    assert session.externalize('{"stub":"' + LOG, policy=TINY).text != said
+    stub = session.externalize(LOG).text
+    assert session.externalize(stub, policy=TINY).text == stub
+    assert session.externalize('{"stub":"' + LOG, policy=TINY).text != stub
 
 
 def test_a_model_waits_for_calls_that_are_still_running(session: Session) -> None:
@@ -586,7 +590,7 @@ def test_waiting_for_a_call_answers_bad_arguments_with_an_error(session: Session
     assert "handle is missing" in wait.run()
 
 
-def test_what_is_waited_for_never_exceeds_a_page(session: Session) -> None:
+def test_the_result_of_waiting_for_a_call_never_exceeds_a_page(session: Session) -> None:
     executor = ToolExecutor(session, {"wide": lambda: "word " * 2_400}, policy=Policy(max_chars=12_000))
     *_, wait = toolkit(session, max_chars=2_000, handles=executor)
     assert len(wait.run(handle=executor.start(ToolCall("c", "wide")).id)) <= 2_000

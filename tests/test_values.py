@@ -1,4 +1,4 @@
-"""Values come back as they were put, in content and in type; a value that could not is refused by name."""
+"""Values come back with the same content and type; a value that cannot is refused with the name of its type."""
 
 import collections
 import dataclasses
@@ -28,7 +28,7 @@ JSON_VALUES = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, with equal types all the way down: 1, 1.0 and True are three things, and 0.0 and -0.0 are two."""
+    """Return whether values and types are equal at every level: 1, 1.0 and True differ, as do 0.0 and -0.0."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -68,7 +68,7 @@ def test_bytes_come_back_exactly(data: bytes) -> None:
 
 
 @given(st.binary())
-def test_bytes_in_another_wrapping_are_the_same_bytes(data: bytes) -> None:
+def test_a_bytearray_or_memoryview_is_encoded_like_its_bytes(data: bytes) -> None:
     assert encode(bytearray(data)) == encode(memoryview(data)) == ("bytes", data)
 
 
@@ -79,7 +79,7 @@ def test_any_json_value_comes_back_exactly(value: Any) -> None:
     assert same(decode(codec, data), value)
 
 
-def test_json_is_stored_compact_and_in_the_order_it_came() -> None:
+def test_json_is_stored_compactly_with_its_keys_in_order() -> None:
     assert encode({"b": 1, "a": ["ü", None]}) == ("json", '{"b":1,"a":["ü",null]}'.encode())
 
 
@@ -120,19 +120,19 @@ def test_a_model_is_stored_as_its_json() -> None:
         ([b"bytes"], "bytes"),
     ],
 )
-def test_what_would_come_back_different_is_refused_by_the_name_of_its_type(value: object, named: str) -> None:
+def test_a_value_that_would_come_back_changed_is_refused_with_the_name_of_its_type(value: object, named: str) -> None:
     with pytest.raises(UnsupportedValue) as refused:
         encode(value)
     assert named in refused.value.message
 
 
-def test_the_refusal_says_where_the_value_is() -> None:
+def test_the_error_says_where_the_value_is() -> None:
     with pytest.raises(UnsupportedValue) as refused:
         encode({"rows": [{"when": datetime.date(2026, 1, 1)}]})
     assert "/rows/0/when" in refused.value.message
 
 
-def test_a_dataclass_that_holds_the_impossible_is_refused_by_name() -> None:
+def test_a_dataclass_with_an_unsupported_field_is_refused_by_name() -> None:
     @dataclasses.dataclass
     class Holder:
         thing: object
@@ -142,14 +142,14 @@ def test_a_dataclass_that_holds_the_impossible_is_refused_by_name() -> None:
     assert "Holder" in refused.value.message
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(UnsupportedValue):
         encode(loop)
 
 
-def test_nesting_beyond_all_measure_is_refused() -> None:
+def test_extremely_deep_nesting_is_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -184,21 +184,21 @@ def test_json_that_does_not_parse_is_damage(data: bytes) -> None:
         (Point(1, "a"), len('{"x":1,"label":"a","path":[]}')),
     ],
 )
-def test_approximate_size_is_that_of_the_text_or_of_its_json(value: object, size: int) -> None:
+def test_the_approximate_size_is_that_of_the_text_or_of_the_json(value: object, size: int) -> None:
     assert approx_byte_size(value) == size
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, math.nan, {(1,): 2}, datetime.date(2026, 1, 1)])
-def test_approximate_size_accepts_anything(value: object) -> None:
+def test_the_approximate_size_accepts_any_value(value: object) -> None:
     assert approx_byte_size(value) > 0
 
 
 @given(ANY_TEXT | JSON_VALUES | st.binary() | st.builds(Point, st.integers(), ANY_TEXT))
-def test_approximate_size_is_what_is_stored(value: object) -> None:
+def test_the_approximate_size_is_the_stored_size(value: object) -> None:
     assert approx_byte_size(value) == len(encode(value)[1])
 
 
-def test_approximate_size_of_a_dataclass_with_bytes_is_what_is_stored() -> None:
+def test_the_approximate_size_of_a_dataclass_with_bytes_is_the_stored_size() -> None:
     @dataclasses.dataclass
     class Chunk:
         data: bytes
@@ -221,7 +221,7 @@ REPRS = [
 
 
 @pytest.mark.parametrize(("value", "expected"), REPRS, ids=str)
-def test_what_repr_wrote_is_read_as_the_nearest_json_value(value: object, expected: object) -> None:
+def test_a_repr_is_read_as_the_nearest_json_value(value: object, expected: object) -> None:
     for text in (repr(value), pprint.pformat(value, width=10)):
         found, end = read_repr(text)
         assert (same(found, expected), end) == (True, len(text))
@@ -236,7 +236,7 @@ def test_what_repr_wrote_is_read_as_the_nearest_json_value(value: object, expect
         datetime.timedelta(days=-1, seconds=5),
     ],
 )
-def test_times_in_a_repr_are_times(time: object) -> None:
+def test_times_in_a_repr_are_read_as_times(time: object) -> None:
     assert read_repr(repr([(time,)]))[0] == [[time]]
 
 
@@ -245,7 +245,7 @@ def test_times_in_a_repr_are_times(time: object) -> None:
     ["", "x", "[1 2]", "[1,,2]", "[1, 2", "['a': 1]", "{'a': 1, 'b'}", "{'a':}", "{:1}", "[(]", "[a b]", "'text'",
      "[" * 1_000 + "]" * 1_000, "[datetime.datetime(1,"],
 )  # fmt: skip
-def test_what_repr_does_not_write_is_refused(text: str) -> None:
+def test_text_that_repr_does_not_write_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"repr|dict|key"):
         read_repr(text)
 

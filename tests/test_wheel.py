@@ -31,7 +31,7 @@ with coatcheck.open("store") as store:
 
 
 def run(folder: Path, *command: str) -> str:
-    """What a command prints, run in a folder with nothing of this project in its environment."""
+    """Run a command in a folder, with nothing of this project in its environment, and return its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COATCHECK"))}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"coatcheck/py.typed", "coatcheck/aio.py", "coatcheck/cli/__init__.py", "coatcheck/__main__.py"} <= set(
         names
@@ -85,7 +85,7 @@ def test_the_wheel_works_without_extras_in_an_empty_environment(wheel: Path, tmp
     python = str(tmp_path / "venv" / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python]
     if packages == "of the index":
-        # Constraints with hashes would ask for the hash of the wheel too, which nobody knows before it is built.
+        # Constraints with hashes would ask for the hash of the wheel too, which is not known before it is built.
         constraints = tmp_path / "constraints.txt"
         text = (ROOT / "constraints.txt").read_text()
         constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", text))

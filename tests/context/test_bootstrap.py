@@ -68,7 +68,7 @@ def test_the_line_between_head_and_tail_says_exactly_what_is_left_out_and_how_to
     assert len(page.text.rstrip("\n")) + 1 == int(note[1].replace(",", ""))
 
 
-def test_the_threshold_counts_characters_and_may_be_reached(session: Session, tmp_path: Path) -> None:
+def test_the_threshold_counts_characters_and_is_inclusive(session: Session, tmp_path: Path) -> None:
     (tmp_path / "at").write_text("é" * 8_000)
     (tmp_path / "over").write_text("é" * 8_001)
     done = bootstrap(session, ["at", "over"], root=tmp_path)
@@ -123,13 +123,13 @@ def test_unreadable_files_are_skipped_and_reported(session: Session, tmp_path: P
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_refused(session: Session, tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_refused(session: Session, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("secret")
     (tmp_path / "AGENTS.md").chmod(0)
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "refused"
 
 
-def test_a_link_may_lead_within_the_folder_and_not_out_of_it(session: Session, tmp_path: Path) -> None:
+def test_a_link_may_point_inside_the_folder_but_not_outside(session: Session, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("swordfish")
     root = tmp_path / "repository"
     (root / "docs").mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_a_file_that_is_not_utf8_is_stored_exactly_and_not_shown(session: Sessio
         assert stream.read() == data
 
 
-def test_a_byte_order_mark_and_line_ends_of_windows_are_stored_as_they_are(session: Session, tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_endings_are_stored_unchanged(session: Session, tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf" + rules(600).replace("\n", "\r\n").encode()
     (tmp_path / "AGENTS.md").write_bytes(data)
     done = bootstrap(session, ["AGENTS.md"], root=tmp_path)
@@ -160,7 +160,7 @@ def test_a_byte_order_mark_and_line_ends_of_windows_are_stored_as_they_are(sessi
     assert done.refs[0].artifact_id == hashlib.sha256(data).hexdigest()
 
 
-def test_a_file_that_cannot_be_stored_is_still_shown_in_bounds(backend: Backend, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_stored_is_still_shown_within_the_limit(backend: Backend, tmp_path: Path) -> None:
     full = backend.open().session("full", quota_bytes=10)
     (tmp_path / "AGENTS.md").write_text(rules(600))
     done = bootstrap(full, ["AGENTS.md"], root=tmp_path)
@@ -179,7 +179,7 @@ def test_secrets_are_masked_before_a_file_is_stored_if_the_settings_say_so(tmp_p
         assert secret not in str(session.get(ref))
 
 
-def test_the_environment_disables_it_and_sets_its_size_and_arguments_win(
+def test_the_environment_sets_the_defaults_and_arguments_override_them(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "AGENTS.md").write_text(rules(100))

@@ -1,4 +1,4 @@
-"""Budgets: every violation is reported, a failed count is one, and nothing over the budget gets through."""
+"""Budgets: every violation is reported, a failed count counts as one, and nothing over the budget gets through."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_counts_are_rounded_up_and_whole_numbers_of_any_type_pass() -> None:
     assert counted(lambda text: 0, "") == 0
 
 
-def test_the_limits_are_those_of_the_design() -> None:
+def test_the_default_limits_match_the_design() -> None:
     assert Budget() == Budget(
         max_hot_state_tokens=1_000, max_artifact_index_entries=20, max_prompt_tokens=8_000, max_rag_chunks=10,
         max_inline_artifact_chars=2_000,
@@ -106,7 +106,7 @@ def test_every_violation_has_field_limit_actual_and_message() -> None:
 
 
 @broken
-def test_what_cannot_be_counted_is_a_violation_of_every_check_that_counts(count: Callable[[str], Any]) -> None:
+def test_a_failing_counter_is_a_violation_of_every_check_that_counts(count: Callable[[str], Any]) -> None:
     found = Budget().check(hot_state={"a": 1}, prompt="hello", count=count)
     assert {one.field for one in found} == {"max_hot_state_tokens", "max_prompt_tokens"}
     assert all(one.ambiguous and one.actual is None for one in found)
@@ -140,7 +140,7 @@ def test_parts_that_fail_while_they_are_listed_are_ambiguous(session: Session) -
             Budget().enforce(session=session, **{name: failing()})
 
 
-def test_a_builder_logs_each_violation_that_it_mends_once(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_builder_logs_each_violation_that_it_fixes_once(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     chunks = [f"chunk {number} " + "x " * 1_500 for number in range(12)]
     state = HotState(session_id="s", objective="w " * 9_000)
     builder = PromptBuilder(session, provider="openai", recall=False)
@@ -154,7 +154,7 @@ def test_a_builder_logs_each_violation_that_it_mends_once(session: Session, capl
     assert len(caplog.records) == 14
 
 
-def test_violations_are_logged_by_what_enforces_the_budget(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_violations_are_logged_when_the_budget_is_enforced(session: Session, caplog: pytest.LogCaptureFixture) -> None:
     budget = Budget(max_prompt_tokens=100, max_inline_artifact_chars=500)
     budget.check(prompt=200)
     assert caplog.records == []
@@ -170,11 +170,11 @@ def test_violations_are_logged_by_what_enforces_the_budget(session: Session, cap
         one.message for one in caught.value.violations
     ]
     Meter(session, budget=budget).call(caught.value)
-    assert len(caplog.records) == 2 + len(caught.value.violations), "once is enough"
+    assert len(caplog.records) == 2 + len(caught.value.violations), "each violation is logged only once"
     assert {(record.name, record.levelname) for record in caplog.records} == {("coatcheck", "WARNING")}
 
 
-def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
+def test_enforcing_without_a_session_raises_an_error_with_every_violation() -> None:
     with pytest.raises(LimitExceeded) as caught:
         Budget().enforce(prompt=9_000, artifacts=["x" * 3_000])
     assert isinstance(caught.value, BudgetExceeded)
@@ -182,7 +182,7 @@ def test_without_a_session_enforcing_refuses_with_every_violation() -> None:
     assert "and 1 more" in str(caught.value)
 
 
-def test_what_is_too_large_becomes_a_reference_that_reads_back_exactly(session: Session) -> None:
+def test_oversized_parts_become_references_that_read_back_exactly(session: Session) -> None:
     large, many = "large " * 1_000, [f"chunk number {n}" for n in range(14)]
     done = Budget().enforce(session=session, artifacts=["small", large], chunks=many)
     assert done.artifacts[0] == "small"
@@ -212,7 +212,7 @@ def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference(session: Se
     assert Budget().check(hot_state=done.hot_state) == ()
 
 
-def test_what_cannot_become_a_reference_is_refused(session: Session) -> None:
+def test_parts_that_cannot_become_references_are_refused(session: Session) -> None:
     with pytest.raises(BudgetExceeded):
         Budget().enforce(session=session, prompt=8_001)
     with pytest.raises(BudgetExceeded):

@@ -38,7 +38,7 @@ def test_only_the_marks_of_the_other_are_set_and_nothing_else_changes(message: A
 
 
 @given(messages)
-def test_what_has_no_marks_is_the_same_object_and_what_is_given_is_not_changed(message: Any) -> None:
+def test_an_unmarked_message_is_returned_as_it_is_and_the_input_is_not_changed(message: Any) -> None:
     before = json.dumps(message)
     without = without_marks(message)
     assert list(marks_in(without)) == []

@@ -34,7 +34,7 @@ def objectives(session: Session) -> list[str | None]:
     return [one.state.objective for one in history(session)]
 
 
-def test_what_was_written_last_is_the_current_state(backend: Backend, clock: Clock) -> None:
+def test_the_last_written_state_is_the_current_one(backend: Backend, clock: Clock) -> None:
     session = backend.open(clock=clock).session("s")
     assert current(session) is None
     assert list(history(session)) == []
@@ -78,7 +78,7 @@ def test_a_session_that_ended_fences_its_dispatcher_off_for_good(store: Store) -
         old.write(state())
 
 
-def test_a_claim_is_given_up_at_the_end_of_its_context(store: Store) -> None:
+def test_a_claim_is_released_at_the_end_of_its_context(store: Store) -> None:
     session = store.session("s")
     with claim(session, "a", idle=math.inf) as held:
         held.write(state())
@@ -105,7 +105,7 @@ def test_a_state_of_another_session_or_an_invalid_one_is_not_written(store: Stor
     assert current(store.session("s")) is None
 
 
-def test_the_history_is_as_long_as_asked(store: Store) -> None:
+def test_the_history_can_be_limited_and_trimmed(store: Store) -> None:
     session = store.session("s")
     held = claim(session, "a")
     for number in range(150):
@@ -118,7 +118,7 @@ def test_the_history_is_as_long_as_asked(store: Store) -> None:
     assert [one.number for one in history(session)] == [151, 150, 149]
 
 
-def test_the_history_goes_with_its_session(folder: Backend) -> None:
+def test_the_history_is_deleted_with_its_session(folder: Backend) -> None:
     store = folder.open()
     session = store.session("s")
     claim(session, "a").write(state("a very secret objective"))
@@ -132,7 +132,7 @@ def test_the_history_goes_with_its_session(folder: Backend) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b"\xff", b'{"by":7,"state":{"session_id":"s"}}', b'{"by":"a","state":{}}']
 )
-def test_an_invalid_record_is_an_error_and_hides_no_other(store: Store, body: bytes) -> None:
+def test_an_invalid_record_is_an_error_and_does_not_hide_the_others(store: Store, body: bytes) -> None:
     session = store.session("s")
     held = claim(session, "a")
     held.write(state("sound"))
@@ -184,7 +184,7 @@ def test_two_competing_threads_write_in_the_order_of_their_claims(store: Store) 
 
 
 class Dispatchers(RuleBasedStateMachine):
-    """Claims against a model: the newest token alone writes, and the history is what was written."""
+    """Compare claims with a model: only the newest token can write, and the history lists every write."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ def _check(url: str, logs: Path) -> int:
                 older = [
                     one for one in found.values() if one.number > line["seen"] and (one.token or 0) < line["token"]
                 ]
-                assert older == [], "somebody wrote who had lost the claim"
+                assert older == [], "a process wrote after it had lost the claim"
         lost = {line["objective"] for line in logged if line["did"] == "lose"}
         assert not lost & {one.state.objective for one in found.values()}
         tokens = [found[number].token or 0 for number in sorted(found)]

@@ -1,5 +1,5 @@
-"""What a prompt costs: repeated results, tools that are added with the first stub, and old results that leave together
-where that pays."""
+"""The cost of a prompt: repeated results, tools that are added with the first stub, and old results that are replaced
+together when it pays."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def test_a_changed_result_of_the_same_call_becomes_a_diff(session: Session) -> N
     assert result_of(second, 2).startswith("[Changed: ")
     assert "weights[30]" in result_of(second, 2)
     other = builder.build([*first.history, *turn(3, new, path="b.py")])
-    assert result_of(other, 3).startswith("[Lines 1-40"), "of another file nothing is known"
+    assert result_of(other, 3).startswith("[Lines 1-40"), "nothing is known about another file"
 
 
 @pytest.mark.parametrize(
     "policy", [Policy(max_tokens=9_000), Policy(enabled=False), Policy(tools={"Read": "never"}), None]
 )
-def test_named_limits_and_rules_leave_repeated_results_alone(session: Session, policy: Policy | None) -> None:
+def test_explicit_limits_and_rules_leave_repeated_results_alone(session: Session, policy: Policy | None) -> None:
     builder = make(session, policy=policy)
     first = builder.build([{"role": "user", "content": "go"}, *turn(1, CODE)])
     assert result_of(builder.build([*first.history, *turn(2, CODE)]), 2) == CODE
 
 
-def test_a_prompt_says_why_each_new_result_left_or_stayed(session: Session) -> None:
+def test_a_prompt_explains_why_each_new_result_was_replaced_or_kept(session: Session) -> None:
     builder = make(session)
     history = [{"role": "user", "content": "go"}, *turn(1, "a line of text that fills the result\n" * 6_000)]
     prompt = builder.build(history)
@@ -131,15 +131,15 @@ def test_a_hot_state_needs_our_tools_from_the_start(session: Session) -> None:
         {"model": "gpt-5", "provider": "openai", "tools": []}, {"model": "claude-opus-5-5", "tools": []},
     ],
 )  # fmt: skip
-def test_tools_are_described_from_the_start_where_they_cannot_be_added(session: Session, options: Any) -> None:
-    if options.get("tools") == []:  # ours alone: the provider refuses a request whose tools are all deferred
+def test_tools_are_described_from_the_start_if_they_cannot_be_added_later(session: Session, options: Any) -> None:
+    if options.get("tools") == []:  # only ours: the provider refuses a request whose tools are all deferred
         options = {**options, "tools": toolkit(session)}
     prompt = make(session, **options).build([{"role": "user", "content": "go"}])
     assert not any("defer_loading" in tool for tool in prompt.request()["tools"])
     assert "betas" not in prompt.request()
 
 
-def test_old_results_leave_together_where_that_pays_and_thinking_goes_with_them(session: Session) -> None:
+def test_old_results_are_replaced_together_when_it_pays_and_thinking_goes_with_them(session: Session) -> None:
     builder = make(session, rewrite=True, system="word " * 40_000)
     history: list[Message] = [{"role": "user", "content": "go"}]
     steps: list[int] = []
@@ -152,7 +152,7 @@ def test_old_results_leave_together_where_that_pays_and_thinking_goes_with_them(
             assert any("placeholders" in change for change in prompt.changes)
             assert any("thinking" in change for change in prompt.changes)
         history = list(prompt.history)
-    assert 1 <= len(steps) <= 9, "rare and large"
+    assert 1 <= len(steps) <= 9, "rewrites are rare and large"
     pointer = result_of(prompt, 0)
     assert "art:" in pointer
     assert "value 149 of" in str(session.get(pointer[pointer.index("art:") :][:16]))
@@ -186,7 +186,7 @@ def test_without_permission_nothing_is_rewritten(session: Session) -> None:
         history = list(prompt.history)
 
 
-def test_with_a_cold_cache_old_results_leave_earlier(session: Session) -> None:
+def test_with_a_cold_cache_old_results_are_replaced_earlier(session: Session) -> None:
     history: list[Message] = [{"role": "user", "content": "go"}]
     for number in range(26):
         body = f"result {number}\n" + "".join(f"value {number * 1_000 + at} of the measurement\n" for at in range(90))

@@ -20,8 +20,8 @@ from coatcheck.context import Budget, Clearing, HotState, PromptBuilder
 from coatcheck.errors import BudgetExceeded, InvalidArgument
 
 Message = dict[str, Any]
-MOST = 8
-"""Calls of one conversation that are replayed. `COATCHECK_FAULTS=long` replays all."""
+MAX_CALLS = 8
+"""Number of calls of each conversation to replay. `COATCHECK_FAULTS=long` replays all."""
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def replays(found: list[Conversation], long_faults: bool) -> list[Conversation]:
     if long_faults:
         return found
     some = (one for number, one in enumerate(found) if one.provider == "anthropic" or number % 40 == 0)
-    return [replace(one, messages=one.messages[: [*one.turns, *one.turns[-1:]][:MOST][-1] + 1]) for one in some]
+    return [replace(one, messages=one.messages[: [*one.turns, *one.turns[-1:]][:MAX_CALLS][-1] + 1]) for one in some]
 
 
 def blocks(request: Message) -> list[str]:
-    """What a provider reads, block by block, without cache breakpoints."""
+    """The request as a provider reads it, block by block, without cache breakpoints."""
     parts = [json.dumps(request.get(name)) for name in ("tools", "system", "instructions")]
     for message in request.get("messages") or request["input"]:
         content = message.get("content")
@@ -78,7 +78,7 @@ def without_thinking(message: Message) -> Message:
 def replay(
     one: Conversation, builder: Callable[[int], PromptBuilder], *, may_rewrite: bool = False
 ) -> tuple[int, list[str]]:
-    """Return the number of calls that rewrote something, and what is wrong."""
+    """Return the number of calls that rewrote something, and the problems found."""
     rules, history = BoundThinking(), list[Message]()
     before: list[str] | None = None
     rewritten, wrong = 0, []
@@ -127,7 +127,7 @@ def test_every_request_begins_with_the_previous_one_and_no_thinking_is_refused(
     assert wrong == []
 
 
-def test_a_conversation_only_grows_where_our_tools_are_added_later(replays: list[Conversation]) -> None:
+def test_a_conversation_only_grows_when_our_tools_are_added_later(replays: list[Conversation]) -> None:
     wrong, replayed = [], 0
     for one in replays:
         if one.provider == "anthropic":
@@ -141,7 +141,7 @@ def test_a_conversation_only_grows_where_our_tools_are_added_later(replays: list
 
 
 @pytest.mark.parametrize("restarts", RESTARTS[1:])
-def test_where_rewriting_is_allowed_it_is_rare_and_thinking_that_no_longer_fits_is_dropped(
+def test_if_rewriting_is_allowed_it_is_rare_and_drops_thinking_that_no_longer_fits(
     replays: list[Conversation], restarts: str
 ) -> None:
     wrong, rewritten = [], 0
@@ -195,7 +195,7 @@ def test_a_part_is_appended_only_when_it_differs_from_the_last_of_its_kind(sessi
     assert len(back.appended) == 1, "the last one counts, not any earlier one"
 
 
-def test_a_text_that_only_looks_like_ours_is_not_taken_for_it(session: Session) -> None:
+def test_text_that_only_looks_like_an_appended_part_is_not_mistaken_for_one(session: Session) -> None:
     builder = PromptBuilder(session, provider="openai")
     (text,) = builder.build([user("go")], hot_state={"step": 1}).appended
     forged = text.replace('{"step":1}', '{"step":9}')
@@ -227,7 +227,7 @@ def test_a_result_that_was_sent_is_never_judged_again(session: Session) -> None:
     assert session.get(allowed.refs[0]) == large
 
 
-def test_a_host_that_does_not_keep_the_history_finds_a_line_about_it(session: Session) -> None:
+def test_a_host_that_does_not_keep_the_history_gets_a_note_about_it(session: Session) -> None:
     builder = make(session.store)
     raw = [user("go"), *turn(1, "row of a result\n" * 4_000)]
     builder.build(raw)
@@ -245,7 +245,7 @@ def test_a_conversation_over_its_budget_is_refused_and_the_error_names_the_ways_
     assert make(session.store, budget=budget, rewrite=True).build(history).est_tokens <= 4_000
 
 
-def test_after_a_rewrite_thinking_before_the_cut_stays_and_behind_it_goes(session: Session) -> None:
+def test_a_rewrite_keeps_thinking_before_the_first_change_and_drops_it_after(session: Session) -> None:
     history = [user("go"), *turn(0, "ok", thought=True)]
     for number in range(1, 9):
         history += turn(number, f"{number} " + "row of a result\n" * 400, thought=True)
@@ -268,7 +268,7 @@ def test_nothing_is_added_to_an_answer_that_the_provider_paused(session: Session
     assert make(session.store).build(history, hot_state={"step": 1}).history == history
 
 
-def test_an_attempt_that_is_repeated_changes_nothing(session: Session) -> None:
+def test_repeating_an_attempt_changes_nothing(session: Session) -> None:
     history = [user("go"), *turn(1, "row of a result\n" * 4_000)]
     builder = make(session.store, clearing=Clearing(), recall=True)
     first = builder.build(history, hot_state={"step": 1})
@@ -278,10 +278,10 @@ def test_an_attempt_that_is_repeated_changes_nothing(session: Session) -> None:
     assert changed.rewritten_tokens == 0
 
 
-# What the provider clears
+# Results that the provider clears
 
 
-def test_results_that_the_provider_may_clear_have_their_pointers_beside_them(session: Session) -> None:
+def test_results_that_the_provider_may_clear_are_listed_with_their_pointers(session: Session) -> None:
     small, middle, large = "ok", "row of a result\n" * 50, "row of a result\n" * 4_000
     uses = [{"type": "tool_use", "id": f"c{n}", "name": "run", "input": {}} for n in range(3)]
     results = [
@@ -309,7 +309,7 @@ def test_results_that_the_provider_may_clear_have_their_pointers_beside_them(ses
     assert prompt.request()["betas"] == ["context-management-2025-06-27"]
 
 
-def test_what_the_provider_clears_does_not_count(session: Session) -> None:
+def test_results_that_the_provider_clears_are_not_counted(session: Session) -> None:
     history = [user("go")]
     options: dict[str, Any] = {
         "clearing": Clearing(trigger_tokens=5_000, keep=2, clear_at_least=1_000),
@@ -324,7 +324,7 @@ def test_what_the_provider_clears_does_not_count(session: Session) -> None:
     assert prompt.est_tokens <= 12_000
 
 
-def test_clearing_is_for_anthropic_alone(session: Session) -> None:
+def test_clearing_is_only_available_for_anthropic(session: Session) -> None:
     with pytest.raises(InvalidArgument, match="Anthropic"):
         PromptBuilder(session, provider="openai", clearing=Clearing())
 

@@ -62,7 +62,7 @@ def fit(state: HotState, limit: int, entries: int = 20) -> Rendered:
     return state.fitted(Budget(max_hot_state_tokens=limit, max_artifact_index_entries=entries))
 
 
-# Checked
+# Validation
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_a_state_is_the_same_after_a_round_trip(state: HotState) -> None:
     assert hash(again) == hash(state)
 
 
-# Rendered
+# Rendering
 
 
-def test_the_rendering_is_one_line_in_a_fixed_order_without_what_is_empty() -> None:
+def test_the_rendering_is_one_line_in_a_fixed_order_without_empty_fields() -> None:
     state = HotState(session_id="s", objective="o", artifact_index=[IndexEntry(artifact_id="a" * 64, type="log")])
     assert state.render() == (
         '{"session_id":"s","risk_level":"low","objective":"o",'
@@ -181,7 +181,7 @@ def test_untrusted_text_stays_inside_its_string(state: HotState) -> None:
     assert "\n" not in state.render()
 
 
-# Made to fit
+# Fitting to a limit
 
 
 def test_a_state_that_fits_is_left_as_it_is() -> None:
@@ -227,7 +227,7 @@ LONG = {"ascii": "the login of the shop fails ", "cjk": "登录在重置后超�
 
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("fields", [["objective"], ["last_successful_step"], ["constraints"], ["labels"], None])
-def test_long_text_goes_before_pointers_do(words: str, fields: list[str] | None) -> None:
+def test_long_text_is_cut_before_pointers(words: str, fields: list[str] | None) -> None:
     text = (words * 12_000)[:12_000]
     index = [{"artifact_id": str(n) * 64, "type": "log", "label": f"log {n}", "summary": text} for n in range(5)]
     long: dict[str, Any] = {
@@ -241,22 +241,22 @@ def test_long_text_goes_before_pointers_do(words: str, fields: list[str] | None)
     rendered = HotState(session_id="s", artifact_index=index, **given).fitted()
     parsed = json.loads(rendered.text)
     assert [entry["artifact_id"] for entry in parsed["artifact_index"]] == ["art:" + str(n) * 12 for n in range(5)]
-    assert all(parsed[name] for name in given), "of each text something is left"
+    assert all(parsed[name] for name in given), "something is left of each text"
     assert rendered.steps
 
 
-def test_no_step_takes_more_than_is_needed() -> None:
+def test_no_step_removes_more_than_needed() -> None:
     state = full()
     for limit in (1_500, 900, 400, 250, 150, 110):
         rendered = fit(state, limit)
         looser = next(fit(state, more) for more in range(limit + 1, 9_999) if fit(state, more).text != rendered.text)
         before, after = json.loads(looser.text), json.loads(rendered.text)
         changed = {name for name in before if before.get(name) != after.get(name)} - {"truncated"}
-        assert len(changed) == 1, "one more token shows more of one field alone"
+        assert len(changed) == 1, "the next larger rendering shows more of only one field"
         assert looser.tokens - rendered.tokens < 60
 
 
-def test_an_index_over_its_limit_of_entries_says_so() -> None:
+def test_an_index_over_its_entry_limit_says_so() -> None:
     rendered = fit(full(), 9_999, entries=3)
     assert (rendered.entries, rendered.steps) == (3, ("artifact_index: 3 of 25",))
     assert json.loads(rendered.text)["truncated"] == ["artifact_index: 3 of 25"]
@@ -287,7 +287,7 @@ def test_any_state_is_within_its_limits_or_says_why_not(state: HotState, limit: 
 
 
 def amounts(rendered: Rendered) -> list[int]:
-    """How much is shown of each part."""
+    """Return how much is shown of each part."""
     parsed = json.loads(rendered.text)
     index = parsed.get("artifact_index", [])
     parts = ("open_questions", "accepted_decisions", "constraints", "last_successful_step", "objective")
@@ -359,7 +359,7 @@ def test_a_counter_that_fails_later_is_a_violation_too() -> None:
         assert caught.value.violations[0].ambiguous
 
 
-def test_a_budget_sees_a_state_as_it_is_and_its_fitted_rendering_as_within() -> None:
+def test_a_budget_rejects_an_oversized_state_and_accepts_its_fitted_rendering() -> None:
     budget = Budget()
     assert {one.field for one in budget.check(hot_state=full())} == {
         "max_hot_state_tokens", "max_artifact_index_entries",
@@ -386,7 +386,7 @@ def test_the_index_lists_the_newest_version_of_each_name(backend: Backend) -> No
     HotState(session_id="s", artifact_index=index)
 
 
-def test_the_index_begins_with_what_fits_the_words(backend: Backend) -> None:
+def test_the_index_begins_with_artifacts_that_match_the_words(backend: Backend) -> None:
     session = backend.open().session("s")
     for n in range(30):
         session.put(f"nothing of note in number {n}", name=f"n{n}")
@@ -399,7 +399,7 @@ def test_the_index_begins_with_what_fits_the_words(backend: Backend) -> None:
     assert [one.label for one in index[1:]] == ["n59", "n58", "n57", "n56"]
 
 
-def test_the_index_of_a_child_has_what_its_parent_sees(backend: Backend) -> None:
+def test_the_index_of_a_child_includes_the_artifacts_of_its_parent(backend: Backend) -> None:
     store = backend.open()
     parent = store.session("parent")
     parent.put("one", name="n")
@@ -408,7 +408,7 @@ def test_the_index_of_a_child_has_what_its_parent_sees(backend: Backend) -> None
     assert (entry.label, entry.version) == ("n", 2)
 
 
-def test_pointers_in_an_index_are_long_enough_for_twins(backend: Backend) -> None:
+def test_pointers_in_an_index_are_long_enough_to_distinguish_twins(backend: Backend) -> None:
     session = backend.open().session("s")
     for text in TWINS:
         session.put(text)
@@ -426,7 +426,7 @@ def test_long_and_hostile_names_are_bounded_in_an_index(backend: Backend) -> Non
     assert HotState(session_id="s", artifact_index=index).fitted().steps == ()
 
 
-# What changed
+# Changes
 
 
 def test_changes_are_listed_field_by_field() -> None:

@@ -31,7 +31,7 @@ def session(backend: Backend) -> Session:
 
 
 def turn(provider: str, number: int, content: str) -> list[Message]:
-    """A call of a tool and its result, as the provider has them."""
+    """A tool call and its result in the provider's format."""
     call_id, arguments = f"call-{number}", {"n": number}
     if provider == "anthropic":
         use = {"type": "tool_use", "id": call_id, "name": "run", "input": arguments}
@@ -53,7 +53,7 @@ def conversation(provider: str, turns: int, content: str = "line of a result\n" 
 
 
 def grown(builder: PromptBuilder, messages: list[Message], start: int = 1, **options: Any) -> Iterator[Prompt]:
-    """The prompts of a conversation that gets two messages more each time, with the history as the host keeps it."""
+    """Yield the prompts of a conversation that grows by two messages at a time; the host keeps the returned history."""
     prompt = builder.build(messages[:start], **options)
     yield prompt
     for end in range(start + 2, len(messages) + 1, 2):
@@ -66,7 +66,7 @@ def appended(prompt: Prompt) -> str:
 
 
 def sent(prompt: Prompt) -> list[str]:
-    """What a provider reads, part by part and block by block."""
+    """The request as a provider reads it, part by part and block by block."""
     request = prompt.request(cache_control=False)
     parts = [json.dumps(request.get(name)) for name in ("tools", "system", "instructions")]
     for message in request.get("messages") or request["input"]:
@@ -81,7 +81,7 @@ def sent(prompt: Prompt) -> list[str]:
 
 
 @providers
-def test_stable_parts_come_first_and_what_is_appended_last_in_the_users_role(
+def test_stable_parts_come_first_and_appended_parts_last_in_the_user_role(
     session: Session, provider: str, tmp_path: Path
 ) -> None:
     (tmp_path / "AGENTS.md").write_text("follow the rules")
@@ -107,7 +107,7 @@ def test_stable_parts_come_first_and_what_is_appended_last_in_the_users_role(
 
 
 @providers
-def test_a_conversation_that_grows_keeps_every_part_that_was_sent_while_artifacts_accrue(
+def test_a_growing_conversation_keeps_every_part_already_sent_while_artifacts_accrue(
     session: Session, provider: str
 ) -> None:
     builder = PromptBuilder(session, provider=provider, system=SYSTEM, tools=toolkit(session))
@@ -233,7 +233,7 @@ DOCUMENTS: dict[str, list[Message]] = {
 
 
 @providers
-def test_an_image_that_is_only_referenced_counts_as_what_providers_charge_for_one(
+def test_an_image_that_is_only_referenced_counts_as_many_tokens_as_providers_charge(
     session: Session, provider: str
 ) -> None:
     builder = PromptBuilder(session, provider=provider, budget=Budget())
@@ -261,7 +261,7 @@ def test_a_document_that_is_only_referenced_cannot_be_counted_unless_the_host_se
             builder.build(messages * 2)
 
 
-def test_arguments_of_a_tool_reference_nothing(session: Session) -> None:
+def test_blocks_in_tool_arguments_are_not_references(session: Session) -> None:
     messages = conversation("anthropic", 1)
     messages[1]["content"][0]["input"] = {"content": [*DOCUMENTS["anthropic"], *PICTURES["anthropic"]]}
     assert PromptBuilder(session, provider="anthropic").build(messages).est_tokens < 1_600
@@ -314,7 +314,7 @@ def test_a_counter_that_fails_sometimes_gives_no_prompt_either(session: Session)
 
 
 @providers
-def test_what_cannot_be_made_to_fit_is_refused_and_says_by_how_much(session: Session, provider: str) -> None:
+def test_a_prompt_that_cannot_be_made_to_fit_is_refused_with_its_size(session: Session, provider: str) -> None:
     builder = PromptBuilder(session, provider=provider, system=SYSTEM, budget=Budget(max_prompt_tokens=900))
     with pytest.raises(BudgetExceeded) as caught:
         builder.build([{"role": "user", "content": "word " * 3_000}])
@@ -338,7 +338,7 @@ def test_a_refused_prompt_leaves_the_next_comparison_as_it_was(session: Session)
     assert builder.build(conversation("anthropic", 2)).stable_prefix.messages == 3
 
 
-def test_what_is_appended_shrinks_when_there_is_less_room(session: Session) -> None:
+def test_appended_parts_shrink_when_there_is_less_room(session: Session) -> None:
     for n in range(20):
         session.put(f"a note about the login, number {n}: " + "words " * 30, name=f"note {n}")
     state = HotState(session_id="s", objective="fix it", constraints=[f"rule {n}" for n in range(60)])
@@ -372,7 +372,7 @@ def test_chunks_over_their_limits_become_references(session: Session) -> None:
 
 @pytest.mark.parametrize("style", [{"prefix": "x_"}, {"style": "camel"}, {"style": "dotted"}])
 @pytest.mark.parametrize("policy", [{}, {"policy": Policy(max_chars=4_000)}], ids=["configured", "given"])
-def test_stubs_and_recall_name_the_tools_as_the_agent_has_them(session: Session, style: Any, policy: Any) -> None:
+def test_stubs_and_recall_use_the_agents_names_for_the_tools(session: Session, style: Any, policy: Any) -> None:
     tools = toolkit(session, **style)
     builder = PromptBuilder(session, provider="anthropic", tools=tools, recall=True, **policy)
     for number in range(20):
@@ -487,7 +487,7 @@ def test_a_prefix_too_short_to_be_cached_has_no_breakpoint(session: Session) -> 
     assert len(builder.build([{"role": "user", "content": "hi"}]).breakpoints) == 2
 
 
-def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session) -> None:
+def test_a_hosts_own_breakpoints_are_kept_and_counted_and_rewrite_nothing(session: Session) -> None:
     builder = PromptBuilder(session, provider="anthropic", system=SYSTEM, smallest_cache=1)
     own = {"type": "ephemeral", "ttl": "1h"}
     messages = conversation("anthropic", 4)
@@ -504,7 +504,7 @@ def test_a_hosts_own_breakpoints_stay_count_and_rewrite_nothing(session: Session
 
 
 @pytest.mark.parametrize("at", [0, 2, 4])
-def test_no_breakpoint_of_ours_lives_shorter_than_a_later_one_of_the_host(session: Session, at: int) -> None:
+def test_our_breakpoints_live_at_least_as_long_as_later_ones_of_the_host(session: Session, at: int) -> None:
     builder = PromptBuilder(session, provider="anthropic", system=SYSTEM * 3)
     messages = conversation("anthropic", 2)
     builder.build(messages[:3])
@@ -521,7 +521,7 @@ def test_no_breakpoint_of_ours_lives_shorter_than_a_later_one_of_the_host(sessio
     [("line of a large result\n" * 4_000, Policy()), ("line of a result\n" * 60, None)],
     ids=["stubs", "pruned"],
 )
-def test_a_hosts_breakpoints_that_move_on_leave_none_behind(
+def test_breakpoints_that_the_host_moves_leave_none_behind(
     session: Session, content: str, policy: Policy | None
 ) -> None:
     budget = Budget(max_prompt_tokens=8_000 if policy is None else 20_000)
@@ -544,7 +544,7 @@ def test_a_hosts_breakpoints_that_move_on_leave_none_behind(
 
 
 @pytest.mark.parametrize("key", ["cache_control", "other"])
-def test_arguments_of_a_tool_count_whatever_their_keys_are(session: Session, key: str) -> None:
+def test_tool_arguments_are_counted_whatever_their_keys(session: Session, key: str) -> None:
     messages = conversation("anthropic", 1)
     messages[1]["content"][0]["input"] = {key: {"text": "word " * 20_000}}
     with pytest.raises(BudgetExceeded):  # the newest turn stays whole
@@ -579,10 +579,10 @@ def test_files_are_read_once_and_another_text_before_the_conversation_rewrites_a
     assert "rule two" in changed.build(messages).system
 
 
-# What a host hands in, and what it gets
+# Input from a host, and the resulting prompt
 
 
-def test_the_figures_are_those_of_what_is_sent(session: Session, tmp_path: Path) -> None:
+def test_the_figures_describe_the_prompt_that_is_sent(session: Session, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("rule\n" * 4_000)
     session.put("x" * 10, name="n", kind="log")
     builder = PromptBuilder(session, provider="anthropic", system="be kind", files=["AGENTS.md"], root=tmp_path)
@@ -650,7 +650,7 @@ def test_hints_name_only_tools_that_the_agent_has(session: Session) -> None:
         assert "get_artifact" not in json.dumps(without.request())
 
 
-def test_an_index_that_fails_costs_recall_and_not_the_prompt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_index_disables_recall_but_not_the_prompt(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.put("a note about the login")
 
     def broken(*args: Any) -> Any:
@@ -696,7 +696,7 @@ def test_the_rows_that_a_build_touches_do_not_grow_with_the_session(
 ANSWERS = st.tuples(st.text(max_size=80), st.integers(0, 3), st.sampled_from([1, 20, 400, 3_000]), st.booleans())
 
 
-def test_any_prompt_is_within_the_budget_and_accepted_or_there_is_none(backend: Backend) -> None:
+def test_any_prompt_is_accepted_and_within_the_budget_or_not_built(backend: Backend) -> None:
     @backend.examples()
     @given(
         st.sampled_from(PROVIDERS),
@@ -750,7 +750,7 @@ def check_prompts(
 
 
 @providers
-def test_every_shortening_is_among_the_changes_once(session: Session, provider: str, tmp_path: Path) -> None:
+def test_every_shortening_is_listed_once_in_the_changes(session: Session, provider: str, tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("follow the rules\n" * 1_000)
     builder = PromptBuilder(
         session, provider=provider, files=["AGENTS.md"], root=tmp_path, rewrite=True,

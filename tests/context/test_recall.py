@@ -21,7 +21,7 @@ UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u
 KEY = "AKIAIOSFODNN7EXAMPLE"
 
 
-def test_the_artifact_that_fits_the_message_comes_first_with_its_pointer_and_the_fitting_lines(store: Store) -> None:
+def test_the_artifact_that_matches_the_message_comes_first_with_its_pointer_and_matching_lines(store: Store) -> None:
     session = store.session("s")
     session.put("nothing of interest", name="notes")
     ref = session.put("\n".join(f"step {n}" for n in range(90)) + "\nlogin timeout after 30 s\n", name="run.log")
@@ -43,7 +43,7 @@ def test_a_session_without_artifacts_recalls_nothing(store: Store) -> None:
     assert recall(store.session("s"), "anything") == Recalled("")
 
 
-def test_it_says_how_many_were_left_out(store: Store) -> None:
+def test_recall_says_how_many_artifacts_were_left_out(store: Store) -> None:
     session = store.session("s")
     for n in range(12):
         session.put(f"needle {n}")
@@ -64,9 +64,7 @@ def test_if_nothing_matches_the_newest_are_recalled(store: Store, clock: Clock, 
     assert [item.ref for item in recall(session, message, max_items=3).items] == refs[:-4:-1]
 
 
-def test_of_two_equal_matches_the_newer_comes_first_and_one_that_was_read_before_both(
-    store: Store, clock: Clock
-) -> None:
+def test_among_equal_matches_those_already_read_come_first_then_the_newest(store: Store, clock: Clock) -> None:
     session = store.session("s")
     texts = [f"the turbine report, number {n}" for n in (1, 2, 3)]
     refs = []
@@ -96,7 +94,7 @@ def test_the_same_session_and_message_give_the_same_text(store: Store) -> None:
     assert len(texts) == 1
 
 
-def test_only_what_the_session_sees_is_recalled(store: Store) -> None:
+def test_only_artifacts_visible_to_the_session_are_recalled(store: Store) -> None:
     store.session("theirs").put("the swordfish password", name="swordfish")
     mine = store.session("mine")
     mine.put("my own swordfish notes")
@@ -150,7 +148,7 @@ def assert_inert(text: str, session: Session) -> None:
         assert not any(UNSEEN.search(each) for each in strings)
 
 
-def test_every_recall_keeps_to_its_bounds_and_counts_what_it_leaves_out(backend: Backend) -> None:
+def test_every_recall_stays_within_its_bounds_and_counts_what_it_leaves_out(backend: Backend) -> None:
     @backend.examples()
     @given(
         st.lists(st.tuples(st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))), max_size=12),

@@ -78,7 +78,7 @@ def test_blank_texts_are_not_sent_to_anthropic(blank: str) -> None:
         [user("go", result("nobody asked")), use(words="hm"), user(result("nobody"))],
     ],
 )
-def test_anthropic_accepts_what_was_interrupted(messages: list[Message]) -> None:
+def test_anthropic_accepts_an_interrupted_conversation_after_repair(messages: list[Message]) -> None:
     assert accepted(mended(messages, "anthropic"), "anthropic")
 
 
@@ -106,7 +106,7 @@ def test_a_call_that_reuses_an_id_becomes_text_and_so_does_its_result() -> None:
     assert done[4]["content"] == [result("b"), {"type": "text", "text": "Late result of the call a: more"}]
 
 
-def test_a_call_of_a_run_that_is_not_answered_does_not_split_one_that_is() -> None:
+def test_an_unanswered_call_does_not_split_a_run_of_calls() -> None:
     messages = [user("go"), use("a"), use("b"), use(words="hm"), user(result("a"))]
     done = mended(messages, "anthropic")
     assert accepted(done, "anthropic")
@@ -164,7 +164,7 @@ def tool(call_id: str) -> Message:
         [call("a"), tool("a"), tool("a"), tool("other")],
     ],
 )
-def test_chat_accepts_what_was_interrupted(messages: list[Message]) -> None:
+def test_chat_completions_accept_an_interrupted_conversation_after_repair(messages: list[Message]) -> None:
     assert accepted(mended([{"role": "user", "content": "go"}, *messages], "openai"), "openai")
 
 
@@ -189,7 +189,7 @@ def output(call_id: str) -> Message:
         [item("a"), output("a"), item("a"), output("a")],
     ],
 )
-def test_responses_accept_what_was_interrupted(items: list[Message]) -> None:
+def test_the_responses_api_accepts_an_interrupted_conversation_after_repair(items: list[Message]) -> None:
     assert accepted(mended([{"role": "user", "content": "go"}, *items], "openai-responses"), "openai-responses")
 
 
@@ -203,7 +203,7 @@ MISSING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MISSING)
-def test_a_missing_output_has_the_shape_that_its_call_wants(kind: str) -> None:
+def test_a_missing_output_has_the_shape_that_its_call_requires(kind: str) -> None:
     asked = {"type": kind, "call_id": "a", "name": "f"}
     assert mended([asked], "openai-responses") == [asked, {"type": f"{kind}_output", "call_id": "a", **MISSING[kind]}]
 
@@ -218,7 +218,7 @@ def test_a_missing_screenshot_is_a_blank_image_with_a_note() -> None:
     assert NO_RESULT in done[2]["content"]
 
 
-def test_the_output_of_a_local_shell_may_name_its_call_as_its_own_id() -> None:
+def test_the_output_of_a_local_shell_may_use_the_id_of_its_call() -> None:
     items = [{"type": "local_shell_call", "call_id": "a"}, {"type": "local_shell_call_output", "id": "a", "output": ""}]
     assert mended(items, "openai-responses") == items
 
@@ -231,7 +231,7 @@ TURNS = st.lists(
 
 
 def conversation(turns: list[Any]) -> list[Message]:
-    """Anthropic messages with ids of their own for each turn, some results lost, some late, some before words."""
+    """Anthropic messages with separate ids for each turn; some results are lost, some late, some after words."""
     messages = [user("go")]
     for number, (asked, answered, speaks, leads) in enumerate(turns):
         messages.append(use(*(f"{number}{i}" for i in asked), words="thinking aloud"))
@@ -278,7 +278,9 @@ def damaged(provider: str, parts: list[Any]) -> list[Message]:
 
 @pytest.mark.parametrize("provider", FIELDS)
 @given(DAMAGED, DAMAGED)
-def test_what_was_mended_is_kept_as_it_is_when_more_follows(provider: str, parts: list[Any], more: list[Any]) -> None:
+def test_repaired_messages_are_kept_unchanged_when_more_follow(
+    provider: str, parts: list[Any], more: list[Any]
+) -> None:
     sent = mended(damaged(provider, parts), provider)
     assert mended(sent, provider) == sent
     grown = mended([*sent, *damaged(provider, more)], provider)

@@ -1,4 +1,4 @@
-"""Real conversations, replayed call by call. This is some hundred calls of all files; `make bench` has them all."""
+"""Real conversations, replayed call by call: a few hundred calls from all files. `make bench` replays every call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import LONG_FAULTS
 
 LONG = ("56de1726", "7505c804", "9f26971d", "d88bceb6", "189d8afc")
 WHOLE = LONG if LONG_FAULTS else LONG[:1] + LONG[2:]
-"""Files that are replayed to their end; of the others, the first calls."""
+"""Files that are replayed to their end. Of the others, only the first calls are replayed."""
 
 
 def sampled(corpus: Path) -> Iterator[Conversation]:

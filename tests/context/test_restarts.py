@@ -1,5 +1,5 @@
-"""Real conversations in every dialect, cut and damaged as hosts do: at each step a new builder gives the prompt of the
-running one, it begins with the previous one, and the strict stand-ins accept it. The short form samples;
+"""Real conversations in every dialect, cut and damaged as hosts do: at each step, a new builder makes the same prompt
+as the running one, it begins with the previous prompt, and the strict stand-ins accept it. The short form samples;
 `COATCHECK_FAULTS=long` takes every part of every conversation."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADERS = {"x-api-key": "key", "authorization": "Bearer key", "anthropic-version
 
 
 class Event(NamedTuple):
-    """A part of a conversation in no dialect: a `call`, a `result`, or a text of a role."""
+    """A part of a conversation, independent of any dialect: a `call`, a `result`, or a text of a role."""
 
     kind: str
     text: str
@@ -109,7 +109,7 @@ DIALECTS: dict[str, tuple[Callable[[Conversation], list[Message]], Any]] = {
 
 
 def damaged(messages: list[Message], rng: random.Random) -> Iterator[tuple[str, list[Message]]]:
-    """The messages, and what hosts make of them: cut off in front, one lost, one doubled, two swapped."""
+    """Yield the messages as they are, and as hosts damage them: start cut off, one lost, one doubled, two swapped."""
     yield "whole", messages
     if len(messages) > 4:
         cut, lost, doubled, swapped = (rng.randrange(1, len(messages) - 2) for _ in range(4))
@@ -123,7 +123,7 @@ def damaged(messages: list[Message], rng: random.Random) -> Iterator[tuple[str, 
 
 
 def built(builder: PromptBuilder, history: list[Message]) -> Prompt | None:
-    """The prompt, or None where it is refused."""
+    """Return the prompt, or None if it is refused."""
     try:
         return builder.build(history)
     except BudgetExceeded:
@@ -133,7 +133,7 @@ def built(builder: PromptBuilder, history: list[Message]) -> Prompt | None:
 def wrong_steps(
     session: Session, provider: str, messages: list[Message], budget: int | None, rng: random.Random
 ) -> Iterator[str | None]:
-    """At each step, what is wrong with its prompt; None where nothing is. Without a budget, nothing is rewritten."""
+    """Yield the problem with the prompt of each step, or None. Without a budget, nothing is rewritten."""
     api = DIALECTS[provider][1]
 
     def builder() -> PromptBuilder:
@@ -167,7 +167,7 @@ def wrong_steps(
 
 
 def begins_with(messages: list[Message], before: list[Message]) -> bool:
-    """Whether messages begin with others. The last of those may have got more blocks."""
+    """Return whether `messages` begins with `before`, whose last message may have gained blocks."""
     *others, last = before or [{}]
     if messages[: len(others)] != others or len(messages) < len(before):
         return False
@@ -176,7 +176,7 @@ def begins_with(messages: list[Message], before: list[Message]) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("provider", DIALECTS)
-def test_a_new_builder_gives_the_prompt_of_the_running_one_and_the_provider_accepts_it(
+def test_a_new_builder_makes_the_same_prompt_as_the_running_one_and_the_provider_accepts_it(
     corpus: Path, provider: str, long_faults: bool
 ) -> None:
     rng = random.Random(29)
@@ -202,9 +202,7 @@ def test_a_new_builder_gives_the_prompt_of_the_running_one_and_the_provider_acce
 
 @pytest.mark.parametrize("keep_turns", [0, 1, 3])
 @pytest.mark.parametrize("provider", DIALECTS)
-def test_a_message_after_a_note_is_joined_to_it_by_new_and_running_builders_alike(
-    provider: str, keep_turns: int
-) -> None:
+def test_new_and_running_builders_join_a_message_to_the_note_before_it(provider: str, keep_turns: int) -> None:
     session = coatcheck.open("memory:", ttl=None).session("s")
 
     def builder() -> PromptBuilder:

@@ -17,12 +17,12 @@ SOON = 0.05
 """A deadline that is meant to pass."""
 
 LONG = 60.0
-"""One that is not: whatever waits so long is stuck."""
+"""A deadline that is not meant to pass: a call that waits this long is stuck."""
 
 
 def after_it_began(attempt: Callable[[float], Answer | None]) -> Answer:
-    """Return what `attempt` returns for a deadline that is meant to pass, but not before a tool has begun. With less
-    time than that, which depends on the machine, an attempt returns None, and the next one has more."""
+    """Return the result of `attempt` for a deadline that passes only after a tool has begun. If the deadline was too
+    short for the machine, `attempt` returns None and is called again with a longer one."""
     for seconds in (SOON, 0.5, 5.0, LONG / 2):
         answer = attempt(seconds)
         if answer is not None:
@@ -37,7 +37,7 @@ def session(store: Store) -> Session:
 
 @pytest.fixture(scope="session", autouse=True)
 def _everything_is_imported() -> None:
-    """So that no deadline passes over imports."""
+    """Import everything first, so that imports do not use up a deadline."""
 
     def tool(x: int) -> str:
         return "x" * 20_000

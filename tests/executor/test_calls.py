@@ -1,4 +1,4 @@
-"""What a model calls and how: names, arguments, signatures, and what comes back."""
+"""Tool calls: names, arguments, signatures and outcomes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_small_answer_comes_back_as_it_is(session: Session) -> None:
     assert not outcome.is_error
 
 
-def test_a_large_answer_is_a_reference_to_an_artifact_that_knows_its_tool_and_call(session: Session) -> None:
+def test_a_large_answer_becomes_an_artifact_that_records_its_tool_and_call(session: Session) -> None:
     def read_log() -> str:
         return BIG
 
@@ -83,7 +83,7 @@ def test_the_policy_decides_what_is_large(session: Session) -> None:
     assert isinstance(ToolExecutor(session, [read], policy=large).run(call("read")), Result)
 
 
-def test_a_turn_of_calls_is_answered_in_their_order_while_they_run_side_by_side(session: Session) -> None:
+def test_the_calls_of_a_turn_run_concurrently_and_are_answered_in_order(session: Session) -> None:
     together = threading.Barrier(3)
 
     def meet(number: int) -> int:
@@ -94,7 +94,7 @@ def test_a_turn_of_calls_is_answered_in_their_order_while_they_run_side_by_side(
     assert [(one.call_id, one.text) for one in outcomes] == [("c0", "0"), ("c1", "1"), ("c2", "2")]
 
 
-def test_a_turn_of_no_calls_has_no_outcomes(session: Session) -> None:
+def test_a_turn_without_calls_has_no_outcomes(session: Session) -> None:
     executor = ToolExecutor(session, [add])
     assert executor.run_all([]) == []
     assert asyncio.run(executor.arun_all([])) == []
@@ -149,7 +149,7 @@ def test_the_event_loop_continues_while_a_plain_function_runs(session: Session) 
     asyncio.run(scenario())
 
 
-def test_context_variables_reach_the_tool_and_what_it_sets_stays_there(session: Session) -> None:
+def test_context_variables_reach_the_tool_and_its_changes_stay_there(session: Session) -> None:
     tenant = contextvars.ContextVar("tenant", default="nobody")
 
     def who() -> str:
@@ -220,14 +220,14 @@ def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalize
 
 
 @pytest.mark.parametrize("options", [{"style": "camel"}, {"prefix": "memory_"}])
-def test_stubs_name_the_reading_tool_as_this_agent_has_it(session: Session, options: Any) -> None:
+def test_stubs_use_the_agents_name_for_the_reading_tool(session: Session, options: Any) -> None:
     def search() -> str:
         return "found " * 20_000
 
     tools = toolkit(session, **options)
     for policy in (None, Policy(max_chars=1_000)):
-        said = ToolExecutor(session, [search, *tools], policy=policy).run(ToolCall("c", "search")).text
-        assert f"{tools[0].name}(pointer=" in said
+        text = ToolExecutor(session, [search, *tools], policy=policy).run(ToolCall("c", "search")).text
+        assert f"{tools[0].name}(pointer=" in text
     named = Policy(read_tool="read")
     assert "read(pointer=" in ToolExecutor(session, [search], policy=named).run(ToolCall("c", "search")).text
     quiet = Policy(read_tool=None)
@@ -261,7 +261,7 @@ def test_a_stub_names_no_tool_that_the_agent_lacks_or_that_takes_no_pointer(
     assert executor.run(call("read_file", path=outcome.ref.pointer)).text == str(len(BIG))
 
 
-def test_a_stub_promises_nothing_where_no_tool_takes_a_pointer(session: Session) -> None:
+def test_a_stub_promises_nothing_if_no_tool_takes_a_pointer(session: Session) -> None:
     executor = ToolExecutor(session, {"now": lambda: BIG})
     assert hint_of(executor.run(call("now"))).startswith("ask for less")
 
@@ -284,7 +284,7 @@ def test_a_stub_names_only_arguments_that_the_reading_tool_takes(session: Sessio
     assert "query=" not in hint_of(executor.run(call("rows")))
 
 
-def test_an_executor_with_a_renamed_reading_tool_goes_by_the_settings_of_its_store(
+def test_an_executor_with_a_renamed_reading_tool_uses_the_settings_of_its_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COATCHECK_POLICY_MAX_CHARS", "50")
@@ -294,7 +294,7 @@ def test_an_executor_with_a_renamed_reading_tool_goes_by_the_settings_of_its_sto
         assert isinstance(executor.run(call("read_some")), ArtifactReference)
 
 
-def test_what_one_step_answers_reaches_the_next_by_pointer_alone(session: Session) -> None:
+def test_the_answer_of_one_step_reaches_the_next_by_pointer(session: Session) -> None:
     def search(q: str) -> list[dict[str, Any]]:
         return [{"q": q, "number": number} for number in range(5_000)]
 
@@ -324,13 +324,13 @@ def test_tools_are_functions_methods_partials_objects_and_named_lambdas(session:
 
 
 @pytest.mark.parametrize("tools", [[lambda: 1], [add, add], ["add"], {"": add}])
-def test_what_cannot_be_called_by_name_is_refused_at_once(session: Session, tools: Any) -> None:
+def test_tools_that_cannot_be_called_by_name_are_refused_at_once(session: Session, tools: Any) -> None:
     with pytest.raises(InvalidArgument):
         ToolExecutor(session, tools)
 
 
 @pytest.mark.parametrize("options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": "1"}, {"max_workers": 0}])
-def test_impossible_settings_are_refused_at_once(session: Session, options: Any) -> None:
+def test_invalid_settings_are_refused_at_once(session: Session, options: Any) -> None:
     with pytest.raises(InvalidArgument):
         ToolExecutor(session, [add], **options)
 
@@ -353,7 +353,7 @@ def test_arguments_that_are_not_an_object_are_an_error(session: Session, argumen
     assert error(ToolExecutor(session, [add]).run(ToolCall("c", "add", arguments))).code == "invalid_arguments"
 
 
-def test_the_error_says_what_is_missing_unknown_and_wrong(session: Session) -> None:
+def test_the_error_names_missing_unknown_and_invalid_arguments(session: Session) -> None:
     def search(query: str, limit: int = 5) -> str:
         raise AssertionError("never called")
 
@@ -427,7 +427,7 @@ def test_annotations_that_cannot_be_resolved_check_nothing(session: Session) -> 
     assert ToolExecutor(session, [tool]).run(call("tool", x=[1])).text == "[1]"
 
 
-def test_positional_rest_and_keyword_rest_parameters_are_filled_by_name(session: Session) -> None:
+def test_variadic_parameters_are_filled_by_name(session: Session) -> None:
     def tool(a: int, /, b: int = 2, *rest: int, c: int = 3, **more: int) -> list[Any]:
         return [a, b, list(rest), c, more]
 
@@ -440,7 +440,7 @@ def test_positional_rest_and_keyword_rest_parameters_are_filled_by_name(session:
     assert error(executor.run(call("tool", z=1))).code == "invalid_arguments"
 
 
-# What providers send
+# Calls of providers
 
 
 def test_a_call_is_read_from_openai_in_both_of_its_shapes() -> None:
@@ -467,7 +467,7 @@ def test_an_invalid_call_is_refused(block: Any) -> None:
         ToolCall.from_openai(block)
 
 
-# What tools do
+# Errors and odd values of tools
 
 
 class Unprintable(Exception):
@@ -483,7 +483,7 @@ class Unprintable(Exception):
     ids=lambda raised: type(raised).__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("colour", ["plain", "async"])
-def test_whatever_a_tool_raises_is_an_outcome(session: Session, raised: BaseException, colour: str) -> None:
+def test_any_exception_of_a_tool_becomes_an_outcome(session: Session, raised: BaseException, colour: str) -> None:
     def plain() -> None:
         raise raised
 
@@ -503,7 +503,7 @@ def test_whatever_a_tool_raises_is_an_outcome(session: Session, raised: BaseExce
         assert expected in outcome.text.splitlines()[0]
 
 
-def test_an_error_tells_where_in_the_tool_it_happened(session: Session) -> None:
+def test_an_error_says_where_in_the_tool_it_happened(session: Session) -> None:
     def tool() -> None:
         inner()
 
@@ -542,7 +542,7 @@ def test_a_large_traceback_goes_to_the_store(session: Session) -> None:
     assert session.get(outcome.ref).count("in odd") == 100
 
 
-def test_an_error_is_bounded_even_where_the_policy_is_off(session: Session, store: Store) -> None:
+def test_an_error_is_bounded_even_if_the_policy_is_off(session: Session, store: Store) -> None:
     def tool() -> None:
         raise ValueError(BIG)
 
@@ -551,12 +551,12 @@ def test_an_error_is_bounded_even_where_the_policy_is_off(session: Session, stor
     assert store.stats().artifacts == 0
 
 
-def test_what_shrinks_a_tools_answers_does_not_shrink_its_errors(session: Session) -> None:
+def test_a_function_that_shortens_a_tools_answers_does_not_shorten_its_errors(session: Session) -> None:
     def tool() -> str:
         raise ValueError("the reason")
 
     outcome = error(
-        ToolExecutor(session, [tool], policy=Policy(tools={"tool": lambda said: said[:3]})).run(call("tool"))
+        ToolExecutor(session, [tool], policy=Policy(tools={"tool": lambda text: text[:3]})).run(call("tool"))
     )
     assert outcome.text.endswith("ValueError: the reason")
     assert outcome.ref is None
@@ -575,7 +575,7 @@ def test_a_failing_store_does_not_lose_the_answer(backend: Backend) -> None:
     assert error(executor.run(call("broken"))).ref is None
 
 
-def test_a_value_that_cannot_be_written_down_is_an_outcome(session: Session) -> None:
+def test_a_value_that_cannot_be_serialized_still_gives_an_outcome(session: Session) -> None:
     class Broken:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -615,7 +615,7 @@ def test_control_c_in_the_main_thread_is_not_swallowed(backend: Backend) -> None
     assert printed.split() == ["interrupted"] * 3
 
 
-def test_sixty_four_threads_lose_no_artifact_and_make_none_twice(session: Session, store: Store) -> None:
+def test_sixty_four_threads_neither_lose_nor_duplicate_artifacts(session: Session, store: Store) -> None:
     def make(number: int) -> str:
         return f"{number} " * 20_000
 
@@ -655,7 +655,7 @@ def test_a_parameter_may_have_any_annotation(session: Session) -> None:
     assert ToolExecutor(session, [tool]).run(ToolCall("c", "tool", {"times": 2})).text == "2 None"
 
 
-def test_an_outcome_says_why_its_value_left_or_stayed(session: Session) -> None:
+def test_an_outcome_explains_why_its_value_was_stored_or_kept_inline(session: Session) -> None:
     def rows() -> str:
         return "a row of the table\n" * 5_000
 

@@ -19,8 +19,8 @@ BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
 
 
 class Patient:
-    """A tool that waits until it is told to go on, then answers something large. `begun` is set when it waits, and
-    `ended` when its thread is about to end, whatever became of the answer."""
+    """A tool that waits for `go_on`, then returns something large. `begun` is set when it waits, and `ended` when it is
+    about to end, whether or not its answer is used."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -65,13 +65,13 @@ class Patient:
             self.ended.set()
 
     def has_begun(self) -> bool:
-        """Return whether it waits. If it does not yet, it will not either."""
+        """Return whether the tool has begun to wait. If it has not, it will not wait later either."""
         if not self.begun.is_set():
             self.go_on.set()
         return self.begun.is_set()
 
     def finish(self) -> None:
-        """Let it go on, and wait until its thread has done all that it ever will."""
+        """Let the tool go on, and wait until its thread has ended."""
         self.go_on.set()
         assert self.ended.wait(LONG)
         if self.thread is not threading.current_thread():
@@ -107,7 +107,7 @@ def test_a_call_that_runs_over_is_abandoned_and_its_result_dropped(session: Sess
     assert before.artifacts == 0
 
 
-def test_the_executor_has_a_timeout_of_its_own_for_calls_without_one(session: Session) -> None:
+def test_calls_without_a_timeout_use_that_of_the_executor(session: Session) -> None:
     patient = Patient()
     executor = ToolExecutor(session, {"tool": patient.function}, timeout=SOON)
     timed_out(executor.run(ToolCall("c", "tool")), "call")
@@ -145,7 +145,7 @@ def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
     assert [ref.tool for ref in session.list()] == ["quick"]
 
 
-def test_a_result_that_comes_at_the_end_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
+def test_a_result_that_arrives_at_the_deadline_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
     for number in range(30):
         ready = threading.Event()
 
@@ -165,7 +165,7 @@ def test_a_result_that_comes_at_the_end_is_stored_whole_or_not_at_all(session: S
     assert store.verify().problems == []
 
 
-def test_calls_that_had_to_wait_for_a_worker_until_the_deadline_are_never_made(session: Session) -> None:
+def test_calls_that_wait_for_a_worker_until_the_deadline_are_never_made(session: Session) -> None:
     def attempt(seconds: float) -> tuple[list[int], Patient] | None:
         patients = [Patient() for _ in range(3)]
         made: list[int] = []
@@ -184,7 +184,7 @@ def test_calls_that_had_to_wait_for_a_worker_until_the_deadline_are_never_made(s
     assert made == [0]
 
 
-def test_a_turn_returns_at_its_deadline_though_other_turns_hold_all_the_workers(session: Session) -> None:
+def test_a_turn_returns_at_its_deadline_even_if_other_turns_use_all_workers(session: Session) -> None:
     patient = Patient()
     executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"}, max_workers=1)
     other: list[ToolOutcome] = []
@@ -199,7 +199,7 @@ def test_a_turn_returns_at_its_deadline_though_other_turns_hold_all_the_workers(
     assert executor.run_all([ToolCall("c", "quick")], deadline=LONG)[0].text == "done"
 
 
-def test_the_deadline_of_a_turn_is_one_for_all_its_calls_and_timeouts_are_each_its_own(session: Session) -> None:
+def test_the_calls_of_a_turn_share_its_deadline_and_have_their_own_timeouts(session: Session) -> None:
     def attempt(seconds: float) -> ToolOutcome | None:
         patient = Patient()
         executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"})
@@ -273,7 +273,7 @@ def test_calls_that_do_not_end_make_the_executor_busy_until_they_do(session: Ses
         one.go_on.set()
 
 
-def test_an_executor_that_has_nothing_to_do_holds_no_thread(session: Session) -> None:
+def test_an_idle_executor_keeps_no_threads(session: Session) -> None:
     before = set(threading.enumerate())
     executor = ToolExecutor(session, {"quick": lambda: "done"})
     executor.run_all([ToolCall("c", "quick")] * 20)
@@ -283,7 +283,7 @@ def test_an_executor_that_has_nothing_to_do_holds_no_thread(session: Session) ->
     assert not set(threading.enumerate()) - before
 
 
-def test_a_thread_that_has_run_a_call_runs_the_next_one(session: Session) -> None:
+def test_threads_are_reused_for_later_calls(session: Session) -> None:
     seen: list[threading.Thread] = []
     executor = ToolExecutor(session, {"quick": lambda: seen.append(threading.current_thread())})
     for _ in range(50):
@@ -325,7 +325,7 @@ def test_a_tool_may_start_an_event_loop_wherever_it_is_called_from(session: Sess
     assert executor.run(ToolCall("c", "tool")).text == asyncio.run(inside()) == "done"
 
 
-def test_what_a_tool_sets_in_its_context_is_not_seen_by_the_caller(session: Session) -> None:
+def test_context_changes_of_a_tool_are_not_seen_by_the_caller(session: Session) -> None:
     var = contextvars.ContextVar("var", default="before")
 
     def tool() -> Iterator[str]:
@@ -362,7 +362,7 @@ def test_calls_of_many_threads_never_share_a_thread_at_the_same_time(session: Se
     assert clashes == []
 
 
-def test_a_forked_process_runs_calls_though_the_idle_threads_are_in_its_parent() -> None:
+def test_a_forked_process_runs_calls_although_the_idle_threads_are_in_its_parent() -> None:
     printed = run_python(
         "import os, coatcheck\n"
         "from coatcheck.executor import ToolCall, ToolExecutor\n"
@@ -379,7 +379,7 @@ def test_a_forked_process_runs_calls_though_the_idle_threads_are_in_its_parent()
 
 
 @pytest.mark.parametrize("seconds", [0, 10**12, float("inf")])
-def test_any_number_of_seconds_is_a_time(session: Session, seconds: Any) -> None:
+def test_any_number_of_seconds_is_a_valid_timeout(session: Session, seconds: Any) -> None:
     executor = ToolExecutor(session, {"quick": lambda: "done"})
     outcome = executor.run(ToolCall("c", "quick"), timeout=seconds)
     assert isinstance(outcome, Result if seconds else TimedOut | Result)

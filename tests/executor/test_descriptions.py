@@ -66,9 +66,12 @@ def test_a_function_is_described_by_its_docstring_annotations_and_defaults(sessi
         return words
 
     (tool,) = ToolExecutor(session, [search]).tools
-    said = tool.as_openai()["function"]
-    assert (said["name"], said["description"]) == ("search", "Search the web. Arguments may be pointers (art:...).")
-    assert said["parameters"] == {
+    function = tool.as_openai()["function"]
+    assert (function["name"], function["description"]) == (
+        "search",
+        "Search the web. Arguments may be pointers (art:...).",
+    )
+    assert function["parameters"] == {
         "type": "object",
         "properties": {
             "words": {"type": "string"},
@@ -88,13 +91,13 @@ def test_a_long_docstring_is_cut_to_what_providers_accept_and_pointers_are_still
     def tool(text: str) -> None: ...
 
     tool.__doc__ = doc
-    (told,) = ToolExecutor(session, [tool]).tools
-    assert len(told.description) <= 1_024
-    assert told.description.startswith(doc[:500].rstrip())
-    assert told.description.endswith("… Arguments may be pointers (art:...).")
+    (described,) = ToolExecutor(session, [tool]).tools
+    assert len(described.description) <= 1_024
+    assert described.description.startswith(doc[:500].rstrip())
+    assert described.description.endswith("… Arguments may be pointers (art:...).")
 
 
-def test_what_may_be_large_may_be_sent_as_a_pointer(session: Session) -> None:
+def test_arguments_that_may_be_large_may_be_sent_as_pointers(session: Session) -> None:
     def tool(rows: list[dict[str, int]], item: Item, either: dict[str, int] | None = None, many: int = 3) -> None: ...
 
     found = properties(session, tool)
@@ -113,7 +116,7 @@ def test_files_streams_refs_and_pointers_are_strings_that_say_what_to_send(sessi
         assert "art:" in found["description"]
 
 
-def test_words_in_an_annotation_are_the_words_of_the_parameter(session: Session) -> None:
+def test_text_in_an_annotation_describes_the_parameter(session: Session) -> None:
     def tool(
         day: Annotated[str, "as 2026-03-01"], count: Annotated[int, Field(description="how many", ge=1)]
     ) -> None: ...
@@ -123,7 +126,7 @@ def test_words_in_an_annotation_are_the_words_of_the_parameter(session: Session)
     assert found["count"] == {"type": "integer", "description": "how many", "minimum": 1}
 
 
-def test_rest_parameters_and_annotations_that_describe_no_data_take_anything(session: Session) -> None:
+def test_variadic_parameters_and_unknown_annotations_accept_anything(session: Session) -> None:
     def tool(odd: threading_lock, *more: int, **rest: str) -> None: ...  # type: ignore[name-defined] # noqa: F821
 
     found = schema(session, tool)
@@ -159,7 +162,7 @@ HINTS = (
 )  # fmt: skip
 
 
-def test_whatever_the_annotations_the_schema_is_one_that_providers_take(backend: Backend) -> None:
+def test_providers_accept_the_schema_whatever_the_annotations(backend: Backend) -> None:
     @backend.examples()
     @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
     def check(parameters: dict[str, Any]) -> None:
@@ -178,11 +181,13 @@ def check_schema(session: Session, parameters: dict[str, Any]) -> None:
     ]
     tool.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     tool.__annotations__ = {name: hint for name, (hint, _) in parameters.items()}
-    (told,) = ToolExecutor(session, [tool]).tools
-    assert schema_fault(told.parameters) is None
-    assert list(told.parameters["properties"]) == list(parameters)
-    assert told.parameters.get("required", []) == [name for name, (_, optional) in parameters.items() if not optional]
-    json.dumps(told.as_openai(), allow_nan=False)
+    (described,) = ToolExecutor(session, [tool]).tools
+    assert schema_fault(described.parameters) is None
+    assert list(described.parameters["properties"]) == list(parameters)
+    assert described.parameters.get("required", []) == [
+        name for name, (_, optional) in parameters.items() if not optional
+    ]
+    json.dumps(described.as_openai(), allow_nan=False)
 
 
 @pytest.mark.parametrize("form", ["as_openai", "as_openai_responses", "as_anthropic", "as_mcp"])
@@ -190,13 +195,13 @@ def test_the_bytes_are_the_same_every_time(session: Session, form: str) -> None:
     def tool(b: Item, a: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         """Something."""
 
-    def told() -> str:
+    def described() -> str:
         return json.dumps([getattr(one, form)() for one in ToolExecutor(session, [tool, *toolkit(session)]).tools])
 
-    assert told() == told()
+    assert described() == described()
 
 
-def test_what_the_schema_of_an_array_allows_the_executor_takes(session: Session) -> None:
+def test_the_executor_accepts_whatever_the_schema_of_an_array_allows(session: Session) -> None:
     def total(rows: list[dict[str, int]], *, more: list[int] | None = None) -> int:
         return sum(row["n"] for row in rows) + sum(more or [])
 

@@ -1,4 +1,4 @@
-"""Long-running tools: a handle at once, and the outcome when there is one."""
+"""Long-running tools: a handle at once, and the outcome when the tool has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
 
 
 class Slow:
-    """A tool that ends when it is told to."""
+    """A tool that ends when `go_on` is set."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -27,7 +27,7 @@ class Slow:
         return BIG
 
 
-def test_a_started_call_runs_on_and_is_asked_for_by_its_handle(session: Session) -> None:
+def test_a_started_call_keeps_running_and_is_polled_by_its_handle(session: Session) -> None:
     slow = Slow()
     executor = ToolExecutor(session, [slow.tool])
     handle = executor.start(ToolCall("c1", "tool"))
@@ -61,7 +61,7 @@ def test_a_handle_can_be_awaited(session: Session) -> None:
     asyncio.run(scenario())
 
 
-def test_a_started_call_has_a_timeout_though_nobody_asks(session: Session, store: Store) -> None:
+def test_a_started_call_times_out_even_if_nobody_polls_it(session: Session, store: Store) -> None:
     slow = Slow()
     executor = ToolExecutor(session, [slow.tool])
     outcome = executor.wait(executor.start(ToolCall("c1", "tool"), timeout=SOON), timeout=LONG)
@@ -83,7 +83,7 @@ def test_a_started_call_can_be_cancelled(session: Session) -> None:
     slow.go_on.set()
 
 
-def test_a_call_that_is_wrong_has_a_handle_all_the_same(session: Session) -> None:
+def test_an_invalid_call_has_a_handle_too(session: Session) -> None:
     executor = ToolExecutor(session, [Slow().tool])
     outcome = executor.wait(executor.start(ToolCall("c1", "no such tool")))
     assert isinstance(outcome, ToolError)
@@ -121,7 +121,7 @@ def test_more_started_calls_than_workers_are_answered_as_busy(session: Session) 
     assert isinstance(executor.wait(executor.start(ToolCall("c", "tool"))), ArtifactReference)
 
 
-def test_the_oldest_outcomes_lapse_and_running_calls_never_do(session: Session) -> None:
+def test_the_oldest_outcomes_are_dropped_but_running_calls_never_are(session: Session) -> None:
     slow = Slow()
     executor = ToolExecutor(session, {"slow": slow.tool, "quick": lambda: "done"})
     running = executor.start(ToolCall("c", "slow"))

@@ -23,7 +23,7 @@ ROWS = [{"name": "ünï", "price": 1}, {"name": "b", "price": 2}]
 
 
 def given_to(session: Session, hint: Any, value: Any) -> Any:
-    """What a tool with one parameter of this annotation is handed."""
+    """Return the argument that a tool with one parameter of this annotation receives."""
     seen: list[Any] = []
 
     def tool(x: Any) -> None:
@@ -67,7 +67,7 @@ def test_a_fragment_arrives_as_that_part(session: Session) -> None:
     assert given_to(session, int, pointer + "#/rows/1/price") == 2
 
 
-def test_an_array_for_the_rest_parameters_may_be_a_pointer_and_pointers_in_it_are_data(session: Session) -> None:
+def test_the_array_for_variadic_parameters_may_be_a_pointer_and_pointers_in_it_are_data(session: Session) -> None:
     def tool(*rest: list[int] | str) -> list[Any]:
         return list(rest)
 
@@ -81,7 +81,7 @@ def test_an_array_for_the_rest_parameters_may_be_a_pointer_and_pointers_in_it_ar
     assert "'rest' takes an array; tool takes rest" in wrong.text
 
 
-def test_what_arrives_is_checked_against_the_annotation(session: Session) -> None:
+def test_resolved_values_are_checked_against_the_annotation(session: Session) -> None:
     class Row(pydantic.BaseModel):
         name: str
         price: float
@@ -107,7 +107,7 @@ def test_a_key_is_never_resolved(session: Session) -> None:
     assert given_to(session, Any, {pointer: 1}) == {pointer: 1}
 
 
-def test_a_parameter_of_text_or_bytes_gets_those_of_whatever_it_is(session: Session) -> None:
+def test_a_text_or_bytes_parameter_gets_any_value_in_that_form(session: Session) -> None:
     rows, text, data = session.put(ROWS).pointer, session.put("é").pointer, session.put(b"plain").pointer
     compact = '[{"name":"ünï","price":1},{"name":"b","price":2}]'
     assert given_to(session, str, rows) == compact
@@ -153,7 +153,7 @@ def test_a_parameter_that_takes_a_path_gets_a_file_for_as_long_as_it_runs(
     assert not seen[0].parent.exists()
 
 
-def test_a_fragment_and_several_files_for_one_call_are_files_of_their_own(session: Session) -> None:
+def test_fragments_and_several_files_for_one_call_are_separate_files(session: Session) -> None:
     pointer = session.put({"rows": ROWS}).pointer
     seen: list[str] = []
 
@@ -198,7 +198,7 @@ def test_streams_inside_a_list_are_streams_too(session: Session) -> None:
     assert outcome.text == "text 0, text 1, text 2"
 
 
-def test_a_stream_is_made_of_a_pointer_and_of_nothing_else(session: Session) -> None:
+def test_only_a_pointer_becomes_a_stream(session: Session) -> None:
     assert "'hello'" in refused(session, BinaryIO, "hello").text
 
 
@@ -262,7 +262,7 @@ def test_the_fields_of_models_are_annotations_like_any_other(session: Session, k
     assert seen[1] == (pointer, "text")
 
 
-def test_an_object_with_a_name_and_a_run_gets_its_arguments_verbatim(session: Session) -> None:
+def test_an_object_with_a_name_and_a_run_method_gets_its_arguments_verbatim(session: Session) -> None:
     class Reader:
         name = "get_artifact"
 
@@ -328,7 +328,7 @@ JSON = st.recursive(
 )
 
 
-def test_resolving_undoes_putting_at_every_place_of_any_value(backend: Backend) -> None:
+def test_resolving_pointers_at_any_place_restores_the_value(backend: Backend) -> None:
     @backend.examples()
     @given(value=JSON)
     def check(value: Any) -> None:

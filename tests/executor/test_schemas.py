@@ -28,24 +28,24 @@ def resolved(session: Session, value: str, schema: Any) -> Any:
         {"enum": ["a", "b"]}, {"allOf": [{"type": "string"}]},
     ],
 )  # fmt: skip
-def test_where_only_strings_go_a_value_arrives_as_text(session: Session, schema: Any) -> None:
+def test_a_value_arrives_as_text_where_only_strings_are_allowed(session: Session, schema: Any) -> None:
     assert resolved(session, session.put(ROWS).pointer, schema) == '{"rows":[{"id":1},{"id":2}]}'
 
 
 @pytest.mark.parametrize("schema", [{}, True, {"type": ["string", "object"]}, {"$ref": "#/nowhere"}, {"type": 7}])
-def test_where_anything_goes_a_value_arrives_as_it_is(session: Session, schema: Any) -> None:
+def test_a_value_arrives_unchanged_where_anything_is_allowed(session: Session, schema: Any) -> None:
     assert resolved(session, session.put(ROWS).pointer, schema) == ROWS
     assert resolved(session, session.put("[1]").pointer, schema) == "[1]"
 
 
 @pytest.mark.parametrize("schema", [{"type": "object"}, {"type": ["array", "null"]}, {"anyOf": [{"type": "object"}]}])
-def test_where_no_strings_go_json_in_a_text_arrives_as_its_value(session: Session, schema: Any) -> None:
+def test_json_text_arrives_as_its_value_where_strings_are_not_allowed(session: Session, schema: Any) -> None:
     assert resolved(session, session.put('{"rows": [{"id": 1}, {"id": 2}]}').pointer, schema) == ROWS
     with pytest.raises(InvalidArgument, match="not JSON"):
         resolved(session, session.put("just words").pointer, schema)
 
 
-def test_bytes_arrive_as_base64_where_the_schema_asks_for_it_and_else_not(session: Session) -> None:
+def test_bytes_arrive_as_base64_only_if_the_schema_asks_for_it(session: Session) -> None:
     pointer = session.put(b"\xff\x00").pointer
     found = resolved(session, pointer, {"type": "string", "contentEncoding": "base64"})
     assert base64.b64decode(found) == b"\xff\x00"
@@ -65,12 +65,12 @@ def test_schemas_are_followed_into_lists_objects_and_references(session: Session
     assert found == {"a": [text], "b": {"c": text}}
 
 
-def test_a_schema_that_refers_to_itself_ends(session: Session) -> None:
+def test_a_schema_that_refers_to_itself_terminates(session: Session) -> None:
     schema = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "properties": {"x": {"$ref": "#/$defs/a"}}}
     assert resolve_arguments(session, {"x": session.put(ROWS).pointer}, schema) == {"x": ROWS}
 
 
-def test_a_foreign_pointer_stays_only_where_that_is_allowed(session: Session) -> None:
+def test_a_foreign_pointer_is_kept_only_if_that_is_allowed(session: Session) -> None:
     unknown = {"x": "art:" + "0" * 12}
     assert resolve_arguments(session, unknown, foreign=True) == unknown
     with pytest.raises(InvalidArgument, match="art:000000000000"):
@@ -90,7 +90,7 @@ JSON = st.recursive(
 )
 
 
-def test_arguments_without_pointers_are_what_they_were(backend: Backend) -> None:
+def test_arguments_without_pointers_are_unchanged(backend: Backend) -> None:
     @backend.examples()
     @given(JSON)
     def check(value: Any) -> None:

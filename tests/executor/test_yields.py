@@ -1,4 +1,4 @@
-"""Tools that yield: streamed into the store, inline where small, partial where they fail."""
+"""Tools that yield: streamed into the store, inline if small, partial if they fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALL = ToolCall("c", "tool")
 
 
 def yields(chunks: list[Any], colour: str, then: BaseException | None = None) -> Any:
-    """A tool of either colour that yields these, and then maybe raises."""
+    """A sync or async tool that yields `chunks`, then raises `then` if it is given."""
 
     def plain() -> Iterator[Any]:
         yield from chunks
@@ -64,7 +64,7 @@ def test_a_small_output_comes_back_inline(
 
 
 @pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
-def test_a_large_output_comes_back_as_what_it_was(session: Session, size: int) -> None:
+def test_a_large_output_reads_back_exactly(session: Session, size: int) -> None:
     count = size // 1_000
     for chunks, value in (
         (["\x00 é\ud800" * 1_000] * count, "\x00 é\ud800" * 1_000 * count),
@@ -77,9 +77,7 @@ def test_a_large_output_comes_back_as_what_it_was(session: Session, size: int) -
 
 
 @pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
-def test_where_the_policy_is_off_a_large_output_is_sent_and_not_stored(
-    session: Session, store: Store, size: int
-) -> None:
+def test_if_the_policy_is_off_a_large_output_is_sent_and_not_stored(session: Session, store: Store, size: int) -> None:
     outcome = run(session, yields(["x" * size], "plain"), policy=Policy(enabled=False))
     assert (outcome.text, outcome.ref) == ("x" * size, None)
     assert store.stats().artifacts == 0
@@ -94,7 +92,7 @@ def test_partial_output_is_kept_even_if_the_policy_is_off(session: Session, size
 
 
 @COLOURS
-def test_a_large_output_is_masked_whole_where_the_policy_says_so(session: Session, colour: str) -> None:
+def test_all_of_a_large_output_is_masked_if_the_policy_says_so(session: Session, colour: str) -> None:
     lines = [f"{number} password={'hunter2' * 3}\n" for number in range(40_000)]
     outcome = run(session, yields(lines, colour), policy=Policy(redact="store"))
     assert outcome.ref is not None
@@ -106,7 +104,7 @@ def test_a_large_output_is_masked_whole_where_the_policy_says_so(session: Sessio
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [5 * BUFFER + 7, 20_000, BUFFER - 1, BUFFER, BUFFER + 1])
-def test_a_large_output_is_an_artifact_with_all_of_it(session: Session, colour: str, form: str, size: int) -> None:
+def test_a_large_output_becomes_an_artifact_with_all_of_it(session: Session, colour: str, form: str, size: int) -> None:
     text = "".join(f"line {number}\n" for number in range(size // 8))[:size].ljust(size, "x")
     chunks = [text[at : at + 10_007] for at in range(0, size, 10_007)]
     outcome = run(session, yields(chunks, colour), form)
@@ -119,7 +117,7 @@ def test_a_large_output_is_an_artifact_with_all_of_it(session: Session, colour: 
     assert len(outcome.text) < 2_000
 
 
-def test_what_is_kept_is_what_was_yielded_joined(backend: Backend) -> None:
+def test_the_artifact_is_the_concatenation_of_all_chunks(backend: Backend) -> None:
     @backend.examples()
     @given(chunks=st.lists(st.text(max_size=20) | st.binary(max_size=20)), times=st.integers(1, 2))
     def check(chunks: list[str | bytes], times: int) -> None:
@@ -161,7 +159,7 @@ def test_an_async_function_may_answer_with_an_iterator(session: Session) -> None
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [3 * BUFFER, 10, 20_000])
-def test_what_was_yielded_before_a_failure_is_kept_and_marked_as_partial(
+def test_output_before_a_failure_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:
     chunks = ["x" * 10] * (size // 10)
@@ -188,7 +186,7 @@ def test_a_failure_before_anything_was_yielded_is_a_plain_error(session: Session
 
 
 @pytest.mark.parametrize("chunk", [1, None, {"a": 1}, ["a"]])
-def test_a_tool_that_yields_anything_else_is_an_error(session: Session, chunk: Any) -> None:
+def test_yielding_anything_but_text_or_bytes_is_an_error(session: Session, chunk: Any) -> None:
     outcome = run(session, yields(["before", chunk], "plain"))
     assert isinstance(outcome, ToolError)
     assert type(chunk).__name__ in outcome.message
@@ -200,7 +198,7 @@ def test_a_tool_that_yields_anything_else_is_an_error(session: Session, chunk: A
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [3 * BUFFER, 10])
-def test_what_was_yielded_before_the_call_timed_out_is_kept_and_marked_as_partial(
+def test_output_before_a_timeout_is_kept_and_marked_as_partial(
     session: Session, colour: str, form: str, size: int
 ) -> None:
     go_on, ended = threading.Event(), threading.Event()
@@ -279,7 +277,7 @@ def test_partial_output_that_cannot_be_kept_says_so(backend: Backend) -> None:
     assert outcome.text.endswith("partial output (could not be kept):\nthe beginning")
 
 
-def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend) -> None:
+def test_a_full_store_stops_the_tool_and_says_so(backend: Backend) -> None:
     session = backend.open(max_artifact_bytes=3 * BUFFER).session("s")
     ended = threading.Event()
 
@@ -301,7 +299,7 @@ def test_a_store_that_takes_no_more_stops_the_tool_and_says_so(backend: Backend)
 
 @pytest.mark.slow
 @COLOURS
-def test_memory_does_not_grow_with_what_a_tool_yields(folder: Backend, colour: str) -> None:
+def test_memory_does_not_grow_with_the_output_of_a_tool(folder: Backend, colour: str) -> None:
     grown = run_python(
         "import resource, sys, coatcheck\n"
         "from coatcheck.executor import ToolCall, ToolExecutor\n"

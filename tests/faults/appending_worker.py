@@ -29,16 +29,16 @@ def message(rng: random.Random, name: str, number: int) -> dict[str, Any]:
 def main() -> None:
     folder, path, log, name, seed = sys.argv[1:]
     rng = random.Random(int(seed))
-    told = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log_file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     store = coatcheck.open(folder, durability="process" if int(seed) % 2 else "power")
     transcript = Transcript(path, store.session(f"agent {name}"))
-    os.write(told, b"start\n")
+    os.write(log_file, b"start\n")
     number = 0
     while True:
         count = rng.choice((1, 1, 1, 5))
         transcript.extend([message(rng, name, number + at) for at in range(count)])
         number += count
-        os.write(told, b"%d\n" % number)
+        os.write(log_file, b"%d\n" % number)
 
 
 if __name__ == "__main__":

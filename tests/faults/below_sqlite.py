@@ -1,7 +1,7 @@
 """Everything that SQLite writes, seen from below: a VFS around SQLite's own.
 
 The standard library's `sqlite3` uses a shared SQLite library, whose VFS can be wrapped through ctypes: no compiler, no
-other process, and the product's code and connections are unchanged. A listener is asked before each write,
+other process, and the product's code and connections are unchanged. A listener is called before each write,
 truncation, sync and removal of a file; it may do other things first, and it may refuse. Reads, locks and shared memory
 pass through.
 """

@@ -28,11 +28,11 @@ def run_and_kill(url: str | Path, logs: Path, rng: random.Random, count: int) ->
     }  # fmt: skip
     try:
         while not all((logs / str(number)).exists() for number in started):
-            assert all(one.poll() is None for one in started.values()), _said(started)
+            assert all(one.poll() is None for one in started.values()), _error_output(started)
             time.sleep(0.01)
         for number in rng.sample(sorted(started), count):
             time.sleep(rng.random() * rng.choice((0.02, 0.2, 0.6)))
-            assert started[number].poll() is None, _said(started)
+            assert started[number].poll() is None, _error_output(started)
             started[number].send_signal(signal.SIGKILL)
     finally:
         for one in started.values():
@@ -41,7 +41,7 @@ def run_and_kill(url: str | Path, logs: Path, rng: random.Random, count: int) ->
     return count
 
 
-def _said(started: dict[int, subprocess.Popen[bytes]]) -> str:
+def _error_output(started: dict[int, subprocess.Popen[bytes]]) -> str:
     """Return the error output of processes that ended on their own."""
     ended = [one for one in started.values() if one.poll() is not None]
     return "\n".join((one.stderr.read() if one.stderr else b"").decode()[-3000:] for one in ended)
@@ -75,10 +75,10 @@ def check(url: str | Path, logs: Path) -> int:
             session = store.session(session_id)
             for wanted in wanted_ids:
                 data = session.get(wanted)
-                assert data is not None, f"{wanted} of {session_id} was acknowledged and is lost"
+                assert data is not None, f"{wanted} of {session_id} was acknowledged but is lost"
                 assert hashlib.sha256(data).hexdigest() == wanted
         for session_id, unwanted in gone.items():
             if not session_id.endswith("ending"):
-                assert not [one for one in unwanted if store.session(session_id).ref(one)], "forgotten, and back"
+                assert not [one for one in unwanted if store.session(session_id).ref(one)], "a forgotten one is back"
         assert_clean(store)
     return promises

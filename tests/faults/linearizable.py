@@ -14,14 +14,14 @@ from typing import Literal
 Held = Literal["present", "absent", "damaged"]
 CallKind = Literal["put", "get", "forget", "heal"]
 State = tuple[Held, frozenset[Held]]
-"""What the artifact is, and what it may be instead after a power cut."""
+"""The state of the artifact, and the states that it may have instead after a power cut."""
 NEW: State = ("absent", frozenset())
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call and what it returned: for a get and a forget, what it found. `found` is None if that is unknown. A put of
-    the same content to another session heals what is damaged."""
+    """A call and its result. `found` is what a get or a forget found, or None if that is unknown. A put of the same
+    content to another session heals a damaged artifact."""
 
     kind: CallKind
     start: int
@@ -32,7 +32,7 @@ class Call:
 
 
 def after(call: Call, state: State) -> State | None:
-    """Return the state after a call, or None if it cannot have returned this."""
+    """Return the state after a call, or None if the call cannot have this result."""
     held, undone = state
     if call.kind == "get" or (call.kind == "forget" and held == "absent"):
         return state if call.found in (None, held) or (held, call.found) == ("damaged", "absent") else None

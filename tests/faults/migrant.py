@@ -42,9 +42,9 @@ class Dying:
 
 def line(number: int, rng: random.Random) -> bytes:
     text = " ".join(f"{rng.randrange(1 << 30):x}" for _ in range(rng.choice((2, 2_000))))
-    said = f'{{"type":"text","text":"{number} {text}"}}'
+    part = f'{{"type":"text","text":"{number} {text}"}}'
     return (
-        f'{{"type":"message","message":{{"role":"toolResult","toolCallId":"c{number}","content":[{said}]}}}}\n'.encode()
+        f'{{"type":"message","message":{{"role":"toolResult","toolCallId":"c{number}","content":[{part}]}}}}\n'.encode()
     )
 
 
@@ -52,18 +52,18 @@ def grow(path: Path, log: Path, rng: random.Random) -> None:
     """Append a line like a host, and log it afterwards."""
     number = len(log.read_bytes().splitlines()) if log.exists() else 0
     data = line(number, rng)
-    with log.open("ab") as told:
+    with log.open("ab") as log_file:
         with path.open("ab") as out:
             out.write(data)
-        told.write(data)
+        log_file.write(data)
 
 
 def main() -> None:
-    doing, folder, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    mode, folder, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     path, log, rng = folder / "session.jsonl", folder / "log", random.Random(seed)
     store = coatcheck.open(folder / "store", durability="process" if seed % 2 else "power")
     session = store.session("agent")
-    if doing == "step":
+    if mode == "step":
         dying = Dying(int(sys.argv[4]))
         vars(swap)["os"] = dying
         for verb in sys.argv[5:]:

@@ -1,7 +1,7 @@
 """The simulation of machines that share a fleet's store.
 
 The client code is the real one, down to the requests to the object store and the transactions of the database. The
-object store is simulated. It may fail before or after it has done what was asked, and may do it much later. The
+object store is simulated. A request to it may fail before or after it takes effect, or take effect much later. The
 transactions run on a real PostgreSQL, one at a time, through connections that may break before a transaction or after
 its commit. The leases of uploads are simulated, and end when their connection breaks. A failover breaks the connections
 of all machines at once, and refuses new ones for a while. Each request is an instant at which another machine may
@@ -101,7 +101,7 @@ class FleetWorld(World):
             self.pause(process, wait=True)
 
     def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
-        """Make a fault happen. `half` of a request to the object store does it later."""
+        """Inject a fault. For a request to the object store, `half` makes it take effect later."""
         where = f"'{what}' of process {process.number}"
         fault = self.choose.choice(("kill", "kill", "lost request", "lost answer", "late request", "failover"))
         is_done = self.choose.random() < 0.5
@@ -136,7 +136,7 @@ class FleetWorld(World):
             self.pause(process, slow=True)  # between the object and its row
         return answer
 
-    def before_last_look(self) -> None:
+    def before_final_check(self) -> None:
         self.refusals = 0
         self.objects.finish()
         self.elapsed += 2 * SWEEP_AFTER
@@ -284,7 +284,7 @@ class _Objects:
 
 
 class _Listing(list[dict[str, Any]]):
-    """What listing a bucket returns: batches, or everything at once."""
+    """The listing of a bucket: in batches, or everything at once."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.collect()])

@@ -112,7 +112,7 @@ class FolderWorld(World):
             do()
         elif when == "halfway" and half is not None:
             half()
-        if not process.is_dead:  # otherwise it died of a fault inside this step
+        if not process.is_dead:  # otherwise a fault inside this step killed it
             where = f"{when} '{what}' of process {process.number}"
             if is_cut:
                 self._cut_power(self.choose.choice(CUTS), where)
@@ -120,7 +120,7 @@ class FolderWorld(World):
                 self.kill(process, where)
         raise Crash
 
-    def before_last_look(self) -> None:
+    def before_final_check(self) -> None:
         if self.plan.last_cut is not None:
             self._cut_power(self.plan.last_cut, "at the end")
 
@@ -128,11 +128,11 @@ class FolderWorld(World):
         self._cuts += 1
         self.injected["simulated power cuts"] += 1
         if not all(self.plan.power):
-            # What a process without durability has put. A torn record may belong to an acknowledged put, so it is
-            # reported too.
+            # Puts of a process without durability may be lost. A torn record may belong to an acknowledged put, so it
+            # is reported too.
             self.excused = ("damaged", "missing", "catalog: the journal was damaged")
         root, running = self._base / str(self._cuts), self.running
-        self.running = None  # nobody runs meanwhile
+        self.running = None  # no process runs meanwhile
         self.volume.leave(root, how, self.choose)
         self.volume = Volume(root)
         self.running = running
@@ -153,7 +153,7 @@ class FolderWorld(World):
                 if how & fcntl.LOCK_NB:
                     raise
             self.pause(process, wait=True)
-        raise Wrong("a lock is never free")
+        raise Wrong("a lock never became free")
 
     def _pausing(self, call: Callable[..., _T]) -> Callable[..., _T]:
         def paused(*args: Any, **options: Any) -> _T:

@@ -4,7 +4,7 @@ One seed decides everything: what each process does, which of them runs at each 
 happen where, and how far the clock jumps. A process is a thread with a store of its own; exactly one of them runs at a
 time. `simulated_folder` and `simulated_fleet` define where a process may be interrupted, and which faults there are.
 
-What is checked: bytes are never wrong, the calls on each artifact are linearizable across all faults, `verify` finds
+The checks: bytes are never wrong, the calls on each artifact are linearizable across all faults, `verify` finds
 nothing, and `collect` leaves nothing behind. A failing seed is made smaller by leaving out operations and faults.
 """
 
@@ -64,7 +64,7 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a process does at some time."""
+    """One operation of a process."""
 
     process: int
     kind: Kind
@@ -80,7 +80,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed decides before it runs. Without some operations or faults, the rest stays the same."""
+    """Everything that a seed decides before it runs. Leaving out operations or faults does not change the rest."""
 
     seed: int
     operations: tuple[Operation, ...]
@@ -88,7 +88,7 @@ class Plan:
     power: tuple[bool, ...]
     """Whether each process asks for the durability `power`."""
     switching: float
-    """How likely another process continues at a step."""
+    """Probability that another process continues at a step."""
     fault_rate: float
     reserve: int
     is_new: bool
@@ -104,7 +104,7 @@ class Plan:
         kinds = {kind: weight * choose.choice((0.3, 1, 1, 3)) for kind, weight in KINDS.items()}
         values = choose.sample(range(len(VALUES)), choose.choice((1, 2, 3)))
         jumps: tuple[float, ...] = (1.0, 50.0, 1.5 * DAY, 3 * DAY, -30.0, -2 * DAY)
-        if choose.random() < 0.25:  # much is compressed, and read meanwhile
+        if choose.random() < 0.25:  # much is compressed and read at the same time
             values, jumps = [3, choose.randrange(len(VALUES))], (3 * DAY, 1.5 * DAY)
             kinds |= {"get": 40, "collect": 20, "jump": 15}
         operations = tuple(
@@ -186,7 +186,7 @@ class Process:
             self._abandon()
 
     def _until_done(self, work: Callable[[], object]) -> None:
-        """Do this work, again after each crash."""
+        """Do this work, and repeat it after each crash."""
         while True:
             if self.world.failure is not None:
                 raise Crash
@@ -284,11 +284,11 @@ class World(Steps):
         self._finished = threading.Lock()
         self._finished.acquire()
 
-    # What a backend decides
+    # Defined by each backend
 
     @abstractmethod
     def open(self, process: Process | None) -> Store:
-        """Open a store for a process, or for the last look."""
+        """Open a store for a process, or for the final check."""
 
     @abstractmethod
     def abandon(self, store: Store) -> None:
@@ -310,10 +310,10 @@ class World(Steps):
         """Make a fault happen at a step."""
 
     def weight(self, what: str) -> int:
-        """Return how much more likely than others a step is to meet a fault."""
+        """Return how much more likely than other steps this one is to have a fault."""
         return 1
 
-    def before_last_look(self) -> None:
+    def before_final_check(self) -> None:
         """Called when all processes have ended."""
 
     def first_state(self, value: int) -> State:
@@ -334,7 +334,7 @@ class World(Steps):
                 process.thread.join()
             self.running = None
             if self.failure is None:
-                self.before_last_look()
+                self.before_final_check()
                 with self.open(None) as store:
                     self._check(store)
         if self.failure is not None:
@@ -372,7 +372,7 @@ class World(Steps):
         return running if running is not None and running.thread is threading.current_thread() else None
 
     def pause(self, process: Process, *, wait: bool = False, slow: bool = False) -> None:
-        """Let another process run, perhaps; with `wait`, always if there is one; with `slow`, for some time."""
+        """Maybe let another process run: with `wait`, always if there is one; with `slow`, for some time."""
         if len(self.processes) > 1 and (wait or slow or self.choose.random() < self.plan.switching):
             others = [one for one in self.processes if not one.is_done and one is not process]
             ready = others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
@@ -410,7 +410,7 @@ class World(Steps):
     def _next_fault(self) -> int:
         return 1 + int(self.choose.expovariate(self.plan.fault_rate))
 
-    # What must be true
+    # Checks
 
     def _check(self, store: Store) -> None:
         for session_id in SESSIONS:
@@ -523,11 +523,11 @@ class _IdleTimer:
 
 
 Made = Callable[[Plan], AbstractContextManager[World]]
-"""Makes the world of a plan, with its folders, and removes them."""
+"""Creates the world of a plan with its folders, and removes them afterwards."""
 
 
 def simulate(plan: Plan, made: Made) -> tuple[World, Exception | None]:
-    """Run a plan. Return its world, and what went wrong."""
+    """Run a plan. Return its world, and the error if it failed."""
     with made(plan) as world:
         try:
             world.run()

@@ -66,11 +66,11 @@ def _run_and_kill(
     }  # fmt: skip
     try:
         while not all(log.exists() and log.stat().st_size for log in logs.values()):
-            assert all(one.poll() is None for one in started.values()), _said(started)
+            assert all(one.poll() is None for one in started.values()), _error_output(started)
             time.sleep(0.01)
         for name in rng.sample(sorted(started), count):
             time.sleep(rng.random() * rng.choice((0.02, 0.2, 0.6)))
-            assert started[name].poll() is None, _said(started)
+            assert started[name].poll() is None, _error_output(started)
             started[name].send_signal(signal.SIGKILL)
     finally:
         for one in started.values():
@@ -79,7 +79,7 @@ def _run_and_kill(
     return {name: int(log.read_text().split()[-1].replace("start", "0")) for name, log in logs.items()}
 
 
-def _said(started: dict[str, subprocess.Popen[bytes]]) -> str:
+def _error_output(started: dict[str, subprocess.Popen[bytes]]) -> str:
     ended = [one for one in started.values() if one.poll() is not None]
     return "\n".join((one.stderr.read() if one.stderr else b"").decode()[-3_000:] for one in ended)
 

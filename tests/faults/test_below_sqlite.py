@@ -50,7 +50,7 @@ class Recording:
     acknowledged: list[tuple[int, State]] = field(default_factory=list)
 
     def known(self, length: int) -> tuple[State, set[State]]:
-        """Return what was acknowledged when the log had this length, and what may be there: that, or the next."""
+        """Return the state that was acknowledged at this length of the log, and the possible ones: that or the next."""
         before = [frozenset(), *(state for at, state in self.acknowledged if at <= length)][-1]
         after = [state for at, state in self.acknowledged if at > length][:1]
         return before, {before, *after}
@@ -91,7 +91,7 @@ class Use:
 
 
 def use_all(use: Use) -> None:
-    """Puts of all kinds, removals, compression, and small changes after it; the journal is taken over many times."""
+    """Make puts of all kinds, removals, and small changes after compression. The journal is applied many times."""
     choose = random.Random(1)
     small = [choose.randbytes(300) for _ in range(12)]
     large = [choose.randbytes(5_000) for _ in range(3)]
@@ -125,7 +125,7 @@ def put_old(use: Use) -> None:
 
 
 def change_around_old(use: Use) -> None:
-    """Compress what is old, and make small changes before, between and after."""
+    """Compress old artifacts, and make small changes before, between and after."""
     choose = random.Random(3)
     for _ in range(3):
         small = choose.randbytes(100)
@@ -139,7 +139,7 @@ def change_around_old(use: Use) -> None:
 
 @pytest.fixture
 def small_reserve() -> Iterator[None]:
-    """Limits so small that the journal is taken over and the WAL checkpointed within a few changes."""
+    """Limits so small that the journal is applied and the WAL checkpointed within a few changes."""
     with patch.object(journal, "_FULL_SIZE", 1 << 16), patch.object(FolderCatalog, "inline_limit", INLINE):
         yield
 
@@ -206,7 +206,7 @@ def replay(recording: Recording, in_memory: Path, how: str, counts: Counts, chec
         shutil.rmtree(image)
 
 
-def test_every_prefix_of_what_is_written_below_sqlite_has_all_that_was_acknowledged(
+def test_every_prefix_of_the_writes_below_sqlite_contains_all_acknowledged_artifacts(
     in_memory: Path, small_reserve: None, counts: Counts
 ) -> None:
     recording = recorded(in_memory / "store", (True, use_all))
@@ -241,7 +241,7 @@ def test_without_durability_every_prefix_opens_and_no_byte_is_wrong(
     replay(recording, in_memory, "process", counts, check)
 
 
-def test_a_process_without_durability_endangers_nothing_that_was_durable(
+def test_a_process_without_durability_never_endangers_durable_artifacts(
     in_memory: Path, small_reserve: None, counts: Counts
 ) -> None:
     recording = recorded(in_memory / "store", (True, put_old), (False, change_around_old))

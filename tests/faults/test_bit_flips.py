@@ -1,7 +1,7 @@
 """One flipped bit in any file of a store, in every state that the store may be in, and in transcripts.
 
 The oracle is that a loss is reported. After a flip, every artifact that was acknowledged reads as its exact bytes, or
-the call says what is wrong, or it is missing and `verify` (or the opening) reports damage. It never has other bytes.
+the call raises an error, or it is missing and `verify` (or opening the store) reports damage. It never has wrong bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.faults
 TEXT = b"a line of a text that compresses well\n" * 5_000
 NOISE = random.Random(3).randbytes(150_000)
 CHATS = as_lines(SAMPLES["openai-chat"])
-_GAP = 64  # bytes of a page of SQLite without content, which are flipped at once
+_GAP = 64  # unused bytes of an SQLite page, which are flipped together
 
 
 def _small(store: Store) -> dict[str, bytes]:
@@ -52,7 +52,7 @@ def in_wal(store: Store) -> dict[str, bytes]:
 
 
 def in_database(store: Store) -> dict[str, bytes]:
-    """All is in the database file. A search index, records, and an empty journal are there too."""
+    """Everything is in the database file. There are also a search index, records and an empty journal."""
     held = _small(store)
     session = store.session("s")
     session.search("small")
@@ -84,8 +84,8 @@ def _made(state: Callable[[Store], dict[str, bytes]], folder: Path) -> dict[str,
 
 
 def _places(data: bytes, *, is_long: bool, share: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield the bytes to flip together: each by itself, but unused bytes of a page by the dozen. In the short form,
-    a few of them."""
+    """Yield the bytes to flip together: each separately, but unused bytes of a page in groups. The short form yields
+    only a few."""
     groups: list[list[int]] = []
     for at in range(len(data)):
         if groups and not data[at] and len(groups[-1]) < _GAP and not any(data[groups[-1][0] : at]):
@@ -115,12 +115,12 @@ def _check(folder: Path, held: dict[str, bytes]) -> bool:
             if found is None:
                 missing.append(digest)
             else:
-                assert (found.encode() if isinstance(found, str) else found) == data, "other bytes"
+                assert (found.encode() if isinstance(found, str) else found) == data, "wrong bytes"
         for ref in _listed(store):
             with contextlib.suppress(CoatcheckError), session.open(ref) as stream:
-                assert stream.read() == held.get(ref.artifact_id, b""), "bytes of something else"
+                assert stream.read() == held.get(ref.artifact_id, b""), "bytes of another artifact"
         if missing:
-            assert _reports(store), f"{len(missing)} artifacts are lost, and nothing reports it"
+            assert _reports(store), f"{len(missing)} artifacts are lost, and this is not reported"
         return bool(missing)
 
 
@@ -139,7 +139,7 @@ def _reports(store: Store) -> bool:
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-def test_a_flipped_bit_in_any_file_of_a_store_gives_no_other_bytes_and_no_silent_loss(
+def test_a_flipped_bit_in_any_file_of_a_store_causes_no_wrong_bytes_and_no_silent_loss(
     state: Callable[[Store], dict[str, bytes]], in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     start, folder = in_memory / "start", in_memory / "store"
@@ -180,7 +180,7 @@ def test_a_flipped_bit_in_the_definition_of_a_table_is_damage_and_not_an_empty_s
 
 
 @pytest.mark.parametrize("changed", ["CAST(data AS TEXT)", "5"])
-def test_content_that_a_flip_gave_another_type_is_damage(changed: str, in_memory: Path) -> None:
+def test_content_whose_type_was_changed_by_a_flip_is_damage(changed: str, in_memory: Path) -> None:
     folder = in_memory / "store"
     with coatcheck.open(folder, durability="process") as store:
         ref = store.session("s", ttl=None).put(b"some bytes")
@@ -226,14 +226,14 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
                 with contextlib.suppress(CoatcheckError):
                     transcript.rehydrate(path, store)
                 backup = in_memory / ".session.jsonl.coatcheck-backup"
-                assert CHATS in (path.read_bytes(), backup.read_bytes() if backup.exists() else b""), "nothing is whole"
+                assert CHATS in (path.read_bytes(), backup.read_bytes() if backup.exists() else b""), "no file is whole"
             except BaseException as error:
                 error.add_note(f"byte {at}, bit {bit}, seed {seed}")
                 raise
             counts("flipped bits")
 
 
-def test_a_flipped_bit_in_the_places_of_the_rows_of_a_page_is_damage_and_no_other_error(in_memory: Path) -> None:
+def test_a_flipped_bit_in_the_row_offsets_of_a_page_is_reported_as_damage(in_memory: Path) -> None:
     start, folder, reported = in_memory / "start", in_memory / "store", 0
     _made(in_database, start)
     data = (start / "catalog.sqlite").read_bytes()
@@ -251,7 +251,7 @@ def test_a_flipped_bit_in_the_places_of_the_rows_of_a_page_is_damage_and_no_othe
     assert reported
 
 
-def _size_is_damaged(folder: Path, table: str, coding: str, size: int) -> coatcheck.Ref:
+def _put_with_wrong_size(folder: Path, table: str, coding: str, size: int) -> coatcheck.Ref:
     with coatcheck.open(folder, durability="process") as store:
         ref = store.session("s", ttl=None).put(TEXT[:20_000] if coding == "inline" else TEXT)
         if coding == "zstd":
@@ -267,7 +267,7 @@ def _size_is_damaged(folder: Path, table: str, coding: str, size: int) -> coatch
 def test_a_ref_with_a_wrong_size_is_damage_and_a_put_or_a_repair_heals_it(
     coding: str, size: int, heal: str, in_memory: Path
 ) -> None:
-    ref = _size_is_damaged(in_memory / "store", "ref", coding, size)
+    ref = _put_with_wrong_size(in_memory / "store", "ref", coding, size)
     with coatcheck.open(in_memory / "store", durability="process") as store:
         session = store.session("s")
         with pytest.raises(Damaged):
@@ -288,7 +288,7 @@ def test_a_ref_with_a_wrong_size_is_damage_and_a_put_or_a_repair_heals_it(
 @pytest.mark.parametrize("table", ["ref", "blob"])
 @pytest.mark.parametrize("coding", ["inline", "raw", "zstd"])
 def test_a_repair_finds_out_which_of_two_sizes_is_right(coding: str, table: str, size: int, in_memory: Path) -> None:
-    ref = _size_is_damaged(in_memory / "store", table, coding, size)
+    ref = _put_with_wrong_size(in_memory / "store", table, coding, size)
     with coatcheck.open(in_memory / "store", durability="process") as store:
         assert all(one.repaired for one in store.verify(repair=True).problems)
         assert store.verify().problems == []

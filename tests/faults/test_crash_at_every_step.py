@@ -215,7 +215,7 @@ def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[
 
 
 def _check(case: Case, run: Run, image: Path, before: State, after: State) -> None:
-    """Open the image of the crash: it must be sound, and as before or after. Then run the case again to the end."""
+    """Open the image of the crash: it must be sound, in the state before or after. Then run the case to the end."""
     with _reopened(case, image) as store:
         if case.name == "healing":
             healed = not problems(store)
@@ -240,7 +240,7 @@ def _reopened(case: Case, folder: Path) -> Store:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("cut", CRASHES)
-def test_a_crash_at_any_step_leaves_the_store_before_or_after(
+def test_a_crash_at_any_step_leaves_the_state_before_or_after_the_change(
     case: Case, cut: Cut | None, prepared: Prepared, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     start, before = prepared(case)
@@ -263,7 +263,7 @@ def test_a_crash_at_any_step_leaves_the_store_before_or_after(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
-def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
+def test_an_error_at_any_step_is_typed_and_leaves_the_state_before_or_after_the_change(
     case: Case, number: int, prepared: Prepared, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
     start, before = prepared(case)
@@ -281,7 +281,7 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_store_before_or_after(
             found = _go_through_error(run, number)
             if not run.is_done and case.is_whole:
                 assert found in (before, after)
-            # What was acknowledged after the error survives a power cut, even after a failed sync. (A removal that
+            # A change acknowledged after the error survives a power cut, even after a failed sync. (A removal that
             # failed to sync and then finds nothing to remove has acknowledged nothing.)
             is_done = run.is_done or not case.name.startswith(("forgetting", "ending"))
             _check(case, Run(case, image, disk, is_done), image, before, after)

@@ -184,7 +184,7 @@ def test_a_put_heals_a_copy_that_was_damaged_after_it_was_last_compared(tmp_path
         assert session.get(session.put(data)) == data
 
 
-def test_a_put_adds_again_what_another_process_forgot_since_it_was_compared(tmp_path: Path) -> None:
+def test_a_put_restores_content_that_another_process_forgot_since_the_last_comparison(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store") as store, coatcheck.open(tmp_path / "store") as other:
         session = store.session("s")
         for data in (b"small" * 1_000, b"large" * 100_000):
@@ -198,7 +198,7 @@ def test_a_put_adds_again_what_another_process_forgot_since_it_was_compared(tmp_
             assert other.session("s").get(ref) == data
 
 
-def _is_told(store: coatcheck.Store) -> bool:
+def _reports_damage(store: coatcheck.Store) -> bool:
     try:
         return bool(problems(store))
     except Damaged:
@@ -243,7 +243,7 @@ def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
             assert is_unreadable(session, one) or session.get(one) == content
         assert is_unreadable(session, ref)
         if spot != "the pointer to the next page":
-            assert _is_told(store)  # the table itself is damaged: it can only be reported
+            assert _reports_damage(store)  # the table itself is damaged: it can only be reported
             return
         assert problems(store)
         assert session.get(session.put(b"others can still be put and read")) == b"others can still be put and read"

@@ -169,7 +169,7 @@ def _eat(disk: Path, leave: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("count", [1, 40, 400])
-def test_what_was_put_can_be_read_though_another_program_filled_the_disk_before_it_was_taken_over(
+def test_puts_can_be_read_if_another_program_fills_the_disk_before_the_journal_is_applied(
     count: int, small_disk: Path
 ) -> None:
     folder = small_disk / "store"
@@ -217,7 +217,7 @@ def test_a_full_disk_can_be_opened_read_and_cleaned_up_by_a_new_process(small_di
 
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
-def test_many_small_puts_to_a_large_catalog_can_be_taken_over_on_a_full_disk(small_disk: Path) -> None:
+def test_many_small_puts_to_a_large_catalog_can_be_applied_on_a_full_disk(small_disk: Path) -> None:
     """Each record touches its own pages: then the WAL needs many times the size of the journal."""
     folder = small_disk / "store"
     rng = random.Random(6)
@@ -278,7 +278,7 @@ def test_very_many_artifacts_can_expire_on_a_full_disk(small_disk: Path, long_fa
         assert problems(store) == []
 
 
-def test_a_store_cannot_be_made_on_a_full_disk_and_can_be_later(small_disk: Path) -> None:
+def test_a_store_cannot_be_created_on_a_full_disk_but_can_be_later(small_disk: Path) -> None:
     eaten = _eat(small_disk)
     with pytest.raises(StoreError):
         coatcheck.open(small_disk / "store").session("s").put(b"x")

@@ -31,7 +31,7 @@ CALLS: dict[str, ModuleType] = dict.fromkeys(
     ("open", "pread", "listdir", "stat", "unlink", "rename", "rmdir", "mkdir", "fsync", "write", "pwrite",
      "ftruncate", "fstat", "fstatvfs", "posix_fallocate", "fdatasync"), os
 ) | {"flock": fcntl}  # fmt: skip
-OF_TRANSCRIPTS = ("open", "pread", "listdir", "stat", "fstat", "unlink", "rename", "fsync", "write", "link", "fchmod",
+TRANSCRIPT_CALLS = ("open", "pread", "listdir", "stat", "fstat", "unlink", "rename", "fsync", "write", "link", "fchmod",
                   "ftruncate", "utime", "flock")  # fmt: skip
 READING = ("open", "pread", "listdir", "flock")
 
@@ -81,17 +81,17 @@ def _look_after(store: Store, folder: Path, call: str, number: int, share: float
     total = 0
     for name, step in _upkeep(store, folder).items():
         failing = Failing(call, number, share)
-        told: object = None
+        outcome: object = None
         try:
             with failing():
-                told = step()
+                outcome = step()
         except StoreError as error:
-            told = error
+            outcome = error
         total += failing.failed
-        if name == "verify" and isinstance(told, list):
-            assert not [one for one in told if one.kind in ("damaged", "catalog")], told
+        if name == "verify" and isinstance(outcome, list):
+            assert not [one for one in outcome if one.kind in ("damaged", "catalog")], outcome
         if failing.failed and share == 1.0 and call in READING and name in ("verify", "repair", "collect"):
-            assert told, f"{name} did not report {call}: {errno.errorcode[number]}"
+            assert outcome, f"{name} did not report {call}: {errno.errorcode[number]}"
     return total
 
 
@@ -135,7 +135,7 @@ def _steps(path: Path, session: Session) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("call", OF_TRANSCRIPTS)
+@pytest.mark.parametrize("call", TRANSCRIPT_CALLS)
 def test_no_error_number_makes_a_transcript_lose_a_byte(
     call: str, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:

@@ -30,7 +30,7 @@ def own_fleet() -> Iterator[Fleet]:
         yield Fleet(s3, database)
 
 
-def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
+def test_acknowledged_artifacts_of_a_fleet_survive_the_kill_of_its_clients(
     fleet: Fleet, tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:
     wanted = 200 if long_faults else 8
@@ -53,7 +53,7 @@ def test_what_a_fleet_acknowledged_survives_the_kill_of_its_clients(
 
 
 @pytest.mark.parametrize("which", ["object store", "database"])
-def test_what_a_fleet_acknowledged_survives_the_kill_of_a_server(
+def test_acknowledged_artifacts_of_a_fleet_survive_the_kill_of_a_server(
     own_fleet: Fleet, which: str, long_faults: bool, counts: Counts
 ) -> None:
     server, wait = {"object store": (own_fleet.s3, wait_for_s3), "database": (own_fleet.database, wait_for_postgres)}[
@@ -118,12 +118,12 @@ def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet
         for seed in range(4)
     ]
     try:
-        said = [(one.communicate()[1].decode(), one.returncode) for one in started]
+        results = [(one.communicate()[1].decode(), one.returncode) for one in started]
     finally:
         for one in started:
             one.kill()
             one.wait()
-    assert [code for _, code in said] == [0] * 4, "\n".join(text[-3000:] for text, code in said if code)
+    assert [code for _, code in results] == [0] * 4, "\n".join(text[-3000:] for text, code in results if code)
     with coatcheck.open(url) as store:
         assert problems(store) == []
         assert_clean(store)

@@ -49,7 +49,7 @@ def make_device(path: Path) -> None:
     try:
         os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # like /dev/zero
     except PermissionError:
-        pytest.skip("making a device needs rights")
+        pytest.skip("creating a device needs privileges")
 
 
 def make_file(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_store_with_a_foreign_file_under_one_of_its_names_is_refused(
 
 @pytest.mark.parametrize("make", THINGS)
 @pytest.mark.parametrize("name", ["reserve", "search.sqlite", "journal.new"])
-def test_a_foreign_file_that_appears_while_a_store_is_open_stops_no_collection(
+def test_a_foreign_file_that_appears_while_a_store_is_open_does_not_stop_a_collection(
     name: str, make: Callable[[Path], None], tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"

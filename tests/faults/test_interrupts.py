@@ -97,7 +97,7 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
     def run() -> None:
         try:
             done.set_result(call(*args))
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that asked
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -185,7 +185,7 @@ MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content
 
 @dataclass
 class World:
-    """What the calls below use: a store with some artifacts, another store, an executor, and a transcript."""
+    """The objects of the calls below: a store with some artifacts, another store, an executor and a transcript."""
 
     store: Store
     folder: Path
@@ -440,7 +440,7 @@ def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
-def test_an_interrupt_at_any_bytecode_of_an_opening_leaves_no_lock_behind(
+def test_an_interrupt_at_any_bytecode_of_opening_a_store_leaves_no_lock_behind(
     durability: Any, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
 ) -> None:
     folder = tmp_path / "store"

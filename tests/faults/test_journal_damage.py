@@ -154,7 +154,7 @@ def test_a_torn_end_is_not_reported(size: int, in_memory: Path) -> None:
         assert problems(store) == []
 
 
-def test_a_header_without_a_valid_copy_of_the_id_is_an_error_with_a_way_out(in_memory: Path) -> None:
+def test_a_header_without_a_valid_copy_of_the_id_is_an_error_with_a_hint(in_memory: Path) -> None:
     folder = in_memory / "store"
     _with_journal(folder, _texts(3))
     _flip(folder / "journal", 70)
@@ -164,7 +164,7 @@ def test_a_header_without_a_valid_copy_of_the_id_is_an_error_with_a_way_out(in_m
     assert "journal" in error.value.hint
 
 
-def test_a_header_that_puts_the_end_far_behind_the_file_costs_no_memory(in_memory: Path) -> None:
+def test_a_header_that_puts_the_end_far_beyond_the_file_costs_no_memory(in_memory: Path) -> None:
     folder = in_memory / "store"
     held = _with_journal(folder, _texts(3))
     header = (folder / "journal").read_bytes()[:32]
@@ -176,7 +176,7 @@ def test_a_header_that_puts_the_end_far_behind_the_file_costs_no_memory(in_memor
         assert store.session("s").get(store.session("s").put(b"more")) == b"more"
 
 
-def test_a_record_that_is_not_one_of_a_put_is_reported_as_lost(in_memory: Path) -> None:
+def test_a_record_that_is_not_a_put_is_reported_as_lost(in_memory: Path) -> None:
     folder = in_memory / "store"
     held = _with_journal(folder, _texts(3))
     root = os.open(folder, os.O_RDONLY)
@@ -191,7 +191,7 @@ def test_a_record_that_is_not_one_of_a_put_is_reported_as_lost(in_memory: Path) 
         assert [one.startswith("catalog: the journal was damaged") for one in problems(store)] == [True]
 
 
-def test_a_loss_can_be_noted_on_a_journal_that_is_already_partly_taken_over(in_memory: Path) -> None:
+def test_a_loss_can_be_noted_on_a_journal_that_is_already_partly_applied(in_memory: Path) -> None:
     live, folder = in_memory / "live", in_memory / "store"
     with coatcheck.open(live) as store:
         session = store.session("s", ttl=None)
@@ -209,7 +209,7 @@ def test_a_loss_can_be_noted_on_a_journal_that_is_already_partly_taken_over(in_m
         assert len(problems(store)) == 1
 
 
-def test_records_behind_damage_are_found_by_the_journal_itself(in_memory: Path) -> None:
+def test_the_journal_itself_finds_records_after_damage(in_memory: Path) -> None:
     root = os.open(in_memory, os.O_RDONLY)
     journal = Journal(root, Disk(durable=False))
     journal.refresh()

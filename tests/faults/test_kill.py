@@ -18,7 +18,7 @@ PROCESSES = 8
 ROUNDS_PER_STORE = 4
 
 
-def test_what_was_acknowledged_survives_kill_9_at_any_instant(
+def test_acknowledged_artifacts_survive_kill_9_at_any_instant(
     tmp_path: Path, long_faults: bool, counts: Counts
 ) -> None:
     wanted = 1_000 if long_faults else 16

@@ -76,9 +76,7 @@ def open_root_of(image: Path) -> int:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_what_is_put_after_a_power_cut_that_left_the_journal_behind_the_database_is_kept(
-    cut: Cut, in_memory: Path
-) -> None:
+def test_puts_after_a_power_cut_that_left_the_journal_behind_the_database_are_kept(cut: Cut, in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     disk = Interrupted(folder, image=image, cut=cut)
     with open_on(folder, disk) as store, open_on(folder, disk) as other:
@@ -135,7 +133,7 @@ def test_a_folder_created_by_another_process_is_synced_too(in_memory: Path) -> N
         assert store.session("s").get(ref) == LARGE
 
 
-def test_a_process_without_durability_preserves_that_of_another(in_memory: Path) -> None:
+def test_a_process_without_durability_preserves_the_durability_of_another(in_memory: Path) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     disk = FaultyDisk(folder, image=image, cut="dropped")
     with open_on(folder, disk) as store:
@@ -186,7 +184,7 @@ def test_a_durable_put_of_content_first_put_without_durability_survives(
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("seed", range(4 if LONG_FAULTS else 2))
-def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
+def test_without_durability_a_power_cut_loses_no_old_artifacts_and_the_store_opens(
     cut: Cut, seed: int, in_memory: Path
 ) -> None:
     folder = in_memory / "store"
@@ -218,7 +216,7 @@ def test_without_durability_a_power_cut_loses_nothing_old_and_the_store_opens(
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_without_durability_compressing_never_loses_what_was_there_before(cut: Cut, in_memory: Path) -> None:
+def test_without_durability_compressing_never_loses_existing_artifacts(cut: Cut, in_memory: Path) -> None:
     start = in_memory / "start"
     with coatcheck.open(start, clock=lambda: NOW) as store:
         for number in range(2):
@@ -253,7 +251,7 @@ CHANGES: dict[str, Callable[[coatcheck.Store], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("cut", CUTS)
-def test_without_durability_a_change_after_compressing_loses_nothing_that_was_there_before(
+def test_without_durability_a_change_after_compressing_never_loses_existing_artifacts(
     cut: Cut, change: str, in_memory: Path
 ) -> None:
     folder, image = in_memory / "store", in_memory / "image"
@@ -298,8 +296,8 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(in_memo
 
 
 class Raced(Interrupted):
-    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. If asked to,
-    stops the machine when a compressed copy has been removed."""
+    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. With
+    `stops_at_sweep`, stops the machine when a compressed copy has been removed."""
 
     before_stage: Callable[[], object] | None = None
     stops_at_sweep = False

@@ -29,12 +29,14 @@ def _run(*commands: tuple[str, ...]) -> None:
         for command in commands
     ]
     try:
-        said = [(one.communicate()[1].decode(), one.returncode) for one in started]
+        results = [(one.communicate()[1].decode(), one.returncode) for one in started]
     finally:
         for one in started:
             one.kill()
             one.wait()
-    assert [code for _, code in said] == [0] * len(commands), "\n".join(text[-3000:] for text, code in said if code)
+    assert [code for _, code in results] == [0] * len(commands), "\n".join(
+        text[-3000:] for text, code in results if code
+    )
 
 
 def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref(
@@ -48,7 +50,7 @@ def test_a_collection_that_races_puts_of_the_same_content_leaves_no_dangling_ref
         assert_clean(store)
 
 
-def test_a_collection_by_a_clock_that_is_an_hour_off_removes_nothing_that_lives(
+def test_a_collection_with_a_clock_that_is_an_hour_off_removes_no_live_artifacts(
     tmp_path: Path, long_faults: bool
 ) -> None:
     folder, seconds = tmp_path / "store", "60" if long_faults else "1"
@@ -62,7 +64,7 @@ def test_a_collection_by_a_clock_that_is_an_hour_off_removes_nothing_that_lives(
         assert_clean(store)
 
 
-def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_stays(tmp_path: Path) -> None:
+def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     blobs, catalog = open_folder_store(folder, Disk())
     store = Store(blobs, catalog, Passages(None), url=str(folder), session_type=Session)
@@ -119,7 +121,7 @@ def test_a_sweep_that_meets_a_staged_file_before_it_is_locked_does_not_stop_the_
         assert_clean(store)
 
 
-def test_a_put_is_seen_though_the_journal_was_replaced_by_one_of_the_same_length(tmp_path: Path) -> None:
+def test_a_put_is_visible_after_the_journal_was_replaced_by_one_of_the_same_length(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     with coatcheck.open(folder) as store, coatcheck.open(folder) as other:
         session = store.session("s")

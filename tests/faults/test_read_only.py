@@ -115,7 +115,7 @@ def test_a_store_on_a_read_only_file_system_can_be_read(
         assert_clean(store)
 
 
-def test_what_is_written_elsewhere_is_seen_through_a_read_only_mount(tmp_path: Path) -> None:
+def test_writes_from_elsewhere_are_visible_through_a_read_only_mount(tmp_path: Path) -> None:
     folder, mount = tmp_path / "store", tmp_path / "mount"
     with coatcheck.open(folder) as writer:
         _fill(writer)

@@ -192,7 +192,7 @@ def test_an_empty_catalog_beside_a_wal_is_refused_and_the_wal_is_kept(tmp_path: 
 
 
 @pytest.mark.parametrize("held", [[], ["lock"], ["lock", "catalog.sqlite"]])
-def test_what_a_crash_leaves_of_a_new_store_is_opened(held: list[str], tmp_path: Path) -> None:
+def test_a_new_store_that_a_crash_left_incomplete_can_be_opened(held: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir(mode=0o700)
     for name in held:
@@ -213,7 +213,7 @@ def test_a_missing_journal_after_a_clean_close_is_created_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 32, b"\0" * 4096, b"something else entirely, and long enough"])
-def test_a_damaged_journal_is_an_error_with_a_way_out(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_journal_is_an_error_with_a_hint(content: bytes, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     kept = _made(folder)
     (folder / "journal").write_bytes(content)

@@ -35,7 +35,7 @@ SEEDS = 10_000 if LONG_FAULTS else 160
 GROUPS = 40 if LONG_FAULTS else 4
 FLEET_SEEDS = 2_000 if LONG_FAULTS else 40
 FLEET_GROUPS = 20 if LONG_FAULTS else 2
-MOST = 2_000 if LONG_FAULTS else 400  # seeds within which each mistake is found; most are found within 20
+MAX_SEEDS = 2_000 if LONG_FAULTS else 400  # seeds within which each mistake is found; most are found within 20
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
@@ -45,7 +45,7 @@ def test_no_schedule_of_processes_and_faults_loses_anything_in_a_folder(group: i
 
 @pytest.fixture(scope="module")
 def made_on(fleet: Fleet) -> Iterator[Made]:
-    """Worlds on the database of the tests."""
+    """A factory of worlds that use the database of the tests."""
     with prepared_database(fleet.database.url) as database:
         yield made_fleet(database, fleet.database.url)
 
@@ -98,7 +98,7 @@ class NoSyncOfJournal(RecordedDisk):
 
 
 class SyncsOnlyOnRequest(RecordedDisk):
-    """Without durability, not even what older data depends on is synced."""
+    """Without durability, it does not even sync data that older artifacts depend on."""
 
     def sync(self, file: int, *, always: bool = False) -> None:
         super().sync(file)
@@ -178,7 +178,7 @@ Change = Callable[[], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Mistake:
-    """A disk or a change to the store that is wrong, and what shows it."""
+    """A faulty disk or a faulty change to the store, and the plans that reveal it."""
 
     disk: type[RecordedDisk] = RecordedDisk
     change: Change = nullcontext
@@ -220,7 +220,7 @@ def sweep_without_lease() -> Iterator[None]:
 def late_upload() -> Iterator[None]:
     """The row comes before the object."""
     staged, upload = S3Blobs._staged, S3Blobs._upload
-    late: dict[S3Blobs, tuple[Any, ...]] = {}  # by the machine: what a killed one has not uploaded is never uploaded
+    late: dict[S3Blobs, tuple[Any, ...]] = {}  # by machine: a killed one never finishes its upload
 
     def named(self: S3Blobs, blob: Blob, source: object) -> Blob:
         late[self] = blob, source
@@ -244,7 +244,7 @@ FLEET_MISTAKES: dict[str, tuple[Callable[[int], Plan], Change]] = {
 
 
 def first_found(made: Made, plan: Callable[[int], Plan]) -> int | None:
-    return next((seed for seed in range(MOST) if simulate(plan(seed), made)[1] is not None), None)
+    return next((seed for seed in range(MAX_SEEDS) if simulate(plan(seed), made)[1] is not None), None)
 
 
 def each(mistakes: Iterable[str]) -> pytest.MarkDecorator:
@@ -253,13 +253,13 @@ def each(mistakes: Iterable[str]) -> pytest.MarkDecorator:
 
 
 @each(MISTAKES)
-def test_the_simulation_of_a_folder_finds_that(mistake: str) -> None:
+def test_the_simulation_of_a_folder_finds_the_mistake(mistake: str) -> None:
     one = MISTAKES[mistake]
-    assert first_found(one.made, one.plan) is not None, f"not found in {MOST} seeds"
+    assert first_found(one.made, one.plan) is not None, f"not found in {MAX_SEEDS} seeds"
 
 
 @each(FLEET_MISTAKES)
-def test_the_simulation_of_a_fleet_finds_that(mistake: str, made_on: Made) -> None:
+def test_the_simulation_of_a_fleet_finds_the_mistake(mistake: str, made_on: Made) -> None:
     plan, change = FLEET_MISTAKES[mistake]
 
     @contextmanager
@@ -267,4 +267,4 @@ def test_the_simulation_of_a_fleet_finds_that(mistake: str, made_on: Made) -> No
         with change(), made_on(plan) as world:
             yield world
 
-    assert first_found(made, plan) is not None, f"not found in {MOST} seeds"
+    assert first_found(made, plan) is not None, f"not found in {MAX_SEEDS} seeds"

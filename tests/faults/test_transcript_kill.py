@@ -43,7 +43,7 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
                 process.kill()
                 counts("kills while transcripts are rewritten")
                 assert alive, process.stderr.read().decode()[-3000:]
-            _check(tmp_path, start, ends_right=number % 10 == 9 or number == wanted - 1)
+            _check(tmp_path, start, is_last=number % 10 == 9 or number == wanted - 1)
     except BaseException as error:
         error.add_note(f"COATCHECK_SEED={seed}")
         raise
@@ -65,7 +65,7 @@ def test_a_migration_killed_before_any_step_succeeds_when_run_again(
         try:
             counts("kills while transcripts are rewritten")
             assert _run(folder, step, verbs).returncode == 9
-            _check(folder, start, ends_right=True)
+            _check(folder, start, is_last=True)
         except BaseException as error:
             error.add_note(f"COATCHECK_SEED={seed}, step {step} of {steps}")
             raise
@@ -94,28 +94,28 @@ def _run(folder: Path, step: int, verbs: tuple[str, ...]) -> subprocess.Complete
     )
 
 
-def _check(folder: Path, start: bytes, *, ends_right: bool) -> None:
+def _check(folder: Path, start: bytes, *, is_last: bool) -> None:
     path, log = folder / "session.jsonl", folder / "log"
-    told = log.read_bytes() if log.exists() else b""
+    logged = log.read_bytes() if log.exists() else b""
     with coatcheck.open(folder / "store", durability="process") as store:
-        told += _is_all_there(path, store, start + told)
-        log.write_bytes(told)
-        if not ends_right:
+        logged += _check_lines(path, store, start + logged)
+        log.write_bytes(logged)
+        if not is_last:
             return
         session = store.session("agent")
         assert transcript.externalize(path, session).is_sound
-        assert path.stat().st_size < len(start + told) / 2
+        assert path.stat().st_size < len(start + logged) / 2
         assert transcript.verify(path, store).is_sound
-        _is_all_there(path, store, start + told)
+        _check_lines(path, store, start + logged)
         assert transcript.undo(path, store).is_sound
-        assert path.read_bytes().startswith(start + told)
+        assert path.read_bytes().startswith(start + logged)
         assert [one.name for one in folder.iterdir() if one.name.startswith(".")] == []
         transcript.forget(path, store)
         assert [one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")] == []
         assert problems(store) == []
 
 
-def _is_all_there(path: Path, store: coatcheck.Store, expected: bytes) -> bytes:
+def _check_lines(path: Path, store: coatcheck.Store, expected: bytes) -> bytes:
     """Check that every logged line is there; return the line that was not logged yet, of which there is at most one."""
     target = io.BytesIO()
     report = transcript.rehydrate(path, store, to=target)

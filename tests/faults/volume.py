@@ -37,7 +37,7 @@ class Volume:
         self._names: dict[int, dict[str, int]] = {ROOT: {}}  # durable
         self._names_now: dict[int, dict[str, int]] = {ROOT: {}}
         self._bytes: dict[int, bytearray] = {}  # durable
-        self._writes: dict[int, list[tuple[int, bytes | None]]] = {}  # since: offset and bytes, or a size and None
+        self._writes: dict[int, list[tuple[int, bytes | None]]] = {}  # unsynced: offset and bytes, or a size and None
         if root.is_dir():
             self._take(root, ROOT)
 
@@ -169,7 +169,7 @@ def _written(held: bytearray, writes: list[tuple[int, bytes | None]]) -> bytearr
 
 
 class Steps:
-    """Where a change may be delayed, cut in half or refused. This one lets each of them happen."""
+    """Decides whether a change is delayed, cut in half or refused. This class performs every change."""
 
     def step(self, what: str, do: Callable[[], _T], half: Callable[[], object] | None = None) -> _T:
         """Make a change. `half` makes the first half of it."""

@@ -1,7 +1,7 @@
 """A process that uses a store until it is killed. Run as a module, only by the fault tests.
 
-Each acknowledged call is written to its log as one JSON line after the call has returned. Before each call it logs what
-it is about to do: without a second line, the outcome is unknown.
+Each acknowledged call is written to its log as one JSON line after the call has returned. Before each call, the
+process logs what it is about to do: without a second line, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Worker:
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self.held: dict[str, list[str]] = {}
 
-    def tell(self, **line: Any) -> None:
+    def write_log(self, **line: Any) -> None:
         os.write(self.log, json.dumps(line).encode() + b"\n")
 
     def session(self) -> Session:
@@ -52,9 +52,9 @@ class Worker:
 
     def put(self) -> None:
         session, data = self.session(), content(self.rng)
-        self.tell(about_to="put", session=session.session_id, id=hashlib.sha256(data).hexdigest())
+        self.write_log(about_to="put", session=session.session_id, id=hashlib.sha256(data).hexdigest())
         ref = session.put(data, name=f"n{self.rng.randrange(50)}")
-        self.tell(did="put", session=session.session_id, id=ref.artifact_id)
+        self.write_log(did="put", session=session.session_id, id=ref.artifact_id)
         self.held.setdefault(session.session_id, []).append(ref.artifact_id)
 
     def read(self) -> None:
@@ -70,25 +70,25 @@ class Worker:
         if held:
             wanted = self.rng.choice(held)
             self.held[session.session_id] = [one for one in held if one != wanted]
-            self.tell(about_to="forget", session=session.session_id, id=wanted)
+            self.write_log(about_to="forget", session=session.session_id, id=wanted)
             session.forget(wanted)
-            self.tell(did="forget", session=session.session_id, id=wanted)
+            self.write_log(did="forget", session=session.session_id, id=wanted)
 
     def end(self) -> None:
         session = self.session()
         self.held.pop(session.session_id, None)
-        self.tell(about_to="end", session=session.session_id)
+        self.write_log(about_to="end", session=session.session_id)
         session.end()
-        self.tell(did="end", session=session.session_id)
+        self.write_log(did="end", session=session.session_id)
 
     def collect(self) -> None:
         self.store.collect(grace=0, cold_after=self.rng.choice((0, 86_400)))
 
     def work(self) -> None:
-        self.tell(did="start")
-        doings = (self.put, self.read, self.forget, self.end, self.collect)
+        self.write_log(did="start")
+        operations = (self.put, self.read, self.forget, self.end, self.collect)
         while True:
-            self.rng.choices(doings, (60, 15, 18, 3, 4))[0]()
+            self.rng.choices(operations, (60, 15, 18, 3, 4))[0]()
 
 
 def fight(worker: Worker) -> None:
@@ -96,20 +96,20 @@ def fight(worker: Worker) -> None:
     from coatcheck.context import HotState, claim, current
 
     session, number = worker.store.session("fought for"), 0
-    worker.tell(did="start")
+    worker.write_log(did="start")
     while True:
         claimed = claim(session, worker.name)
         newest = current(session)
-        worker.tell(did="claim", token=claimed.token, seen=newest.number if newest else 0)
+        worker.write_log(did="claim", token=claimed.token, seen=newest.number if newest else 0)
         for _ in range(worker.rng.randrange(1, 8)):
             number += 1
             objective = f"{worker.name}/{number}"
             try:
                 written = claimed.write(HotState(session_id="fought for", objective=objective))
             except Fenced:
-                worker.tell(did="lose", objective=objective)
+                worker.write_log(did="lose", objective=objective)
                 break
-            worker.tell(did="write", objective=objective, number=written, token=claimed.token)
+            worker.write_log(did="write", objective=objective, number=written, token=claimed.token)
 
 
 def race(store: Store, seed: int, seconds: float) -> None:
@@ -138,32 +138,32 @@ def live(store: Store, seed: int, seconds: float) -> None:
     while time.monotonic() < stop:
         for ref, size in held.items():
             got = session.get(ref)
-            assert got is not None, f"{ref.pointer} was removed while it lived"
+            assert got is not None, f"{ref.pointer} was removed before it expired"
             assert len(got) == size
         try:
             ref = session.put(rng.randbytes(rng.choice((100, 150_000))))
             assert session.ref(ref) is not None
             session.open(ref).close()
         except NotFound as error:
-            raise AssertionError("what was put a moment ago is gone") from error
+            raise AssertionError("an artifact that was just put is gone") from error
 
 
 def main() -> None:
-    doing, folder, seed, *rest = sys.argv[1:]
+    mode, folder, seed, *rest = sys.argv[1:]
     number = int(seed)
-    if doing == "kill":
+    if mode == "kill":
         store = coatcheck.open(folder, durability="process" if number % 2 else "power")
         Worker(store, Path(rest[0]), rest[1], random.Random(number)).work()
-    elif doing == "fight":
+    elif mode == "fight":
         fight(Worker(coatcheck.open(folder, durability="process"), Path(rest[0]), rest[1], random.Random(number)))
-    elif doing == "collect with a clock that is off":
+    elif mode == "collect with a clock that is off":
         with coatcheck.open(folder, clock=lambda: time.time() + 3600) as store:
             stop = time.monotonic() + float(rest[0])
             while time.monotonic() < stop:
                 store.collect()
     else:
         with coatcheck.open(folder, durability="process" if number % 2 else "power") as store:
-            (race if doing == "race" else live)(store, number, float(rest[0]))
+            (race if mode == "race" else live)(store, number, float(rest[0]))
 
 
 if __name__ == "__main__":

@@ -21,28 +21,28 @@ _SLOWEST = 20  # seconds for one input, after which it counts as broken
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    asked.add_argument("targets", nargs="*", metavar="target", help=f"one of {', '.join(NAMES)}; all without any")
-    asked.add_argument("--seconds", type=int, default=_HOUR, help="seconds in total")
-    asked.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="target", help=f"one of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--seconds", type=int, default=_HOUR, help="seconds in total")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
     targets = given.targets or list(NAMES)
     if unknown := [one for one in targets if one not in NAMES]:
-        asked.error(f"unknown target {unknown[0]!r}; choose from {', '.join(NAMES)}")
+        parser.error(f"unknown target {unknown[0]!r}; choose from {', '.join(NAMES)}")
     if given.child:
         _fuzz(targets[0], given.seconds)
     seconds = max(1, given.seconds // len(targets))
     broken = []
     for target in targets:
-        _say(f"--- {target}, {seconds} s")
+        _print(f"--- {target}, {seconds} s")
         command = [sys.executable, "-m", "tests.fuzz", "--child", target, "--seconds", str(seconds)]
         if subprocess.run(command, cwd=ROOT).returncode:
             broken.append(target)
-    _say(f"broken: {', '.join(broken)}" if broken else f"{len(targets)} targets, nothing broken")
+    _print(f"broken: {', '.join(broken)}" if broken else f"{len(targets)} targets, nothing broken")
     return bool(broken)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""What is fuzzed: a function for each reader of bytes that we did not write, or that a disk may have changed.
+"""The fuzz targets: a function for each reader of bytes that we did not write, or that a disk may have changed.
 
-A target takes any bytes. It raises only if a property does not hold: it is not an error that bytes are invalid, but
-they must lead to an answer or to one of our errors. Targets use no clock and no randomness, so that a failure can be
+A target takes any bytes. It raises only if a property is violated: invalid bytes are allowed, but they must lead to an
+answer or to one of our errors. Targets use no clock and no randomness, so that a failure can be
 repeated with its bytes alone.
 """
 
@@ -34,7 +34,7 @@ from coatcheck.transcript.splice import bare, refs_of, sessions_in, slim, whole
 
 _KEY: Final = bytes(range(16))
 _ARTIFACT: Final = "0123456789abcdef" * 4
-_LINE_LIMIT: Final = 5_000  # bytes of a line; more than the ends that are kept of a longer one
+_LINE_LIMIT: Final = 5_000  # bytes of a line; more than the kept start and end of a longer one
 _FRAMED: Final = b"".join(b"line %d of a text that compresses\n" % number for number in range(12_000))
 _TRANSCRIPT: Final = "transcript:" + "0" * 32
 
@@ -96,7 +96,7 @@ def _read(found: Journal, payloads: list[bytes]) -> list[bytes]:
         assert end < behind <= found.end
         end = behind
         if payload is not None:
-            assert not payloads or payload in left, "a payload that nobody wrote, or in a wrong order"
+            assert not payloads or payload in left, "a payload that was never appended, or in the wrong order"
             held.append(payload)
     return held
 
@@ -135,7 +135,7 @@ def frame(data: bytes) -> None:
         with contextlib.suppress(Damaged):
             read = partial(_part, copy)
             for index, one in enumerate(SeekTable.of(len(copy), read, "x").read(0, 1, read)):
-                assert len(one) <= FRAME, "a frame larger than a frame"
+                assert len(one) <= FRAME, "a frame is too large"
                 check_frame(blob, index, one)
                 assert one == _FRAMED[index * FRAME : (index + 1) * FRAME]
 
@@ -145,12 +145,12 @@ def _part(copy: bytes, at: int, size: int) -> bytes:
 
 
 def cursor(data: bytes) -> None:
-    """A cursor is what we sealed, or it is refused; a sealed one says what it was made from."""
+    """Only cursors that we sealed are accepted, and unsealing one returns its request and position."""
     text = data.decode("utf-8", "surrogateescape")
     for given in (None, Request(grep="x"), Request(lines="1:2")):
         with contextlib.suppress(InvalidArgument):
             unseal(_KEY, _ARTIFACT, text, given)
-            raise AssertionError("a cursor that nobody sealed")
+            raise AssertionError("a forged cursor was accepted")
     with contextlib.suppress(InvalidArgument):
         continues_slice(text)
     cut = data[0] if data else 0
@@ -185,7 +185,7 @@ def transcript(data: bytes) -> None:
     for name in ("openai-chat", "anthropic", "mcp"):
         for text in (data, b'{"role":"tool","content":"' + data * 8 + b'"}'):
             slimmed = slim(text, FORMATS[name], keeper)
-            assert refs_of(text) or whole(slimmed.text, fetch) == text, "a text that was not slim did not come back"
+            assert refs_of(text) or whole(slimmed.text, fetch) == text, "a text was not restored"
             assert slim(slimmed.text, FORMATS[name], keeper).text == slimmed.text
     for read in (refs_of, sessions_in, bare):
         read(data)
@@ -194,14 +194,14 @@ def transcript(data: bytes) -> None:
 
 
 def wire(data: bytes) -> None:
-    """Lines and messages of MCP: the same however the bytes were cut, and a message that is not changed keeps them."""
+    """Lines and messages of MCP: the same however the bytes are split. An unchanged message keeps its bytes."""
     step = 1 + (data[0] if data else 0)
     stretched = data[: len(data) // 2] + b"x" * _LINE_LIMIT + data[len(data) // 2 :]
     for stream in (data, stretched):
         lines = _lines(stream, len(stream) or 1)
         assert lines == _lines(stream, step)
         sizes = [len(line) if isinstance(line, bytes) else line[0] for line in lines]
-        assert sum(sizes) + stream.count(b"\n") == len(stream), "bytes got lost"
+        assert sum(sizes) + stream.count(b"\n") == len(stream), "bytes were lost"
     for line in (data, *_lines(data, step)):
         if isinstance(line, bytes):
             for message in parse(line):
@@ -221,7 +221,7 @@ def _lines(data: bytes, step: int) -> list[Any]:
 
 
 def events(data: bytes) -> None:
-    """Server-sent events: the same however the bytes were cut, and no byte is lost."""
+    """Server-sent events: the same however the bytes are split, and no byte is lost."""
     step = 1 + (data[0] if data else 0)
     found = _events(data, len(data) or 1)
     assert found == _events(data, step) == _events(data, 1)

@@ -1,4 +1,4 @@
-"""Every input that fuzzing has kept is tried again, without the fuzzer; `make faults` fuzzes for a minute too."""
+"""Run every input that fuzzing has kept again, without the fuzzer. `make faults` also fuzzes for a minute."""
 
 from __future__ import annotations
 

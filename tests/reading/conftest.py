@@ -1,4 +1,4 @@
-"""What the functions of the layer are given: contents made of plain bytes, and the same as a fleet's store has them."""
+"""Contents for the functions of this layer: made of plain bytes, or stored in a fleet's store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ContentOf = Callable[..., Content]
 
 @pytest.fixture
 def content_of() -> ContentOf:
-    """`content_of(data, media_type=…)`: a content of these bytes."""
+    """`content_of(data, media_type=…)` returns a content with these bytes."""
     return make_content
 
 
 @pytest.fixture(scope="module", params=["bytes", "fleet"])
 def each_source(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The contents of a module are plain bytes first, then artifacts in a fleet's store, which are read by range."""
+    """Run a module with contents of plain bytes, then with artifacts in a fleet's store, which are read by range."""
     if request.param == "bytes":
         yield
         return

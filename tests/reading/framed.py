@@ -18,7 +18,7 @@ KEY = bytes(range(32))
 
 @dataclass
 class Framed:
-    """Bytes, and how often each of their frames was read."""
+    """Bytes that count how often each of their frames is read."""
 
     data: bytes
     frames: Counter[int] = field(default_factory=Counter)
@@ -66,7 +66,7 @@ def read(content: Content, request: Request | None = None, cursor: str | None = 
 
 
 def pages(content: Content, request: Request | None = None) -> Iterator[Page]:
-    """All pages, each after the first by cursor and limit alone."""
+    """Yield all pages. Each page after the first is read by cursor and limit only."""
     request = request or Request()
     page = read(content, request)
     cap = Request(max_chars=request.max_chars)

@@ -1,4 +1,4 @@
-"""Cursors: short, bound to artifact and request, and of no use to anybody who changes them."""
+"""Cursors: short, bound to artifact and request, and refused if they were changed."""
 
 import re
 
@@ -44,7 +44,7 @@ POSITIONS = st.lists(st.integers(0, 2**60), max_size=5).map(tuple)
 
 
 @given(REQUESTS, POSITIONS)
-def test_a_cursor_gives_back_the_position_to_anyone_who_repeats_the_request(request: Request, position: tuple) -> None:
+def test_a_cursor_with_its_request_gives_back_the_position(request: Request, position: tuple) -> None:
     cursor = seal(KEY, ARTIFACT, request, position)
     again, at = unseal(KEY, ARTIFACT, cursor, request)
     assert at == position
@@ -61,7 +61,7 @@ def test_a_cursor_alone_gives_back_a_request_that_reads_the_same(request: Reques
 
 
 @given(REQUESTS, POSITIONS)
-def test_cursors_fit_into_an_address(request: Request, position: tuple) -> None:
+def test_cursors_are_url_safe(request: Request, position: tuple) -> None:
     assert re.fullmatch(r"[A-Za-z0-9_-]+", seal(KEY, ARTIFACT, request, position))
 
 
@@ -135,12 +135,12 @@ def test_a_slice_written_in_another_way_is_the_same_slice() -> None:
     assert unseal(KEY, ARTIFACT, cursor, Request(lines=" 4100-9000 "))[1] == (77,)
 
 
-def test_the_cap_of_the_next_page_is_the_one_that_comes_with_the_cursor() -> None:
+def test_the_limit_of_the_next_page_is_the_one_given_with_the_cursor() -> None:
     cursor = seal(KEY, ARTIFACT, Request(lines="1:", max_chars=20_000), (77,))
     assert unseal(KEY, ARTIFACT, cursor, Request(max_chars=500))[0] == Request(lines="1:", max_chars=500)
 
 
-def test_a_long_pattern_does_not_travel_and_has_to_be_repeated() -> None:
+def test_a_long_pattern_is_not_part_of_the_cursor_and_has_to_be_repeated() -> None:
     long = Request(grep="x" * 900)
     cursor = seal(KEY, ARTIFACT, long, (7, 1, 0, 0))
     assert len(cursor) < 24

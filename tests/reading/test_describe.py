@@ -33,7 +33,7 @@ HELVETICA = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"
 
 
 def make_pdf(*pages: bytes, coding: str = "", font: bytes = HELVETICA) -> Content:
-    """A PDF of pages with these content streams."""
+    """Return a PDF whose pages have these content streams."""
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(len(pages)))
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
@@ -68,7 +68,7 @@ def text_page(text: str) -> bytes:
         ("image/bmp", b"BM" + b"\0" * 16 + struct.pack("<ii", 640, -480)),
     ],
 )
-def test_an_image_tells_its_dimensions(media_type: str, head: bytes) -> None:
+def test_the_description_of_an_image_has_its_dimensions(media_type: str, head: bytes) -> None:
     answer = describe(make_content(head, media_type))
     assert answer.text == f"{media_type}, {len(head)} bytes\n640 x 480 pixels"
 
@@ -92,7 +92,7 @@ def test_gzip_is_described_and_never_unpacked() -> None:
     assert "not unpacked" in text
 
 
-def test_an_archive_shows_its_names_and_claims() -> None:
+def test_an_archive_shows_its_names_and_claimed_sizes() -> None:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for number in range(50):
@@ -109,15 +109,15 @@ def test_a_description_is_never_longer_than_its_page() -> None:
     assert answer.note == "the description is cut"
 
 
-def test_other_bytes_show_the_first_of_them() -> None:
+def test_other_content_is_described_by_its_first_bytes() -> None:
     assert "0000  00 01 41 42" in describe(make_content(b"\0\1ABC", "application/octet-stream")).text
 
 
-def test_a_pdf_tells_its_pages() -> None:
+def test_the_description_of_a_pdf_has_its_number_of_pages() -> None:
     assert "3 pages" in describe(make_pdf(*map(text_page, ("one", "two", "three")))).text
 
 
-def test_the_text_of_a_pdf_comes_by_page() -> None:
+def test_the_text_of_a_pdf_is_read_by_page() -> None:
     answer = pdf_text(make_pdf(*map(text_page, ("one", "two", "three"))), 2, 9)
     assert answer.text == "--- page 2 ---\ntwo\n\n--- page 3 ---\nthree"
     assert answer.shown == "pages 2-3 of 3"
@@ -135,12 +135,12 @@ def test_text_over_the_limit_is_cut_and_says_where() -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (3, 2), (4, 4)])
-def test_pages_that_are_not_there_are_an_error(first: int, last: int) -> None:
+def test_pages_that_do_not_exist_are_an_error(first: int, last: int) -> None:
     with pytest.raises(InvalidArgument):
         pdf_text(make_pdf(*map(text_page, ("one", "two", "three"))), first, last)
 
 
-def test_what_is_not_a_pdf_is_an_error() -> None:
+def test_an_invalid_pdf_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="cannot be read"):
         pdf_text(make_content(b"%PDF-1.4 and then nothing", "application/pdf"), 1, 1)
 

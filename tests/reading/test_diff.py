@@ -1,4 +1,4 @@
-"""Unified diffs: right, the same each time, and bounded whatever the texts."""
+"""Unified diffs: correct, the same each time, and bounded for any texts."""
 
 import shutil
 import subprocess
@@ -26,7 +26,7 @@ def compare(old: str, new: str, *, context: int = 3, limit: int = 4_000_000) -> 
 
 
 def applied(old: str, patch: str) -> str:
-    """A unified diff applied to a text, by its line numbers alone."""
+    """Apply a unified diff to a text, by its line numbers only."""
     source = old.split("\n")
     lines = [line + "\n" for line in source[:-1]] + ([source[-1]] if source[-1] else [])
     out: list[str] = []
@@ -62,14 +62,14 @@ def test_a_missing_line_feed_at_the_end_is_a_change() -> None:
 
 
 @given(TEXTS, TEXTS, st.integers(0, 4))
-def test_a_diff_leads_from_the_old_text_to_the_new(old: str, new: str, context: int) -> None:
+def test_applying_a_diff_to_the_old_text_gives_the_new_one(old: str, new: str, context: int) -> None:
     answer = compare(old, new, context=context)
     assert (applied(old, answer.text) if answer.text else old) == new
     assert compare(old, new, context=context) == answer
 
 
 @given(TEXTS, TEXTS)
-def test_a_coarse_diff_is_still_right(old: str, new: str) -> None:
+def test_a_coarse_diff_is_still_correct(old: str, new: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WORK", 0)
         answer = compare(old, new)
@@ -77,7 +77,7 @@ def test_a_coarse_diff_is_still_right(old: str, new: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="no patch(1)")
-def test_patch_applies_it(tmp_path: Path) -> None:
+def test_patch_applies_the_diff(tmp_path: Path) -> None:
     old = "\n".join(f"line {n}" for n in range(200)) + "\n"
     new = old.replace("line 7\n", "").replace("line 100\n", "line 100\nmore\n").replace("line 199\n", "the end")
     (tmp_path / "file").write_text(old)
@@ -96,7 +96,7 @@ def test_the_same_text_in_another_encoding_has_no_changes_and_says_so() -> None:
     assert "only their encoding differs" in diff(old, new).note
 
 
-def test_texts_without_anything_in_common_to_hold_on_to_are_bounded() -> None:
+def test_the_work_for_texts_without_distinctive_lines_is_bounded() -> None:
     old = "".join("ab"[n * n % 7 % 2] + "\n" for n in range(200_000))
     new = "".join("ab"[n * n % 11 % 2] + "\n" for n in range(200_000))
     answer = compare(old, new)

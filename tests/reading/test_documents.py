@@ -1,4 +1,4 @@
-"""Readable text of PDFs, web pages and office files, and what is not text at all."""
+"""Readable text of PDFs, web pages and office files, and content that is not text."""
 
 import io
 import zipfile
@@ -75,7 +75,7 @@ def slides(*texts: str) -> bytes:
 # PDF
 
 
-def test_grep_searches_the_text_of_a_pdf_and_tells_the_page(session: Session) -> None:
+def test_grep_searches_the_text_of_a_pdf_and_names_the_page(session: Session) -> None:
     ref = session.put((PDFS / "columns.pdf").read_bytes())
     page = session.read(ref, grep="internationalization|efficient|workflow")
     assert page.text == "p1:2:An efficient office offers\np1:4:of internationalization\np2:9:Last page: the workflow."
@@ -94,7 +94,7 @@ def test_a_pdf_is_sliced_by_the_lines_of_its_text(session: Session) -> None:
     assert page.spans == ()
 
 
-def test_text_is_all_pages_and_page_2_is_one(session: Session) -> None:
+def test_the_query_text_reads_all_pages_and_page_2_reads_one(session: Session) -> None:
     ref = session.put((PDFS / "columns.pdf").read_bytes())
     assert session.read(ref, query="text").text.count("--- page ") == 2
     assert session.read(ref, query="page 2").text == "--- page 2 ---\nLast page: the workflow."
@@ -155,13 +155,12 @@ def test_a_web_page_is_readable_text(source: str, text: str) -> None:
     "piece", ["<", "<!--", "<a ", '<a x="', "<!", "</", "<div>", "<p hidden>", "<a href=/x>y", "<ul><li>", "&", "<td>x"]
 )
 def test_a_hostile_page_takes_linear_time(piece: str) -> None:
-    source = piece * (200_000 // len(piece))  # the parser of the standard library takes a minute for some of these,
-    assert (
-        heavy.document(make_content(source.encode(), "text/html"), "page").note == ""
-    )  # and the child has ten seconds
+    # The standard library's parser takes a minute for some of these. The child has ten seconds.
+    source = piece * (200_000 // len(piece))
+    assert heavy.document(make_content(source.encode(), "text/html"), "page").note == ""
 
 
-def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None:
+def test_a_phrase_split_by_tags_is_found_in_the_text(session: Session) -> None:
     source = "<html><p>The <b>quick</b> brown <i>fox</i></p><p>The lazy dog</p></html>"
     ref = session.put(source, media_type="text/html")
     page = session.read(ref, grep="quick brown fox")
@@ -171,7 +170,7 @@ def test_a_phrase_that_tags_break_is_found_in_the_text(session: Session) -> None
     assert session.read(ref, grep="slow").shown == "no match in 1 line"
 
 
-def test_a_long_text_of_a_page_is_an_artifact_of_its_own(session: Session) -> None:
+def test_the_long_text_of_a_page_becomes_a_separate_artifact(session: Session) -> None:
     ref = session.put("<html>" + "<p>paragraph</p>" * 2_000, media_type="text/html")
     page = session.read(ref, query="text")
     assert page.derived is not None
@@ -234,7 +233,7 @@ def test_a_damaged_document_is_an_error(session: Session) -> None:
 
 @pytest.mark.parametrize("asked", [{"lines": "1:5"}, {"grep": "IHDR"}, {"chars": "0:100"}, {}])
 @pytest.mark.parametrize("media_type", ["image/png", "text/plain", "application/octet-stream"])
-def test_binary_content_is_described_whatever_was_asked(
+def test_binary_content_is_described_whatever_the_request(
     session: Session, media_type: str, asked: dict[str, str]
 ) -> None:
     png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x02\x80\0\0\x01\xe0" + bytes(range(256)) * 20
@@ -254,7 +253,7 @@ def test_text_with_a_few_odd_bytes_is_still_text(session: Session, text: bytes) 
     assert session.read(session.put(text, media_type="text/plain"), lines="1").shown.startswith("line 1 of ")
 
 
-def test_text_of_what_has_none_is_an_error_that_says_what_to_do(session: Session) -> None:
+def test_the_query_text_on_unsuitable_content_is_an_error_that_says_what_to_do(session: Session) -> None:
     with pytest.raises(InvalidArgument, match="text already"):
         session.read(session.put("a\nb\n"), query="text")
     with pytest.raises(InvalidArgument, match="no text to read"):
@@ -271,7 +270,7 @@ def test_text_of_what_has_none_is_an_error_that_says_what_to_do(session: Session
         (OFFICE / "report.odt", "OpenDocument text", 'query="text"'),
     ],
 )
-def test_the_preview_of_a_document_tells_its_pages_and_how_to_read_it(
+def test_the_preview_of_a_document_shows_its_pages_and_how_to_read_it(
     session: Session, file: Path, header: str, ask: str
 ) -> None:
     preview = session.preview(session.put(file.read_bytes()))

@@ -1,4 +1,4 @@
-"""grep: every line that matches, its number, its context, and a count that is true."""
+"""grep: every line that matches, its number, its context, and a correct count."""
 
 import codecs
 import json
@@ -61,12 +61,12 @@ def unhurried() -> Iterator[None]:
 
 
 def found_by_hand(text: str, request: Request) -> list[int]:
-    """The numbers of the lines that match, by Python's `re` and one line at a time."""
+    """Return the numbers of the lines that match, found by Python's `re` one line at a time."""
     return [number for number, _ in weighed_by_hand(text, request)]
 
 
 def weighed_by_hand(text: str, request: Request) -> list[tuple[int, int]]:
-    """The lines that match, and how much each adds to the count: once, or where it is long for each occurrence."""
+    """Return the lines that match, and what each adds to the count: one, or one per occurrence on a long line."""
     source = re.escape(request.grep or "") if request.literal else (request.grep or "").replace("\\z", "\\Z")
     pattern = re.compile(source, (re.IGNORECASE if request.ignore_case else 0) | re.ASCII)
     lines = text.replace("\r\n", "\n").split("\n")
@@ -82,13 +82,13 @@ def weighed_by_hand(text: str, request: Request) -> list[tuple[int, int]]:
 
 
 def matches_of(page: Page) -> list[int]:
-    """The numbers of the matches that a page says it shows."""
+    """Return the numbers of the matches that a page says it shows."""
     found = re.match(r"match(?:es)? (\d+)(?:-(\d+))? of ", page.shown)
     return [] if found is None else list(range(int(found[1]), int(found[2] or found[1]) + 1))
 
 
 def shown_parts(found: list[Page], number: int) -> list[tuple[int, str]]:
-    """The parts of a line that pages show, each with the offset at which it begins."""
+    """Return the parts of a line that pages show, each with the offset at which it begins."""
     parts = []
     for page in found:
         for line in page.text.split("\n"):
@@ -142,7 +142,7 @@ def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str,
         Request, exact=st.just(True), grep=PATTERNS, invert=st.booleans(), lines=st.sampled_from(["3:9", "-5:", "4"])
     ),
 )
-def test_a_grep_of_some_lines_looks_at_those_alone(text: str, request: Request) -> None:
+def test_a_grep_of_some_lines_searches_only_those(text: str, request: Request) -> None:
     total = len(text.split("\n")) - (text.endswith("\n") or not text)
     if total < 5:
         return
@@ -179,7 +179,7 @@ def test_every_occurrence_on_a_long_line_is_counted_and_shown(
 
 
 @pytest.mark.parametrize("size", [9, 300, 20_000])
-def test_nine_matches_on_one_line_are_nine_whatever_its_length(size: int) -> None:
+def test_nine_matches_on_one_line_count_as_nine_whatever_its_length(size: int) -> None:
     for text in (("needle" + "-" * size) * 9, "x\n" + ("needle" + "-" * (size + 60)) * 9):
         found = list(pages(content_of(text), Request(grep="needle", max_chars=1_000)))
         assert {page.matches for page in found} == {9}
@@ -198,7 +198,7 @@ JSON_WORDS = ["é", "Zürich", "😀", 'say "yes"', "a/b", "C:\\dir", "plain", "
     st.booleans(),
     st.integers(200, 2_000),
 )
-def test_grep_of_json_finds_what_its_strings_say(
+def test_grep_of_json_finds_the_decoded_text_of_strings(
     lists: list[list[str]], word: str, indent: int | None, slashes: bool, max_chars: int
 ) -> None:
     value = [" | ".join(words) for words in lists]
@@ -211,13 +211,13 @@ def test_grep_of_json_finds_what_its_strings_say(
     lines = text.split("\n")
     wanted = 0
     for line in lines:
-        says = line if line in "[]" else "".join(map(str, json.loads(f"[{line.strip(' ,[]')}]")))
-        written = says.count(word)
-        wanted += written if len(line) > LONG or len(lines) == 1 else min(1, written)
+        decoded = line if line in "[]" else "".join(map(str, json.loads(f"[{line.strip(' ,[]')}]")))
+        occurrences = decoded.count(word)
+        wanted += occurrences if len(line) > LONG or len(lines) == 1 else min(1, occurrences)
     assert {page.matches for page in found} == {wanted}
 
 
-def test_grep_of_json_still_finds_what_is_written() -> None:
+def test_grep_of_json_still_finds_the_source_text() -> None:
     content = make_content(b'{"name": "caf\\u00e9", "path": "C:\\\\dir\\/x", "text": "one\\ntwo"}', "application/json")
     for pattern in ("caf\\\\u00e9", "café", r"C:\\dir/x", r"dir\\/x", r"\btwo", "one two", r"one\\ntwo"):
         assert read(content, Request(grep=pattern)).matches == 1, pattern
@@ -273,14 +273,14 @@ def test_a_page_looks_like_grep_with_line_numbers() -> None:
     assert page.cursor is None
 
 
-def test_no_match_says_so_and_in_how_many_lines() -> None:
+def test_no_match_is_reported_with_the_number_of_lines() -> None:
     page = read(content_of(LOG), Request(grep="panic"))
     assert (page.text, page.shown, page.matches, page.cursor) == ("", "no match in 12,031 lines", 0, None)
     assert read(content_of(LOG), Request(grep="ERROR", lines="1:99")).shown == "no match in lines 1-99 of 12,031"
     assert read(content_of(""), Request(grep="x")).shown == "no match: the artifact is empty"
 
 
-def test_all_matches_are_counted_where_few_are_shown() -> None:
+def test_all_matches_are_counted_even_if_few_are_shown() -> None:
     first, second = list(pages(content_of(LOG), Request(grep="ERROR", max_chars=1_000)))[:2]
     assert first.shown == "matches 1-48 of 120 in 12,031 lines"
     assert second.shown == "matches 49-95 of 120 in 12,031 lines"
@@ -329,7 +329,7 @@ def test_matches_are_counted_by_runs_and_one_by_one_alike() -> None:
         assert read(content_of(text), request).matches == len(found_by_hand(text, request))
 
 
-def test_lines_and_context_that_reach_over_pieces_are_whole() -> None:
+def test_lines_and_context_that_span_pieces_are_whole() -> None:
     filler = "y" * 99 + "\n"
     text = filler * (PIECE // 100) + "a" * 300 + "\nneedle one\n" + "b" * 200 + "\n" + filler * 30_000 + "needle two"
     page = read(content_of(text), Request(grep="needle", context=2))
@@ -405,7 +405,7 @@ def test_a_long_line_shows_the_part_around_the_match() -> None:
     assert 'lines="N" reads line N whole' in read(content_of("a\n" + "x" * 4_000 + "b"), Request(grep="b$")).shown
 
 
-def test_lines_too_long_to_hold_are_searched_in_parts() -> None:
+def test_very_long_lines_are_searched_in_parts() -> None:
     giant = "x" * 3_000_000 + "needle" + "x" * 3_000_000
     content = content_of("before\n" + giant + "\nafter needle\n" + giant.replace("needle", "nothing"))
     page = read(content, Request(grep="needle", context=1))
@@ -435,18 +435,18 @@ def test_a_line_that_takes_too_long_is_an_error_that_names_it(monkeypatch: pytes
         read(content_of("short\n" + "x" * (4 << 20)), Request(grep="needle"))
 
 
-def test_a_match_never_reaches_over_a_line_end() -> None:
+def test_a_match_never_crosses_a_line_end() -> None:
     page = read(content_of("a\nb\n"), Request(grep=r"a\sb|a[^c]b|a\nb|(?s)a.b|a\Cb"))
     assert page.matches == 0
     assert "\\n never matches" in page.shown
 
 
 @pytest.mark.parametrize("pattern", [r"\Ab", r"b\z", r"(?-m)^b$", r"(?i-m:^B$)"])
-def test_anchors_of_the_whole_text_are_those_of_a_line(pattern: str) -> None:
+def test_anchors_of_the_whole_text_apply_to_each_line(pattern: str) -> None:
     assert read(content_of("a\nb\nab a\n"), Request(grep=pattern, lines="2:3")).text == "2:b"
 
 
-def test_ignore_case_and_literal_do_as_they_say() -> None:
+def test_ignore_case_and_literal_have_their_usual_meaning() -> None:
     content = content_of("a.c\nabc\nA.C\n")
     assert read(content, Request(grep="a.c")).matches == 2
     assert read(content, Request(grep="a.c", literal=True)).text == "1:a.c"
@@ -486,7 +486,7 @@ def test_a_pattern_that_is_refused_says_why_and_what_to_write(pattern: str, foun
 
 
 @given(st.text(max_size=60))
-def test_any_pattern_answers_or_is_refused_in_words(pattern: str) -> None:
+def test_any_pattern_is_answered_or_refused_with_a_message(pattern: str) -> None:
     answer: Page | InvalidArgument
     try:
         answer = read(content_of(LOG), Request(grep=pattern, max_chars=200))
@@ -501,12 +501,12 @@ def test_any_pattern_answers_or_is_refused_in_words(pattern: str) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*a){20}b", "(x+x+)+y", "(a|a?)+b"])
-def test_patterns_that_would_backtrack_answer(pattern: str) -> None:
+def test_patterns_that_would_backtrack_are_answered(pattern: str) -> None:
     content = content_of("a" * 1_000_000 + "!\n" + "tail\n")
     assert read(content, Request(grep=pattern)).matches == 0
 
 
-def test_others_are_served_while_a_pattern_is_searched() -> None:
+def test_other_threads_run_while_a_pattern_is_searched() -> None:
     content = content_of("some line of text that does not match\n" * 400_000)
     done = threading.Event()
 
@@ -523,7 +523,7 @@ def test_others_are_served_while_a_pattern_is_searched() -> None:
     assert steps > 100
 
 
-def test_a_grep_of_several_slices_looks_at_those_alone() -> None:
+def test_a_grep_of_several_slices_searches_only_those() -> None:
     page = read(content_of(LOG), Request(grep="ERROR", lines="950:1001,90:110, 95:120,-31:", context=2))
     assert numbers([page], ":") == [100, 1_000]
     assert page.shown == "matches 1-2 of 2 in lines 90-120, 950-1001, 12001-12031 of 12,031"
@@ -533,7 +533,7 @@ def test_a_grep_of_several_slices_looks_at_those_alone() -> None:
     assert {page.matches for page in found} == {50 + 61 + 4}
 
 
-def test_lines_of_context_are_usual_where_one_line_says_little() -> None:
+def test_context_is_shown_by_default_where_a_single_line_says_little() -> None:
     rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(200)]
     indented = json.dumps(rows, indent=2).encode()
     assert '"id": 7,' in read(make_content(indented, "application/json"), Request(grep='"item 7"')).text
@@ -545,7 +545,7 @@ def test_lines_of_context_are_usual_where_one_line_says_little() -> None:
     assert "3-" not in read(content_of(LOG), Request(grep="line 4$")).text
 
 
-def test_context_that_nobody_asked_for_is_left_out_where_many_match() -> None:
+def test_default_context_is_left_out_if_many_lines_match() -> None:
     rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(500)]
     page = read(make_content(json.dumps(rows, indent=2).encode(), "application/json"), Request(grep="name"))
     assert page.matches == 500
@@ -583,7 +583,7 @@ def test_a_pattern_is_split_only_where_it_has_alternatives(pattern: str, parts: 
     assert grep.alternatives(pattern) == parts
 
 
-def test_context_on_demand_fills_a_short_page_around_few_matches() -> None:
+def test_auto_context_fills_a_short_page_around_few_matches() -> None:
     page = read(content_of(LOG), Request(grep="line 500 ", context="auto"))
     assert numbers([page], ":") == [500]
     assert numbers([page], "-") == [497, 498, 499, 501, 502, 503]

@@ -1,4 +1,4 @@
-"""Reads that take too much: each ends with an error, in a process of its own, and what is short stays in ours."""
+"""Expensive reads run in a child process and end with an error at a limit; short reads stay in this process."""
 
 import json
 import os
@@ -36,7 +36,7 @@ from tests.repeated import shown_by_first
 SLOW = "(a?){1000}a{1000}b"
 LINE = "a" * 1_000_000
 JSON = "application/json"
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs the limits and /proc of Linux")
 
 
 def empty_arrays(count: int) -> bytes:
@@ -108,7 +108,7 @@ def test_a_slow_pattern_is_stopped_by_its_cpu_time(
 
 
 @pytest.mark.parametrize("pattern", [r"(\p{L}{30}){5}", r"((\pL|\pN){100})+"])
-def test_a_pattern_that_compiles_to_too_much_is_refused_with_what_to_do(session: Session, pattern: str) -> None:
+def test_a_pattern_that_compiles_to_too_much_is_refused_with_a_hint(session: Session, pattern: str) -> None:
     text, document = session.put("some text"), session.put(["some text"])
     with pytest.raises(InvalidArgument) as raised:
         session.read(text, grep=pattern)
@@ -266,7 +266,7 @@ def test_a_diff_has_the_same_answer_in_the_child(all_in_child: None) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_a_grep_has_the_same_pages_in_the_child(all_in_child: None, encoding: str) -> None:
-    text = "\ufeff" + "".join(f"línea {number}\n" for number in range(10_000))  # counted in time
+    text = "\ufeff" + "".join(f"línea {number}\n" for number in range(10_000))  # few enough to be counted in time
     content = content_of(text.encode(encoding) + b"\xff\xff\xff\xff")
     request = Request(grep=r"\p{L}+ \d*7$", context=1, max_chars=500)
     position: tuple[int, ...] | None = None
@@ -339,7 +339,7 @@ time.sleep(600)""",
 
 
 @pytest.mark.parametrize("way", ODD)
-def test_a_child_that_does_not_behave_is_an_error_and_ends(
+def test_a_misbehaving_child_is_an_error_and_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     name = f"odd_{list(ODD).index(way)}"
@@ -356,7 +356,9 @@ def test_a_child_that_does_not_behave_is_an_error_and_ends(
     assert sandbox._alive <= others
 
 
-def test_the_time_of_a_call_begins_when_its_child_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_of_a_call_begins_when_its_child_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "odd_start.py").write_text(
         "import time\nfrom coatcheck.reading.sandbox import serve\ntime.sleep(2)\n"
         "def main(folder):\n    serve(folder, lambda message, contents: message['arguments'])\n"
@@ -367,7 +369,7 @@ def test_the_time_of_a_call_begins_when_its_child_has_started(tmp_path: Path, mo
     pool.close()
 
 
-def test_a_call_for_which_no_child_becomes_free_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_gets_no_free_child_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "odd_waiting.py").write_text("import time\ndef main(folder):\n    time.sleep(600)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sandbox, "QUEUE", 0.5)
@@ -395,7 +397,7 @@ def test_a_call_for_which_no_child_becomes_free_is_an_error(tmp_path: Path, monk
     assert ended == [LimitExceeded] * sandbox.MAX_BUSY
 
 
-def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
+def test_an_idle_child_that_was_killed_is_replaced_silently() -> None:
     content = make_content(json.dumps(list(range(100_000))).encode(), JSON)
     assert heavy.find(content, "$[7]").text == "7"
     (pid,) = heavy.pool.pids()
@@ -405,7 +407,7 @@ def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
     assert pid not in heavy.pool.pids()
 
 
-def test_an_idle_child_that_dies_when_the_message_is_on_its_way_is_replaced_unseen() -> None:
+def test_an_idle_child_that_dies_while_the_message_is_on_its_way_is_replaced_silently() -> None:
     content = make_content(json.dumps(list(range(100_000))).encode(), JSON)
     assert heavy.find(content, "$[7]").text == "7"
     (pid,) = heavy.pool.pids()

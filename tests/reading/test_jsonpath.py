@@ -1,4 +1,4 @@
-"""JSONPath on JSON and JSONL: what it finds, how it says so, and what it does not let itself be drawn into."""
+"""JSONPath on JSON and JSONL: results, notes, and bounds for hostile paths and documents."""
 
 import json
 from pathlib import Path
@@ -53,9 +53,9 @@ def values(text: str) -> list[Any]:
         ("$.items[-1]['price.old']", [12]),
         ("$.items[?length(@.name) == 3].name", ["pen", "ink"]),
         ("$.items[?match(@.name, 'p.*')].name", ["pen"]),
-        ("$.items[?match(@.name, '.*')].name", ["pen", "ink"]),  # a dot is no line end
+        ("$.items[?match(@.name, '.*')].name", ["pen", "ink"]),  # a dot does not match a line end
         ("$.items[?search(@.name, 'n')].price", [2, 9]),
-        ("$.items[?search(@.name, '[[:upper:]]')].price", [30]),  # RE2's own syntax passes
+        ("$.items[?search(@.name, '[[:upper:]]')].price", [30]),  # RE2's own syntax is accepted
         ("$.items[?count(@.tags[*]) == 2].price", [2]),
         ("$.open", [True]),
         ("$.nothing", []),
@@ -68,7 +68,7 @@ def test_a_path_selects_values(path: str, found: list[Any]) -> None:
     assert answer.media_type == ("application/json" if len(found) == 1 else "application/x-ndjson")
 
 
-def test_where_nothing_matches_the_note_says_what_to_try() -> None:
+def test_if_nothing_matches_the_note_says_what_to_try() -> None:
     assert "shape" in find(document(SHOP), "$.nothing").note
 
 
@@ -98,7 +98,7 @@ def test_lines_that_are_not_json_are_skipped_and_reported() -> None:
     assert "2 lines skipped as invalid JSON, the first is line 2" in answer.note
 
 
-def test_a_line_without_end_is_skipped_in_bounded_memory() -> None:
+def test_an_overlong_line_is_skipped_in_bounded_memory() -> None:
     lines = list(
         json_content.lines(make_content(b"1\n" + b"x" * 1000 + b"\n2\n" + b"y" * 1000, "application/x-ndjson"), 100)
     )
@@ -135,7 +135,7 @@ def test_one_result_over_the_limit_is_cut_and_says_so() -> None:
         ("", r"not a JSONPath"),
     ],
 )
-def test_a_path_that_is_none_says_where_and_gives_an_example(path: str, expected: str) -> None:
+def test_an_invalid_path_is_refused_with_its_position_and_an_example(path: str, expected: str) -> None:
     with pytest.raises(InvalidArgument, match=expected) as raised:
         find(document(SHOP), path)
     assert "$.items[0].name" in raised.value.hint
@@ -148,18 +148,18 @@ def test_a_hundred_thousand_brackets_are_an_error(data: bytes) -> None:
         find(make_content(data, "application/json"), "$..a")
 
 
-def test_descent_into_what_is_too_deep_is_an_error() -> None:
+def test_descent_into_a_document_that_is_too_deep_is_an_error() -> None:
     with pytest.raises(LimitExceeded, match="deeper than 200"):
         find(make_content(b"[" * 500 + b"]" * 500, "application/json"), "$..a")
 
 
 @pytest.mark.parametrize("data", [b"{", b"", b"nope", b"\xff\xfe", b'{"a": 1} x', b"1" * 5000])
-def test_what_is_not_json_is_an_error_that_says_what_to_do(data: bytes) -> None:
+def test_invalid_json_is_an_error_that_says_what_to_do(data: bytes) -> None:
     with pytest.raises(InvalidArgument, match="as text"):
         find(make_content(data, "application/json"), "$")
 
 
-def test_a_document_over_the_cap_is_refused_unread() -> None:
+def test_a_document_over_the_size_limit_is_refused_without_reading_it() -> None:
     content = make_content(b"[]", "application/json")
     with pytest.raises(TooLarge, match="SQL"):
         json_content.whole(content, 1)
@@ -197,7 +197,7 @@ def test_a_lone_surrogate_matches_nothing_and_breaks_nothing() -> None:
     assert find(content, "$[?match(@, '.')]").shown == "0 results"
 
 
-def test_real_data_answers(corpus: Path) -> None:
+def test_real_data_can_be_queried(corpus: Path) -> None:
     api = make_content((corpus / "content/json/openai-openapi.json").read_bytes(), "application/json")
     assert values(find(api, "$.info.title").text) == ["OpenAI API"]
     assert find(api, "$.paths.*[?@.operationId].operationId").text.count("\n") > 100

@@ -1,4 +1,4 @@
-"""What grep shows of a long line: whole records, each once, with their place, and strings as they read."""
+"""grep on long lines: whole records, each shown once with its path, and decoded strings."""
 
 import json
 import time
@@ -52,7 +52,7 @@ def test_a_record_is_shown_once_and_all_its_matches_are_counted() -> None:
     assert [line.partition(" ")[0] for line in page.text.split("\n")] == ["1:#/0", "1:#/41"]
 
 
-def test_a_small_part_of_a_large_record_is_shown_with_what_is_around_it() -> None:
+def test_a_small_part_of_a_large_record_is_shown_with_its_surroundings() -> None:
     value = [
         {"id": n, "tags": [{"k": "Name", "v": f"web-{n}"}], **{f"key{k}": "v" * 40 for k in range(90)}} for n in (1, 2)
     ]
@@ -95,7 +95,7 @@ def test_records_of_json_in_a_string_are_shown_decoded(wrapped: str) -> None:
     assert "\\" not in page.text
 
 
-def test_strings_in_strings_are_matched_as_they_read() -> None:
+def test_nested_strings_are_decoded_before_they_are_matched() -> None:
     twice = json.dumps({"text": json.dumps({"body": 'line one\nsay "yes" — é\n' * 60})})
     for pattern in ('say "yes" — é', "one say", r"one\nsay", "line one\nsay"):
         found = list(pages(make_content(twice.encode(), "application/json"), Request(grep=pattern)))
@@ -117,7 +117,7 @@ def test_content_that_is_cut_off_inside_a_string_still_has_records() -> None:
     assert '{ "id": 3, "name": "item 3"' in page.text
 
 
-def test_records_in_a_line_too_long_to_hold_are_shown() -> None:
+def test_records_in_a_very_long_line_are_shown() -> None:
     rows = [{"id": n, "name": f"name {n}", "text": "x" * 80} for n in range(30_000)]
     content = make_content(json.dumps(rows).encode(), "application/json")
     page = read(content, Request(grep='"name 25000"'))
@@ -165,7 +165,7 @@ def test_any_text_has_a_record_around_a_match_or_none(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["\\", '"', "'", "n", "u00e9", "\\u00e9", "\\n", "é", "x", "/"])).map("".join))
-def test_offsets_of_decoded_text_lead_back(text: str) -> None:
+def test_offsets_in_decoded_text_map_back_to_the_source(text: str) -> None:
     view = Decoded(text.encode())
     assert view.data == decoded_lines(text.encode())
     for offset in range(len(view.data)):

@@ -1,4 +1,4 @@
-"""Queries that almost fit: the path that was meant is computed from the content."""
+"""Queries that almost fit: the intended path is computed from the content."""
 
 import json
 from typing import Any
@@ -53,13 +53,13 @@ DOCUMENT = {
         ('.Items[] | select(.title == "Beta") | .id', "$.Items[?@.title == 'Beta'].id"),
     ],
 )
-def test_the_path_that_a_query_was_meant_to_be_is_computed_from_the_content(query: str, path: str) -> None:
+def test_the_intended_path_of_a_query_is_computed_from_the_content(query: str, path: str) -> None:
     content = make_content(json.dumps(DOCUMENT).encode(), "application/json")
     assert jsonpath.nearest(content, query) == (path, "")
     assert jsonpath.find(content, path).text
 
 
-def test_a_query_that_fits_nowhere_says_what_there_is() -> None:
+def test_a_query_that_fits_nowhere_is_answered_with_the_available_keys() -> None:
     content = make_content(json.dumps(DOCUMENT).encode(), "application/json")
     assert jsonpath.nearest(content, "$.foo.bar") == ("", "$ has total, Items, meta, labels")
     assert jsonpath.nearest(content, "$.Items[?@.x == 'y']") == ("", "$.Items[*] has id, title, a-b")

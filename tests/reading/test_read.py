@@ -1,4 +1,4 @@
-"""`session.read` as a whole: which part answers, what becomes of a large result, and what is noted as shown."""
+"""`session.read` end to end: which part answers, how a large result is stored, and what is recorded as shown."""
 
 import json
 from collections import Counter
@@ -38,7 +38,7 @@ def pages(session: Session, target: str, **request: str | int) -> Iterator[Page]
         yield page
 
 
-def test_a_read_answers_a_bounded_page_and_says_what_part_it_is(session: Session) -> None:
+def test_a_read_returns_a_bounded_page_and_says_what_part_it_is(session: Session) -> None:
     ref = session.put(LOG)
     page = session.read(ref, lines="4100:4160")
     assert page.text == "".join(LOG.splitlines(keepends=True)[4099:4160])
@@ -98,7 +98,7 @@ def test_sql_joins_other_artifacts_of_the_session_and_no_others(store: Store, se
         session.read(items, query=f'SELECT * FROM "{secret.pointer}"')
 
 
-def test_a_fragment_is_read_as_an_artifact_of_its_own(session: Session) -> None:
+def test_a_fragment_is_read_like_an_artifact(session: Session) -> None:
     ref = session.put({"log": LOG, "rows": ROWS})
     assert json.loads(session.read(ref.pointer + "#/rows/3").text) == ROWS[3]
     assert session.read(ref.pointer + "#/rows", query="$[2].id").text == "2"
@@ -109,7 +109,7 @@ def test_a_fragment_is_read_as_an_artifact_of_its_own(session: Session) -> None:
         session.read(ref.pointer + "#/nothing")
 
 
-def test_a_diff_tells_what_changed_since_another_artifact(session: Session) -> None:
+def test_a_diff_shows_what_changed_since_another_artifact(session: Session) -> None:
     old, new = session.put(LOG), session.put(LOG.replace("request 500 ", "REQUEST 500 "))
     changed = [line for line in session.read(new, diff=old.pointer).text.splitlines() if line[:1] in "+-"][2:]
     assert [line[:1] for line in changed] == ["-", "+"]
@@ -145,14 +145,14 @@ def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_o
     assert len(session.list()) == 2
 
 
-def test_what_is_not_text_is_described_and_never_dumped(session: Session) -> None:
+def test_binary_content_is_described_and_never_dumped(session: Session) -> None:
     png = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x01\x00\x00\x00\x00\x80" + bytes(50)
     page = session.read(session.put(png))
     assert "256 x 128" in page.text
     assert "PNG\r" not in page.text
 
 
-def test_coverage_adds_up_what_slices_have_shown(store: Store, session: Session) -> None:
+def test_coverage_is_the_union_of_the_slices_shown(store: Store, session: Session) -> None:
     ref = session.put(LOG)
     assert session.coverage(ref).share == 0.0
     session.read(ref, lines="1:10")
@@ -184,7 +184,7 @@ def test_a_read_keeps_the_session_alive(store: Store, clock: Clock) -> None:
         session.read(ref)
 
 
-def test_what_is_missing_is_reported(session: Session) -> None:
+def test_a_missing_artifact_is_reported(session: Session) -> None:
     with pytest.raises(NotFound):
         session.read("art:000000000000")
     with pytest.raises(NotFound):
@@ -305,7 +305,7 @@ def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: d
         assert session.read(ref, **request_of).text  # type: ignore[arg-type]
         assert blobs.opens == 1
         assert blobs.frames[0] == 1
-        assert "grep" not in request_of or max(blobs.frames.values()) <= 2  # again where a line is in two pieces
+        assert "grep" not in request_of or max(blobs.frames.values()) <= 2  # twice if a line spans two pieces
         session.read(f"{ref.pointer}#/rows/3") if ref.media_type == "application/json" else session.preview(ref)
         assert blobs.opens == 2
         assert session.externalize(ref).is_stub

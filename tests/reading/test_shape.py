@@ -1,4 +1,4 @@
-"""The shape of a document: true, merged, breadth first, and never more than a page."""
+"""The shape of a document: accurate, merged, breadth first, and never more than a page."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_keys_types_lengths_and_samples_are_shown() -> None:
     ]
 
 
-def test_items_of_an_array_are_merged_and_keys_tell_how_often_they_occur() -> None:
+def test_items_of_an_array_are_merged_and_keys_show_how_often_they_occur() -> None:
     assert outline([{"id": 1, "a": "x"}, {"id": 2}, {"id": "3"}]) == [
         "array of 3 objects",
         "  []: object of 1-2 keys",
@@ -56,17 +56,17 @@ def test_records_of_jsonl_are_merged() -> None:
     assert "1 line skipped" in answer.note
 
 
-def test_of_many_records_the_first_are_merged_and_all_are_counted() -> None:
+def test_the_first_of_many_records_are_merged_and_all_are_counted() -> None:
     answer = shape(records(*('{"a": 1}' for _ in range(5000))))
     assert answer.text.startswith("5,000 records, one JSON value per line, shape of the first 1,000")
 
 
-def test_the_top_is_whole_before_anything_deeper_is_shown() -> None:
+def test_the_top_level_is_complete_before_anything_deeper_is_shown() -> None:
     lines = outline({f"key{n}": {"deep": {"deeper": list(range(9))}} for n in range(12)}, max_chars=900)
     assert sum(line.startswith("  key") for line in lines) == 12
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_omitted_keys_are_counted() -> None:
     answer = shape(document({f"key{n}": n for n in range(100)}))
     assert "  … 75 more keys" in answer.text
     assert "75 places left out" in answer.note
@@ -97,7 +97,7 @@ def test_an_outline_is_the_same_each_time(values: list[Any]) -> None:
         (make_content(b"oops\noops\n", "application/x-ndjson"), InvalidArgument),
     ],
 )
-def test_what_has_no_shape_is_an_error(content: Content, error: type[Exception]) -> None:
+def test_content_without_a_shape_is_an_error(content: Content, error: type[Exception]) -> None:
     with pytest.raises(error):
         shape(content)
 

@@ -85,7 +85,7 @@ def test_a_sheet_without_names_has_letters_for_columns(session: Session) -> None
     assert session.read("sales", query="SELECT C FROM numbers").text == "C\n3\n6"
 
 
-def test_a_missing_sheet_is_answered_with_those_that_are_there(session: Session) -> None:
+def test_a_missing_sheet_is_reported_with_the_existing_ones(session: Session) -> None:
     with pytest.raises(InvalidArgument, match=r'no table .Nope. .*"q3 figures", staff'):
         session.read("sales", query="SELECT * FROM Nope")
 
@@ -115,7 +115,7 @@ def test_empty_rows_and_columns_are_left_out() -> None:
     assert table(["k", "", "v"], ["", "", ""], ["a", "", 1]) == (0, ["k", "v"], [["a", 1]])
 
 
-def test_a_single_row_is_data_and_an_empty_sheet_is_no_table() -> None:
+def test_a_single_row_is_data_and_an_empty_sheet_has_no_columns() -> None:
     assert table(["a", "b"]) == (0, ["A", "B"], [["a", "b"]])
     assert table() == (0, [], [])
 
@@ -139,5 +139,5 @@ def test_a_cell_far_away_does_not_exhaust_memory(session: Session) -> None:
     assert session.read("sales", query="text").text
 
 
-def test_letters_of_columns_are_those_of_a_spreadsheet() -> None:
+def test_column_letters_match_those_of_a_spreadsheet() -> None:
     assert [sheets._letters(column) for column in (0, 25, 26, 701, 702, 16_383)] == ["A", "Z", "AA", "ZZ", "AAA", "XFD"]

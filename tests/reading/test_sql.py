@@ -1,4 +1,4 @@
-"""SQL on artifacts: what it answers, and forty ways out of its sandbox that lead nowhere."""
+"""SQL on artifacts: its answers, and attempts to leave its sandbox that all fail."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def table(data: bytes = CSV, media_type: str = "text/csv") -> dict[str, Content]
 
 
 @of_each_source
-def test_a_select_answers_csv_where_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
+def test_a_select_returns_csv_in_which_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
     answer = run_sql("SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table())
     assert answer.text == 'id,name,price,nothing\n3,,2.25,""\n2,pear,,""\n1,apple,1.5,""'
     assert (answer.media_type, answer.shown, answer.note) == ("text/csv", "3 rows, 4 columns", "")
@@ -77,7 +77,7 @@ def test_parquet_is_a_table(tmp_path: Path) -> None:
 
 
 @of_each_source
-def test_nested_values_come_as_json_and_odd_types_as_text() -> None:
+def test_nested_values_are_returned_as_json_and_odd_types_as_text() -> None:
     answer = run_sql(
         "SELECT [1, 2] AS l, {'a': 'x'} AS s, DATE 'infinity' AS d, 170141183460469231731::HUGEINT AS h", table()
     )
@@ -101,7 +101,7 @@ def test_one_content_under_two_names_is_loaded_once() -> None:
     assert answer.text == "n\n9"
 
 
-def test_pointers_in_texts_and_comments_are_none() -> None:
+def test_pointers_in_strings_and_comments_are_ignored() -> None:
     question = """SELECT 'in "art:aaaaaaaaaaaa"' -- "art:bbbbbbbbbbbb"
         /* "art:cccccccccccc" */ FROM "art:dddddddddddd", "art:dddddddddddd", "art:short" """
     assert pointers_in(question) == ["art:dddddddddddd"]
@@ -117,7 +117,7 @@ def test_sql_is_distinguished_from_other_queries(query: str, expected: bool) -> 
 
 
 @pytest.mark.parametrize("question", ["DESCRIBE artifact", "SUMMARIZE artifact", "FROM artifact", "TABLE artifact;"])
-def test_looking_around_is_a_select(question: str) -> None:
+def test_statements_that_inspect_a_table_count_as_select(question: str) -> None:
     assert run_sql(question, table()).text.count("\n") == 3
 
 
@@ -149,12 +149,12 @@ def test_one_row_over_the_limit_is_an_error_that_says_how_to_shorten_it() -> Non
         run_sql("SELECT repeat('x', 2000)", table(), limits=SqlLimits(chars=1000))
 
 
-def test_an_unknown_column_is_reported_with_those_that_there_are() -> None:
+def test_an_unknown_column_is_reported_with_the_existing_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"cost.*price"):
         run_sql("SELECT cost FROM artifact", table())
 
 
-def test_an_unknown_table_is_reported_with_those_that_there_are() -> None:
+def test_an_unknown_table_is_reported_with_the_existing_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"no table 'sales'.*tables here: artifact"):
         run_sql("SELECT * FROM sales", table())
 
@@ -171,7 +171,7 @@ def test_an_unknown_table_is_reported_with_those_that_there_are() -> None:
     ],
 )
 @of_each_source
-def test_what_is_not_a_table_is_an_error_that_says_why(data: bytes, media_type: str, expected: str) -> None:
+def test_content_that_is_not_a_table_is_an_error_that_says_why(data: bytes, media_type: str, expected: str) -> None:
     with pytest.raises(InvalidArgument, match=expected):
         run_sql("SELECT * FROM artifact", table(data, media_type))
 
@@ -218,7 +218,7 @@ def test_text_that_is_not_a_table_is_an_error_that_says_what_works(text: str, me
     ],
 )
 @of_each_source
-def test_a_table_is_one_whatever_it_is_called(data: str, media_type: str) -> None:
+def test_a_table_is_recognized_whatever_its_media_type(data: str, media_type: str) -> None:
     assert run_sql("SELECT count(*) AS n FROM artifact", table(data.encode(), media_type)).text == "n\n50"
 
 
@@ -257,7 +257,7 @@ def test_rows_that_python_printed_are_a_table(text: str, media_type: str) -> Non
     )
 
 
-def test_paths_fragments_and_shapes_read_what_python_printed() -> None:
+def test_paths_fragments_and_shapes_work_on_values_that_python_printed() -> None:
     with coatcheck.open("memory:") as store:
         session = store.session("s")
         ref = session.put(repr({"rows": PYTHON_ROWS}))
@@ -438,7 +438,7 @@ WAYS_OUT = {
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_no_way_leads_out(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_statement_escapes_the_sandbox(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANARY", SECRET)
     secret = tmp_path / "secret.csv"
     secret.write_text(f"word\n{SECRET}\n")
@@ -466,7 +466,7 @@ SYSTEM_VIEWS_BESIDE_WITH = {
 
 
 @pytest.mark.parametrize("place", SYSTEM_VIEWS_BESIDE_WITH)
-def test_a_name_of_with_does_not_open_a_system_view_out_of_its_scope(place: str) -> None:
+def test_a_name_defined_by_with_does_not_open_a_system_view_outside_its_scope(place: str) -> None:
     with pytest.raises(InvalidArgument, match="there is no table"):
         run_sql(SYSTEM_VIEWS_BESIDE_WITH[place], table(), limits=SqlLimits())
 
@@ -483,12 +483,12 @@ def test_a_name_of_with_does_not_open_a_system_view_out_of_its_scope(place: str)
         "WITH artifact AS (SELECT count(*) AS n FROM artifact) SELECT n FROM artifact",
     ],
 )
-def test_a_name_of_with_is_a_table_in_its_scope(statement: str) -> None:
+def test_a_name_defined_by_with_is_a_table_in_its_scope(statement: str) -> None:
     assert run_sql(statement, table(), limits=SqlLimits()).text == "n\n3"
 
 
-def test_the_walls_hold_one_by_one(tmp_path: Path) -> None:
-    """The database refuses a file by itself, without the look at the statement's tree."""
+def test_the_database_refuses_each_statement_by_itself(tmp_path: Path) -> None:
+    """The database refuses these statements by itself, without the check of the statement's tree."""
     script = f"""
 import os, sys
 from coatcheck.reading import sql
@@ -512,7 +512,7 @@ os._exit(0)
     assert ran.stdout.strip() == "still locked", ran.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Landlock is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="Landlock needs Linux")
 def test_a_confined_process_opens_no_file_and_no_connection(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("ours")
     script = f"""
@@ -550,7 +550,7 @@ def _python(script: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
+def test_an_idle_child_that_was_killed_is_replaced_silently() -> None:
     run_sql("SELECT 1", table())
     killed = sql.pool._idle[:]
     for child in killed:
@@ -560,7 +560,7 @@ def test_an_idle_child_that_was_killed_is_replaced_unseen() -> None:
     assert not {child.pid for child in killed} & set(sql.pool.pids())
 
 
-def test_a_child_that_overstays_is_killed_and_the_next_call_is_served() -> None:
+def test_a_child_that_exceeds_its_time_limit_is_killed_and_the_next_call_is_served() -> None:
     described, files, _ = sql._describe(table())
     limits = asdict(SqlLimits(seconds=600))
     message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
@@ -598,7 +598,7 @@ def test_the_child_sees_no_environment() -> None:
     assert [entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry] == [b"LC_ALL"]
 
 
-def test_nothing_of_the_content_stays_on_disk() -> None:
+def test_no_content_stays_on_disk() -> None:
     run_sql("SELECT 1", table())
     for child in sql.pool._idle:
         assert os.listdir(child.folder) == []
@@ -648,7 +648,7 @@ def test_concurrent_calls_each_get_their_own_answer() -> None:
     assert answers == {number: f"n\n{number}" for number in range(3 * MAX_BUSY)}
 
 
-def test_a_statement_that_runs_on_does_not_hold_up_another() -> None:
+def test_a_long_running_statement_does_not_delay_another() -> None:
     failed: list[BaseException] = []
 
     def run_on(seconds: float) -> None:
@@ -672,7 +672,7 @@ def test_a_statement_that_runs_on_does_not_hold_up_another() -> None:
 
 
 @of_each_source
-def test_real_data_answers(corpus: Path) -> None:
+def test_real_data_can_be_queried(corpus: Path) -> None:
     heroes = make_content((corpus / "content/csv/marvel-wikia-data.csv").read_bytes(), "text/csv")
     answer = run_sql(
         'SELECT "ALIGN", count(*) AS n FROM artifact GROUP BY ALL ORDER BY n DESC LIMIT 2', {"artifact": heroes}

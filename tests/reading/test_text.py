@@ -1,4 +1,4 @@
-"""Slices by lines and characters: honest about what they are, exact when put together."""
+"""Slices by lines and characters: each says what part it is, and together they are exact."""
 
 import codecs
 
@@ -18,7 +18,7 @@ LOG = "".join(f"line {number}\n" for number in range(1, 12_032))
 
 
 def decoded(data: bytes) -> str:
-    """What is shown of bytes that claim no encoding: UTF-8, and U+FFFD for each byte that is none."""
+    """Decode bytes without a declared encoding as pages show them: UTF-8, with U+FFFD for each invalid byte."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join("\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text)
 
@@ -79,7 +79,8 @@ def test_all_pages_of_some_characters_are_those_characters(data: bytes, cap: int
 
 
 @given(
-    st.text(max_size=2_000).filter(lambda text: text[:1] != "\0"),  # a NUL there makes the mark of UTF-16 one of UTF-32
+    # A NUL at the start would turn a UTF-16 mark into a UTF-32 one.
+    st.text(max_size=2_000).filter(lambda text: text[:1] != "\0"),
     st.sampled_from(["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]),
     CAPS,
 )
@@ -140,14 +141,14 @@ def test_a_tail_longer_than_the_text_is_all_of_it() -> None:
 @pytest.mark.parametrize(
     "spec", ["", ":", "a:b", "1:2:3", "0:10", "0", "10:5", "-5:-10", "1.5", "1,000:2,000", "9" * 40]
 )
-def test_lines_that_make_no_sense_are_refused_with_an_example(spec: str) -> None:
+def test_invalid_line_slices_are_refused_with_an_example(spec: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Request(lines=spec)
     assert "4100:4160" in caught.value.hint
 
 
 @pytest.mark.parametrize("spec", ["", ":", "7", "x", "10:5", ":0", "-5:-10"])
-def test_characters_that_make_no_sense_are_refused_with_an_example(spec: str) -> None:
+def test_invalid_character_slices_are_refused_with_an_example(spec: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Request(chars=spec)
     assert "0:2000" in caught.value.hint
@@ -177,14 +178,14 @@ def test_a_slice_past_the_end_says_how_much_there_is() -> None:
         {"lines": 7},
     ],
 )
-def test_requests_whose_parts_do_not_go_together_are_refused_with_a_hint(members: dict) -> None:
+def test_invalid_values_and_combinations_in_a_request_are_refused_with_a_hint(members: dict) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Request(**members)
     assert caught.value.hint
     assert len(str(caught.value)) < 300
 
 
-def test_a_page_says_what_part_it_is_and_the_cursor_reads_on() -> None:
+def test_a_page_says_what_part_it_is_and_the_cursor_continues() -> None:
     first, second, *_, last = pages(content_of(LOG))
     assert first.shown == "lines 1-900 of 12,031"
     assert second.shown == "lines 901-1709 of 12,031"
@@ -227,7 +228,7 @@ def test_invalid_bytes_are_shown_one_by_one_and_counted() -> None:
     assert read(content_of(b"caf\xe9")).shown == "line 1 of 1; 1 invalid byte"
 
 
-def test_a_replacement_character_that_was_put_is_not_an_invalid_byte() -> None:
+def test_a_replacement_character_in_the_text_is_not_an_invalid_byte() -> None:
     assert read(content_of("\ufffd")).shown == "line 1 of 1"
 
 
@@ -310,7 +311,7 @@ def numbered(lines: int) -> bytes:
     return b"".join(b"%011d of a log with lines of fifty bytes each\n" % number for number in range(1, lines + 1))
 
 
-def test_lines_at_any_place_touch_their_frames_and_the_ends_alone() -> None:
+def test_reading_lines_touches_only_their_frames_and_the_ends() -> None:
     framed = Framed(numbered(400_000))
     content = framed.content()
     for first in (1, 5_243, 123_456, 399_999):
@@ -321,7 +322,7 @@ def test_lines_at_any_place_touch_their_frames_and_the_ends_alone() -> None:
         assert len(set(framed.frames) - ends) <= 2
 
 
-def test_continuing_touches_as_little() -> None:
+def test_continuing_by_cursor_touches_few_frames() -> None:
     framed = Framed(numbered(400_000))
     content = framed.content()
     page = read(content, Request(lines="200000:"))
@@ -354,7 +355,7 @@ def test_pages_of_several_slices_have_all_their_lines() -> None:
     assert all(len(page.text) <= 300 for page in found)
 
 
-def test_of_several_slices_those_past_the_end_are_left_out_and_counted() -> None:
+def test_slices_past_the_end_are_left_out_and_counted() -> None:
     content = content_of("a\nb\n")
     assert read(content, Request(lines="2,7:9")).shown == "line 2 of 2; 1 past the end"
     with pytest.raises(InvalidArgument, match="line 7 is past the end"):
@@ -366,7 +367,7 @@ def test_of_several_slices_those_past_the_end_are_left_out_and_counted() -> None
 BAR = "\r".join(f"Downloading {percent}% {'#' * percent}" for percent in range(101))
 
 
-def test_a_progress_bar_is_shown_as_it_ended() -> None:
+def test_a_progress_bar_is_shown_in_its_final_state() -> None:
     content = content_of(f"begin\n{BAR}\nend\n")
     page = read(content, Request(lines="1:3", max_chars=300))
     assert page.text == f"begin\nDownloading 100% {'#' * 100}\nend\n"
@@ -374,7 +375,7 @@ def test_a_progress_bar_is_shown_as_it_ended() -> None:
     assert page.spans == ((0, content.size),)
 
 
-def test_exact_lines_and_characters_keep_what_was_overwritten() -> None:
+def test_exact_lines_and_characters_keep_overwritten_text() -> None:
     content = content_of(f"\x1b[1m{BAR}\n")
     assert read(content, Request(lines="1", exact=True, max_chars=20_000)).text == f"\x1b[1m{BAR}\n"
     assert read(content, Request(chars="0:", max_chars=20_000)).text == f"\x1b[1m{BAR}\n"

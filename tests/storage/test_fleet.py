@@ -96,7 +96,7 @@ def workers(fleet: Fleet) -> str:
     return url.replace("postgres@", f"{worker}@")
 
 
-def test_a_role_with_the_documented_rights_can_do_all_that_an_agents_process_does(workers: str) -> None:
+def test_a_role_with_the_documented_rights_can_do_everything_that_an_agent_needs(workers: str) -> None:
     with coatcheck.open(workers) as store:
         session = store.session("s")
         small, large = session.put("small words", name="small"), session.put("x" * LARGE, name="large")
@@ -134,14 +134,14 @@ def test_a_role_that_owns_nothing_cannot_drop_tables_or_policies(workers: str) -
 # Credentials
 
 
-def secretive(fleet: Fleet) -> tuple[str, str]:
+def url_with_secrets(fleet: Fleet) -> tuple[str, str]:
     """Return a url that contains working secrets, and the same url without them."""
     url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
     return url, f"s3://coatcheck/{parse(url).prefix}"
 
 
-def assert_no_secret(*said: str | bytes) -> None:
-    for one in said:
+def assert_no_secret(*outputs: str | bytes) -> None:
+    for one in outputs:
         text = one.decode(errors="replace") if isinstance(one, bytes) else one
         for secret in (SECRET, CANARY):
             assert secret not in text
@@ -151,7 +151,7 @@ def assert_no_secret(*said: str | bytes) -> None:
 def test_a_file_of_settings_names_the_store_and_its_credentials(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, bare = secretive(fleet)
+    url, bare = url_with_secrets(fleet)
     (tmp_path / "coatcheck.toml").write_text(f"[store]\nurl = {json.dumps(url)}\n")
     (tmp_path / "coatcheck.toml").chmod(0o600)
     monkeypatch.delenv("COATCHECK_STORE", raising=False)
@@ -178,7 +178,7 @@ def command(*words: str, stdin: bytes = b"", **options: Any) -> subprocess.Compl
 
 
 def test_every_command_works_on_a_fleet_and_shows_no_secret(fleet: Fleet, tmp_path: Path) -> None:
-    env = {"COATCHECK_SESSION": "s", "COATCHECK_STORE": secretive(fleet)[0]}
+    env = {"COATCHECK_SESSION": "s", "COATCHECK_STORE": url_with_secrets(fleet)[0]}
 
     def run(*words: str, stdin: bytes = b"") -> str:
         return command(*words, stdin=stdin, env=env).stdout.decode()
@@ -201,8 +201,8 @@ def test_every_command_works_on_a_fleet_and_shows_no_secret(fleet: Fleet, tmp_pa
     assert "s3://coatcheck/" in run("config", "store", "--json")
 
 
-def test_a_typed_url_is_not_repeated_with_its_secrets(fleet: Fleet) -> None:
-    url, _ = secretive(fleet)
+def test_secrets_in_a_url_on_the_command_line_are_not_printed(fleet: Fleet) -> None:
+    url, _ = url_with_secrets(fleet)
     rows = json.dumps([{"n": number, "text": f"word {number}"} for number in range(2_000)]).encode()
     command("put", "-", "--name", "rows", "--store", url, stdin=rows)
     assert b"rows" in command("search", "word", "--store", url).stdout
@@ -223,7 +223,7 @@ def test_a_command_that_fails_on_a_fleet_shows_no_secret(
     fleet: Fleet, tmp_path: Path, words: tuple[str, ...], wrong: tuple[str, str]
 ) -> None:
     (tmp_path / "large").write_bytes(bytes(LARGE))
-    url, _ = secretive(fleet)
+    url, _ = url_with_secrets(fleet)
     coatcheck.open(url).close()
     done = subprocess.run(
         warm.command("coatcheck", *words, "--store", url.replace(*wrong) if all(wrong) else url),
@@ -238,29 +238,29 @@ def test_a_command_that_fails_on_a_fleet_shows_no_secret(
 
 
 def take_turns(url: str, worker: int, rounds: int) -> list[int]:
-    """Put, name, record and claim in one session, concurrently with others."""
-    told = []
+    """Put, name, record and claim in one session, concurrently with others. Return the numbers of the records."""
+    numbers = []
     with coatcheck.open(url) as store:
         session = store.session("shared")
         for turn in range(rounds):
             value = f"{worker} {turn} " * (LARGE // 4 if turn % 5 == 0 else 1)
             session.put(value, name=f"{worker}/{turn}")
             session.put("the same of both", name="common")
-            told.append(session.record("metrics", f"{worker} {turn}".encode()))
+            numbers.append(session.record("metrics", f"{worker} {turn}".encode()))
             assert session.get(f"{worker}/{turn}") == value
             token = session.claim(f"worker {worker}")
             try:
                 session.record("hot", f"{worker} {turn}".encode(), token=token)
             except Fenced:
                 pass  # the other process claimed in between
-    return told
+    return numbers
 
 
 def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -> None:
     url, rounds = fleet.new_url(), 15
     with PROCESSES.Pool(2) as pool:  # neither has created the schema
-        told = pool.starmap(take_turns, [(url, worker, rounds) for worker in range(2)])
-    assert sorted(number for some in told for number in some) == list(range(1, 2 * rounds + 1))
+        numbers = pool.starmap(take_turns, [(url, worker, rounds) for worker in range(2)])
+    assert sorted(number for some in numbers for number in some) == list(range(1, 2 * rounds + 1))
     with coatcheck.open(url) as store:
         session = store.session("shared")
         assert {ref.name for ref in session.list()} == {

@@ -78,7 +78,7 @@ def _moment(later: float) -> float:
 
 
 def all_at_once(work: Callable[[int], None], count: int) -> list[BaseException]:
-    """Run this many threads. Returns what they raised."""
+    """Run this many threads, and return the errors that they raised."""
     failed: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -125,7 +125,9 @@ def test_processes_of_the_previous_version_put_during_and_after_a_migration(
         assert store.verify().problems == []
 
 
-def test_what_the_previous_version_releases_is_counted_and_collected(first: str, upgrade: Callable[[], None]) -> None:
+def test_refs_released_by_the_previous_version_are_counted_and_collected(
+    first: str, upgrade: Callable[[], None]
+) -> None:
     with coatcheck.open(first) as old:
         kept = old.session("kept").put("kept")
         upgrade()
@@ -166,12 +168,12 @@ def test_every_tenants_bytes_are_counted_where_the_owner_is_subject_to_row_level
             store.tenant(name).session("s").put(f"of {name}")
     with coatcheck.open(url) as store:
         for name in ("acme", "umbrella"):
-            with pytest.raises(coatcheck.errors.QuotaExceeded) as told:
+            with pytest.raises(coatcheck.errors.QuotaExceeded) as caught:
                 store.tenant(name, quota_bytes=20).session("s").put("y" * 20)
-            assert f"{len(name) + 3} of 20" in str(told.value)
+            assert f"{len(name) + 3} of 20" in str(caught.value)
 
 
-def test_an_interrupted_index_is_created_again_and_one_that_is_not_needed_dropped(
+def test_an_interrupted_index_is_created_again_and_an_unneeded_one_is_dropped(
     first: str, upgrade: Callable[[], None]
 ) -> None:
     with coatcheck.open(first) as store:

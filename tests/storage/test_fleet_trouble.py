@@ -31,7 +31,7 @@ CANARY = "hunter2-canary"
 
 class Between:
     """A proxy in front of the object store that fails on demand: `busy` answers 503, `lost` lets a put succeed and
-    drops its answer, `slow` waits before it answers, `gone` says that there is no such object."""
+    drops its answer, `slow` waits before it answers, `gone` answers that the object does not exist."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.removeprefix("http://").partition(":")
@@ -53,8 +53,8 @@ class Between:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError), client.makefile("rb") as asked:
-            while (head := _head(asked)) and self._answer(client, head, asked.read(_length(head))):
+        with client, contextlib.suppress(OSError), client.makefile("rb") as requests:
+            while (head := _head(requests)) and self._answer(client, head, requests.read(_length(head))):
                 pass
 
     def _answer(self, client: socket.socket, head: bytes, body: bytes) -> bool:
@@ -127,35 +127,35 @@ def test_a_busy_object_store_is_retried(troubled: Store, between: Between) -> No
 
 @pytest.fixture
 def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience only for the database, which answers, though perhaps slowly."""
+    """Give only the database a longer timeout: it always answers, but perhaps slowly."""
     real = storage.postgres.Connections
     monkeypatch.setattr(storage.postgres, "Connections", lambda *args, **named: real(*args, **named | {"patience": 30}))
 
 
 @pytest.mark.usefixtures("patient_database")
-def test_an_object_that_is_forgotten_while_it_is_set_aside_is_no_problem(fleet: Fleet, between: Between) -> None:
+def test_an_object_that_is_forgotten_while_it_is_set_aside_is_not_an_error(fleet: Fleet, between: Between) -> None:
     place = parse(fleet.new_url().replace(fleet.s3.url, between.url))
     blobs, catalog, passages = open_fleet(place, patience=0.5)
     with Store(blobs, catalog, passages, url="fleet", session_type=Session):
         with blobs.stage([b"x" * LARGE]) as staged:
             copy = staged.publish()
-        between.faults = ["", "gone"]  # it is there, and then it is not
+        between.faults = ["", "gone"]  # it exists at first, and then it does not
         assert not blobs.quarantine(copy, 1_000)
         assert between.seen["PUT gone"] == 1
         assert list(blobs.quarantined()) == []
 
 
 def test_an_unreachable_object_store_is_a_retryable_error(fleet: Fleet) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = fleet.new_url().replace(fleet.s3.url, f"http://127.0.0.1:{unused.getsockname()[1]}")
     blobs, catalog, passages = open_fleet(parse(url), patience=0.5)
     with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as caught:
             store.session("s").put("x" * LARGE)
-        assert told.value.may_retry
-        assert store.stats().refs == 0, "nothing is half visible"
+        assert caught.value.may_retry
+        assert store.stats().refs == 0, "a failed put left a ref"
         outcome = store.session("s").externalize("x" * LARGE)
-        assert outcome.failure, "an agent goes on"
+        assert outcome.failure, "the failure is not reported"
 
 
 @pytest.mark.usefixtures("patient_database")
@@ -187,15 +187,15 @@ def test_upkeep_without_the_object_store_removes_and_changes_nothing(fleet: Flee
 
 
 def test_an_unreachable_database_is_a_retryable_error(fleet: Fleet) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    with pytest.raises(StoreUnavailable) as told:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with pytest.raises(StoreUnavailable) as caught:
         open_fleet(parse(f"s3://coatcheck?catalog=postgresql://who:{CANARY}@127.0.0.1:{port}/x"), patience=0.5)
-    assert told.value.may_retry
-    assert CANARY not in str(told.value)
+    assert caught.value.may_retry
+    assert CANARY not in str(caught.value)
 
 
-def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
+def test_a_call_to_a_database_that_hangs_times_out(fleet: Fleet) -> None:
     with postgres() as database:
         url = fleet.new_url().replace(fleet.database.url, database.url)
         coatcheck.open(url).close()  # creates the schema, which may take longer than the patience below
@@ -206,9 +206,9 @@ def test_a_database_that_hangs_is_given_up_in_time(fleet: Fleet) -> None:
             database.signal(signal.SIGSTOP)
             try:
                 for content in ("y", "y" * LARGE):
-                    with pytest.raises(StoreUnavailable) as told:
+                    with pytest.raises(StoreUnavailable) as caught:
                         store.session("s").put(content)
-                    assert told.value.may_retry
+                    assert caught.value.may_retry
             finally:
                 database.signal(signal.SIGCONT)
             assert store.session("s").get("small") == "x"
@@ -288,10 +288,10 @@ def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: F
 
 def test_missing_rights_are_an_error_that_is_not_retryable(fleet: Fleet) -> None:
     with coatcheck.open(fleet.new_url().replace(SECRET, CANARY)) as store:
-        with pytest.raises(StoreUnavailable) as told:
+        with pytest.raises(StoreUnavailable) as caught:
             store.session("s").put("x" * LARGE)
-        assert not told.value.may_retry
-        assert CANARY not in str(told.value)
+        assert not caught.value.may_retry
+        assert CANARY not in str(caught.value)
 
 
 def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -299,9 +299,9 @@ def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.Cap
     with coatcheck.open(url) as store:
         session = store.session("s")
         small, large = session.put("small"), session.put("x" * LARGE)
-        said = [repr(store), store.url, repr(session), repr(small), repr(large), repr(parse(url)),
+        outputs = [repr(store), store.url, repr(session), repr(small), repr(large), repr(parse(url)),
                 str(small.to_record()), session.externalize("y " * LARGE).text]  # fmt: skip
-    assert not [text for text in said if CANARY in text or SECRET in text]
+    assert not [text for text in outputs if CANARY in text or SECRET in text]
 
 
 @pytest.mark.parametrize(
@@ -317,10 +317,10 @@ def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.Cap
         f"s3://{CANARY}@bucket?catalog=postgresql://h/d",
     ],
 )
-def test_an_invalid_url_is_refused_without_repeating_its_secrets(url: str) -> None:
-    with pytest.raises(InvalidArgument) as told:
+def test_an_invalid_url_is_rejected_without_repeating_its_secrets(url: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
         coatcheck.open(url)
-    assert CANARY not in str(told.value)
+    assert CANARY not in str(caught.value)
 
 
 def test_endpoint_and_credentials_come_from_the_standard_environment(

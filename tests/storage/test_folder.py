@@ -118,7 +118,7 @@ class _Forgetting(Disk):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_copy_that_is_forgotten_while_it_is_set_aside_is_no_problem(tmp_path: Path) -> None:
+def test_a_copy_that_is_forgotten_while_it_is_set_aside_is_not_an_error(tmp_path: Path) -> None:
     blobs, catalog = open_folder_store(tmp_path / "store", _Forgetting(durable=False))
     with blobs.stage([b"x" * 100_000]) as staged:
         copy = staged.publish()
@@ -146,7 +146,7 @@ def test_lines_of_any_length_are_counted(length: int) -> None:
     assert list(counts) == [data.count(b"\n", at, at + frames.FRAME) for at in range(0, len(data), frames.FRAME)]
 
 
-def test_frames_that_begin_with_long_lines_and_go_on_with_short_ones_are_counted() -> None:
+def test_lines_of_frames_that_begin_with_long_lines_and_continue_with_short_ones_are_counted() -> None:
     data = (b"x" * 8_000 + b"\n" * 100_000) * 5
     assert sum(frames.line_counts(frames.framed(data).frames)) == 500_000
 

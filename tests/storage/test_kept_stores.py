@@ -39,10 +39,10 @@ def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(archive
         with session.open("cold") as stream:
             stream.seek(300_000)
             assert stream.read(10) == COLD.encode()[300_000:300_010]
-        held = session.claimant()
-        assert held is not None
-        assert held.holder == "dispatcher"
-        assert [(one.body, one.token) for one in session.records("hot")] == [(one, held.token) for one in STATES]
+        claim = session.claimant()
+        assert claim is not None
+        assert claim.holder == "dispatcher"
+        assert [(one.body, one.token) for one in session.records("hot")] == [(one, claim.token) for one in STATES]
         assert [(one.body, one.token) for one in session.records("other")] == [(b"not under the claim", None)]
         session.put("new in an old store", name="new")
         number = session.record("hot", b"new", token=session.claim("another"))

@@ -1,4 +1,4 @@
-"""Conversations for hypothesis, written in each format: turns with calls, results, errors, and what goes wrong."""
+"""Conversations for hypothesis, written in each format: turns with calls, results and errors, and with faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMATS = ("openai-chat", "openai-responses", "anthropic", "pi", "langchain")
 
 @dataclass(frozen=True)
 class Step:
-    """One call of a tool: its id, its arguments and result, whether that is an error, and whether it came at all."""
+    """One tool call: its id, its argument, its result (None if it never came), and whether that is an error."""
 
     call_id: str
     argument: str
@@ -25,9 +25,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the user said (None in the middle of the model's work), what the model answered, and its calls."""
+    """The user's text (None in the middle of the model's work), the model's answer, and its calls."""
 
-    said: str | None
+    request: str | None
     answer: str
     steps: tuple[Step, ...] = ()
     thought: str = ""
@@ -54,17 +54,17 @@ def conversations(*, odd_ids: bool = False, max_turns: int = 12) -> st.SearchStr
 
 
 def written(turns: list[Turn], form: str) -> list[Message]:
-    """A conversation in a format's messages. It begins with the user."""
+    """Return a conversation as messages of a format. It begins with the user."""
     messages: list[Message] = []
     for number, turn in enumerate(turns):
-        said = turn.said if turn.said is not None or number else "begin"
-        messages += _TURNS[form](said, turn)
+        request = turn.request if turn.request is not None or number else "begin"
+        messages += _TURNS[form](request, turn)
     return messages
 
 
-def _chat(said: str | None, turn: Turn) -> Iterator[Message]:
-    if said is not None:
-        yield {"role": "user", "content": said}
+def _chat(request: str | None, turn: Turn) -> Iterator[Message]:
+    if request is not None:
+        yield {"role": "user", "content": request}
     calls = [
         {
             "id": one.call_id,
@@ -80,9 +80,9 @@ def _chat(said: str | None, turn: Turn) -> Iterator[Message]:
             yield {"role": "tool", "tool_call_id": one.call_id, "content": one.result, **status}
 
 
-def _responses(said: str | None, turn: Turn) -> Iterator[Message]:
-    if said is not None:
-        yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": said}]}
+def _responses(request: str | None, turn: Turn) -> Iterator[Message]:
+    if request is not None:
+        yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": request}]}
     yield {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": turn.answer}]}
     for one in turn.steps:
         arguments = json.dumps({"a": one.argument})
@@ -93,9 +93,9 @@ def _responses(said: str | None, turn: Turn) -> Iterator[Message]:
             yield {"type": "function_call_output", "call_id": one.call_id, "output": one.result, **status}
 
 
-def _anthropic(said: str | None, turn: Turn) -> Iterator[Message]:
-    if said is not None:
-        yield {"role": "user", "content": said}
+def _anthropic(request: str | None, turn: Turn) -> Iterator[Message]:
+    if request is not None:
+        yield {"role": "user", "content": request}
     thought = [{"type": "thinking", "thinking": turn.thought, "signature": "s"}] if turn.thought else []
     calls = [{"type": "tool_use", "id": one.call_id, "name": "run", "input": {"a": one.argument}} for one in turn.steps]
     yield {"role": "assistant", "content": [*thought, {"type": "text", "text": turn.answer}, *calls]}
@@ -108,9 +108,9 @@ def _anthropic(said: str | None, turn: Turn) -> Iterator[Message]:
         yield {"role": "user", "content": results}
 
 
-def _pi(said: str | None, turn: Turn) -> Iterator[Message]:
-    if said is not None:
-        yield {"role": "user", "content": [{"type": "text", "text": said}]}
+def _pi(request: str | None, turn: Turn) -> Iterator[Message]:
+    if request is not None:
+        yield {"role": "user", "content": [{"type": "text", "text": request}]}
     calls = [
         {"type": "toolCall", "id": one.call_id, "name": "run", "arguments": {"a": one.argument}} for one in turn.steps
     ]
@@ -122,9 +122,9 @@ def _pi(said: str | None, turn: Turn) -> Iterator[Message]:
                    "isError": one.is_error}  # fmt: skip
 
 
-def _langchain(said: str | None, turn: Turn) -> Iterator[Message]:
-    if said is not None:
-        yield {"type": "human", "data": {"content": said}}
+def _langchain(request: str | None, turn: Turn) -> Iterator[Message]:
+    if request is not None:
+        yield {"type": "human", "data": {"content": request}}
     calls = [{"id": one.call_id, "name": "run", "args": {"a": one.argument}} for one in turn.steps]
     yield {"type": "ai", "data": {"content": turn.answer, "tool_calls": calls}}
     for one in turn.steps:

@@ -64,8 +64,8 @@ def claude_code() -> list[Line]:
         about = {"parentUuid": None, "isSidechain": False, "sessionId": "s", "version": "2.1.0", "type": kind}
         return {**about, "message": message, "uuid": f"u{number}", "timestamp": "2026-01-01T00:00:00Z", **more}
 
-    _, said, results = anthropic()
-    halves = [{**said, "id": "msg_1", "content": [block]} for block in said["content"]]
+    _, answer, results = anthropic()
+    halves = [{**answer, "id": "msg_1", "content": [block]} for block in answer["content"]]
     answers = [{**results, "content": [block]} for block in results["content"]]
     return [
         {"type": "file-history-snapshot", "messageId": "m", "snapshot": {}, "isSnapshotUpdate": False},
@@ -143,6 +143,6 @@ SAMPLES = {
 
 
 def as_lines(lines: list[Line], **options: Any) -> bytes:
-    """A JSONL file of these, as JavaScript would write it unless told otherwise."""
+    """Return a JSONL file of these lines, by default as JavaScript would write it."""
     options = {"ensure_ascii": False, "separators": (",", ":"), **options}
     return b"".join(json.dumps(line, **options).encode() + b"\n" for line in lines)

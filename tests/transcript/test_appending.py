@@ -1,4 +1,4 @@
-"""What an append asks of the disk, and in which order."""
+"""The disk operations of an append, and their order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from coatcheck.transcript.file import Appender
 from coatcheck.transcript.swap import SwapFile
 
 
-class Told(Disk):
-    """A disk that remembers what it was told."""
+class RecordingDisk(Disk):
+    """A disk that records its calls."""
 
     def __init__(self, *, durable: bool) -> None:
         super().__init__(durable=durable)
@@ -37,10 +37,10 @@ class Told(Disk):
         super().truncate(file, size)
 
 
-def test_with_power_durability_a_line_is_synced_before_it_is_acknowledged_and_so_is_a_new_files_name(
+def test_with_power_durability_a_line_and_a_new_files_name_are_synced_before_the_append_returns(
     tmp_path: Path,
 ) -> None:
-    disk = Told(durable=True)
+    disk = RecordingDisk(durable=True)
     appender = Appender(tmp_path / "t.jsonl", disk)
     assert appender.append(b"{}\n") == 0
     assert appender.append(b"{}\n{}\n") == 3
@@ -49,7 +49,7 @@ def test_with_power_durability_a_line_is_synced_before_it_is_acknowledged_and_so
 
 
 def test_with_process_durability_nothing_is_synced(tmp_path: Path) -> None:
-    disk = Told(durable=False)
+    disk = RecordingDisk(durable=False)
     appender = Appender(tmp_path / "t.jsonl", disk)
     appender.append(b"{}\n")
     assert disk.calls == ["write"]
@@ -57,10 +57,10 @@ def test_with_process_durability_nothing_is_synced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_torn_line_is_safe_aside_before_it_is_cut_off(tmp_path: Path, durable: bool) -> None:
+def test_a_torn_line_is_saved_before_it_is_cut_off(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"a":1}\n{"b"')
-    disk = Told(durable=durable)
+    disk = RecordingDisk(durable=durable)
     appender = Appender(path, disk)
     torn = appender.recover()
     appender.close()
@@ -94,7 +94,7 @@ def test_a_planted_link_where_a_torn_line_would_go_is_not_followed(tmp_path: Pat
     assert path.read_bytes() == b'{"a":1}\n{"b"'
 
 
-def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         Appender(tmp_path / "none" / "t.jsonl", Disk()).append(b"{}\n")
     with pytest.raises(InvalidArgument):

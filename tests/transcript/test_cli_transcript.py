@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_by_itself_it_only_says_what_would_be_saved(file: Path, store: Path) -> None:
+def test_without_write_externalize_only_says_what_would_be_saved(file: Path, store: Path) -> None:
     before = file.read_bytes()
     result = call("transcript", "externalize", str(file))
     status, known, artifacts, size, after, tokens, path = result.stdout.rstrip("\n").split("\t")
@@ -41,7 +41,7 @@ def test_by_itself_it_only_says_what_would_be_saved(file: Path, store: Path) -> 
     assert not store.exists()
 
 
-def test_with_write_it_does_it_and_rehydrate_writes_the_same_bytes(file: Path, tmp_path: Path) -> None:
+def test_with_write_externalize_shrinks_the_file_and_rehydrate_restores_its_bytes(file: Path, tmp_path: Path) -> None:
     before = file.read_bytes()
     report = json.loads(answer("transcript", "externalize", "--write", "--json", str(file)))
     assert report["files"][0]["status"] == "externalized"
@@ -55,7 +55,7 @@ def test_with_write_it_does_it_and_rehydrate_writes_the_same_bytes(file: Path, t
     assert file.read_bytes() == before
 
 
-def test_show_lists_the_refs_and_where_they_stand(file: Path) -> None:
+def test_show_lists_the_refs_and_their_places(file: Path) -> None:
     answer("transcript", "externalize", "--write", str(file))
     rows = [line.split("\t") for line in answer("transcript", "show", str(file)).splitlines()]
     assert ["6", "yes", "/toolUseResult/stdout"] in [[row[0], row[4], row[5]] for row in rows]
@@ -80,7 +80,7 @@ def test_undo_and_forget(file: Path) -> None:
     assert "art:" in missing.stderr
 
 
-def test_what_is_missing_is_reported_on_stderr_and_by_the_exit_code(file: Path) -> None:
+def test_missing_artifacts_are_reported_on_stderr_and_by_the_exit_code(file: Path) -> None:
     answer("transcript", "externalize", "--write", str(file))
     answer("transcript", "forget", "--force", str(file))
     done = run("transcript", "rehydrate", str(file))
@@ -91,7 +91,7 @@ def test_what_is_missing_is_reported_on_stderr_and_by_the_exit_code(file: Path) 
     assert LARGE.encode() not in done.stdout
 
 
-def test_several_files_and_folders_get_a_line_each_and_failures_stop_nothing(tmp_path: Path) -> None:
+def test_several_files_and_folders_get_a_line_each_and_a_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
     folder = tmp_path / "all"
     folder.mkdir()
     for name, lines in SAMPLES.items():
@@ -104,13 +104,13 @@ def test_several_files_and_folders_get_a_line_each_and_failures_stop_nothing(tmp
     assert [one.name for one in folder.iterdir() if one.name.startswith(".")] == []
 
 
-def test_a_file_goes_to_one_place_alone(file: Path) -> None:
+def test_a_file_is_written_to_one_place_only(file: Path) -> None:
     assert call("transcript", "rehydrate", "--in-place", "-o", "x", str(file)).exit_code == 2
     assert call("transcript", "rehydrate", str(file), str(file)).exit_code == 2
     assert call("transcript", "rehydrate", str(file.parent)).exit_code == 2
 
 
-def test_a_terminal_gets_a_table_and_a_bar_and_nothing_that_steers_it(tmp_path: Path) -> None:
+def test_a_terminal_gets_a_table_and_a_progress_bar_but_no_control_sequences_of_file_names(tmp_path: Path) -> None:
     file = tmp_path / "odd\x1b[31m\u202ename.jsonl"
     file.write_bytes(as_lines(SAMPLES["pi"]) * 3)
     code, seen, _ = on_terminal("transcript", "externalize", "--write", str(file))

@@ -1,4 +1,4 @@
-"""`Transcript`: what is appended is there, whole, whatever happens around it; and it is read from either end."""
+"""`Transcript`: appended messages stay complete whatever happens around them, and are read from either end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_message_is_appended_slim_and_comes_back_as_it_was(session: Session, p
         assert transcript.problems == []
 
 
-def test_what_the_model_is_shown_can_be_read_by_its_pointer(session: Session, path: Path) -> None:
+def test_an_artifact_shown_to_the_model_can_be_read_by_its_pointer(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
         stub = json.loads(next(transcript.messages())["content"])
@@ -72,7 +72,7 @@ def test_what_the_model_is_shown_can_be_read_by_its_pointer(session: Session, pa
         assert transcript.read(stub["artifact"], grep="request 7 ").text.count("\n") <= 2
 
 
-def test_payloads_leave_wherever_they_hide(session: Session, path: Path) -> None:
+def test_payloads_are_moved_out_wherever_they_are(session: Session, path: Path) -> None:
     message = {
         "role": "tool",
         "tool_call_id": "c1",
@@ -88,7 +88,7 @@ def test_payloads_leave_wherever_they_hide(session: Session, path: Path) -> None
         assert list(transcript.messages(mode="whole")) == [message]
 
 
-def test_a_stub_that_the_agent_made_stays_and_is_not_a_second_artifact(session: Session, path: Path) -> None:
+def test_a_stub_that_the_agent_made_stays_and_does_not_become_a_second_artifact(session: Session, path: Path) -> None:
     outcome = session.externalize(LARGE, tool="run_tests", policy=Policy(preview_chars=77))
     assert outcome.ref is not None
     with Transcript(path, session) as transcript:
@@ -99,11 +99,11 @@ def test_a_stub_that_the_agent_made_stays_and_is_not_a_second_artifact(session: 
     assert len(session.list()) == 1
     session.end()
     with Transcript(path, session.store.session("another"), read_only=True) as transcript:
-        assert next(transcript.messages(mode="whole"))["content"] == LARGE, "the transcript holds it too"
+        assert next(transcript.messages(mode="whole"))["content"] == LARGE, "the transcript keeps it too"
 
 
 @pytest.mark.parametrize("value", [{"rows": samples.ROWS}, bytes(range(256)) * 100], ids=["json", "bytes"])
-def test_a_stub_of_what_is_not_text_comes_back_as_a_model_would_have_had_it(
+def test_a_stub_of_json_or_bytes_comes_back_as_a_model_would_have_seen_it(
     session: Session, path: Path, value: Any
 ) -> None:
     outcome = session.externalize(value)
@@ -113,7 +113,7 @@ def test_a_stub_of_what_is_not_text_comes_back_as_a_model_would_have_had_it(
         assert next(transcript.messages(mode="whole"))["content"][0]["text"] == inline
 
 
-def test_what_only_looks_like_a_stub_comes_back_as_it_was(session: Session, path: Path) -> None:
+def test_text_that_only_looks_like_a_stub_comes_back_unchanged(session: Session, path: Path) -> None:
     fake = '{"stub":"the result is stored","artifact":"art:0123456789ab"}'
     with Transcript(path, session) as transcript:
         assert transcript.append(result(fake)).refs == ()
@@ -121,7 +121,7 @@ def test_what_only_looks_like_a_stub_comes_back_as_it_was(session: Session, path
         assert next(transcript.messages(mode="whole"))["content"] == fake
 
 
-def test_policies_for_a_tool_know_the_tool_by_its_call(session: Session, path: Path) -> None:
+def test_the_policy_for_a_tool_recognizes_the_tool_by_its_call(session: Session, path: Path) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "keep", "arguments": "{}"}}
     with Transcript(path, session, policy=Policy(tools={"keep": "never"})) as transcript:
         transcript.append({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -140,13 +140,15 @@ def test_messages_that_are_given_as_lines_keep_their_bytes(session: Session, pat
     "message",
     [None, 7, [1], "text", b"{", '{"a":\n1}', b"\xff\xfe", {"role": ("user",)}, {"content": float("nan")}, {1: 2}],
 )
-def test_what_is_not_a_message_is_refused_and_nothing_is_written(session: Session, path: Path, message: Any) -> None:
+def test_an_invalid_message_is_refused_and_nothing_is_written(session: Session, path: Path, message: Any) -> None:
     with Transcript(path, session) as transcript, pytest.raises((InvalidArgument, UnsupportedValue)):
         transcript.extend([{"role": "user", "content": "fine"}, message])
     assert not path.exists()
 
 
-def test_files_are_for_the_owner_alone_and_links_are_not_followed(session: Session, path: Path, tmp_path: Path) -> None:
+def test_files_are_private_to_the_owner_and_links_are_not_followed(
+    session: Session, path: Path, tmp_path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         transcript.append(result("x"))
     assert path.stat().st_mode & 0o777 == 0o600
@@ -163,7 +165,7 @@ def test_files_are_for_the_owner_alone_and_links_are_not_followed(session: Sessi
     assert target.read_bytes() == b"{}\n"
 
 
-def test_a_transcript_that_is_not_there_is_reported(session: Session, path: Path) -> None:
+def test_a_missing_transcript_is_reported(session: Session, path: Path) -> None:
     with pytest.raises(NotFound):
         Transcript(path, session, read_only=True)
     with Transcript(path, session) as transcript:
@@ -172,7 +174,7 @@ def test_a_transcript_that_is_not_there_is_reported(session: Session, path: Path
         assert not path.exists()
 
 
-def test_a_transcript_without_a_session_can_be_looked_at(session: Session, path: Path) -> None:
+def test_a_transcript_without_a_session_can_be_viewed(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         transcript.append(result())
     alone = Transcript(path)
@@ -186,7 +188,7 @@ def test_a_transcript_without_a_session_can_be_looked_at(session: Session, path:
             refused()
 
 
-# Broken things
+# Damage
 
 
 def test_a_torn_last_line_is_moved_aside_when_the_file_is_next_opened(session: Session, path: Path) -> None:
@@ -205,7 +207,7 @@ def test_a_torn_last_line_is_moved_aside_when_the_file_is_next_opened(session: S
     assert aside.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_whole_last_line_that_only_lacks_its_end_stays(session: Session, path: Path) -> None:
+def test_a_complete_last_line_without_a_line_end_stays(session: Session, path: Path) -> None:
     path.write_bytes(b'{"role":"user","content":"one"}')
     with Transcript(path, session) as transcript:
         assert transcript.problems == []
@@ -227,14 +229,14 @@ def test_nothing_is_moved_out_of_a_file_that_is_not_a_transcript_of_lines(
     assert path.read_text() == text
 
 
-def test_what_a_power_cut_filled_with_blanks_is_torn_too(session: Session, path: Path) -> None:
+def test_a_line_that_a_power_cut_filled_with_nul_bytes_is_torn_too(session: Session, path: Path) -> None:
     path.write_bytes(b'{"role":"user","content":"one"}\n' + bytes(100))
     with Transcript(path, session) as transcript:
         assert [problem.kind for problem in transcript.problems] == ["torn"]
         assert len(list(transcript.lines())) == 1
 
 
-def test_a_reader_moves_nothing_and_tells_of_a_torn_line(session: Session, path: Path) -> None:
+def test_a_reader_moves_nothing_and_reports_a_torn_line(session: Session, path: Path) -> None:
     data = b'{"role":"user","content":"one"}\n{"role":"us'
     path.write_bytes(data)
     transcript = Transcript(path, session, read_only=True)
@@ -243,7 +245,7 @@ def test_a_reader_moves_nothing_and_tells_of_a_torn_line(session: Session, path:
     assert b"".join(line.data for line in transcript.lines(mode="whole")) == data == path.read_bytes()
 
 
-def test_broken_lines_in_the_middle_pass_as_they_are_and_are_reported(session: Session, path: Path) -> None:
+def test_broken_lines_in_the_middle_are_kept_unchanged_and_reported(session: Session, path: Path) -> None:
     lines = [
         b'{"role":"user","content":"a"}',
         b"not json",
@@ -262,7 +264,7 @@ def test_broken_lines_in_the_middle_pass_as_they_are_and_are_reported(session: S
         assert [problem.kind for problem in transcript.problems] == ["broken"] * 3
 
 
-def test_a_missing_or_damaged_artifact_is_a_placeholder_and_a_report(session: Session, path: Path) -> None:
+def test_a_missing_artifact_becomes_a_placeholder_and_is_reported(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append({**result(), "details": {"rows": samples.ROWS}})
         transcript.append(result("next"))
@@ -279,7 +281,7 @@ def test_a_missing_or_damaged_artifact_is_a_placeholder_and_a_report(session: Se
         )
 
 
-def test_what_the_transcripts_own_session_lost_is_read_from_the_agents(session: Session, path: Path) -> None:
+def test_an_artifact_that_the_transcripts_session_lost_is_read_from_the_agents(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
         session.store.session(done.refs[0].session).end()
@@ -287,7 +289,7 @@ def test_what_the_transcripts_own_session_lost_is_read_from_the_agents(session: 
         assert transcript.problems == []
 
 
-def test_where_the_store_fails_the_line_is_written_whole(backend: Backend, path: Path) -> None:
+def test_if_the_store_fails_the_line_is_written_whole(backend: Backend, path: Path) -> None:
     with Transcript(path, backend.open(quota_bytes=1_000).session("agent")) as transcript:
         done = transcript.append(result())
         assert done.refs == ()
@@ -314,7 +316,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(session: Session, path: Path) -> 
         assert [one["content"] for one in transcript.messages()] == ["one", "two"]
 
 
-# Others at the same file
+# Concurrent writers
 
 
 def test_threads_append_whole_lines(session: Session, path: Path) -> None:
@@ -352,7 +354,7 @@ def test_processes_append_whole_lines(path: Path, lasting: Backend) -> None:
         assert [one for one in found if one.startswith(f"{n} ")] == [f"{n} {i}" for i in range(60)]
 
 
-def test_a_fork_has_a_lock_of_its_own(session: Session, path: Path, folder: Backend) -> None:
+def test_a_forked_process_has_its_own_lock(session: Session, path: Path, folder: Backend) -> None:
     code = (
         "import os, sys, coatcheck\n"
         "from coatcheck.transcript import Transcript\n"
@@ -372,7 +374,7 @@ def test_a_fork_has_a_lock_of_its_own(session: Session, path: Path, folder: Back
         assert transcript.problems == []
 
 
-def test_a_file_that_was_replaced_meanwhile_gets_what_is_appended(session: Session, path: Path) -> None:
+def test_appends_go_to_the_file_that_replaced_the_old_one(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         transcript.append(result("one"))
         fresh = path.with_name("fresh")
@@ -410,7 +412,7 @@ def test_a_migration_and_appends_at_the_same_time_lose_nothing(session: Session,
 
 
 def test_a_file_that_was_slim_in_part_is_made_slim_verified_and_undone(session: Session, path: Path) -> None:
-    """An old transcript that somebody goes on with, and makes slim only then: its backup has slim lines too."""
+    """An old transcript is continued and externalized only afterwards, so its backup has slim lines too."""
     store, first = session.store, [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(3)]
     path.write_text("".join(first))
     with Transcript(path, session) as transcript:
@@ -436,7 +438,7 @@ def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(sessio
     store = session.store
     with Transcript(path, session) as transcript:
         transcript.append(result())
-    with Transcript(path, session) as transcript:  # a second run goes on with the same session
+    with Transcript(path, session) as transcript:  # a second run continues with the same session
         done = transcript.extend([result(LARGE + "2"), result("small")])
     sessions = {one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")}
     assert {ref.session for one in done for ref in one.refs} == sessions
@@ -509,8 +511,8 @@ def test_a_document_is_read_as_one_line_and_not_appended_to(session: Session, pa
             transcript.append(messages[0])
 
 
-def test_the_tail_of_a_long_transcript_costs_no_more_than_the_tail(tmp_path: Path) -> None:
-    """The small sibling of the benchmark: 64 MB, of which the last messages are read."""
+def test_reading_the_tail_of_a_long_transcript_does_not_load_the_rest(tmp_path: Path) -> None:
+    """A small version of the benchmark: the last messages of 64 MB are read."""
     path = tmp_path / "long.jsonl"
     line = json.dumps({"role": "user", "content": "y" * 8_000}).encode() + b"\n"
     with path.open("wb") as file:
@@ -528,11 +530,11 @@ def test_the_tail_of_a_long_transcript_costs_no_more_than_the_tail(tmp_path: Pat
     assert int(run_python(code, path)) < 40 * 1_024
 
 
-# What a model is sent
+# Messages for a model
 
 
 @pytest.mark.parametrize("form", sorted(vars(samples).keys() & {"openai_chat", "openai_responses", "anthropic"}))
-def test_messages_for_a_model_have_stubs_in_the_shape_that_the_provider_takes(
+def test_messages_for_a_model_have_stubs_in_the_shape_that_the_provider_expects(
     session: Session, path: Path, form: str
 ) -> None:
     given_messages = getattr(samples, form)()
@@ -548,11 +550,11 @@ def test_messages_for_a_model_have_stubs_in_the_shape_that_the_provider_takes(
 
 
 def as_sent(messages: list[dict[str, Any]]) -> bytes:
-    """What counts as the bytes of a conversation: each message as compact JSON on a line."""
+    """Return the bytes of a conversation: each message as compact JSON on its own line."""
     return b"".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for one in messages)
 
 
-def test_what_is_sent_for_a_snapshot_begins_what_is_sent_for_the_next(
+def test_the_messages_for_a_snapshot_are_a_prefix_of_those_for_the_next(
     corpus: Path, tmp_path: Path, session: Session
 ) -> None:
     sent: list[bytes] = []
@@ -565,17 +567,17 @@ def test_what_is_sent_for_a_snapshot_begins_what_is_sent_for_the_next(
     assert all(later.startswith(earlier) for earlier, later in pairwise(sent))
 
 
-def test_real_sessions_are_paired_but_for_the_calls_that_nobody_answered(corpus: Path, session: Session) -> None:
+def test_real_sessions_are_paired_except_for_unanswered_calls(corpus: Path, session: Session) -> None:
     for path in sorted((corpus / "transcripts").glob("*/*.jsonl")):
         transcript = Transcript(path, session, read_only=True)
-        said = transcript.unpaired()
-        assert all(one.endswith("has no result") for one in said), path
+        problems = transcript.unpaired()
+        assert all(one.endswith("has no result") for one in problems), path
         calls = {call.id for one in transcript.messages() for call in transcript.format.calls(one)}
         answered = {one.call_id for message in transcript.messages() for one in transcript.format.results(message)}
-        assert len(said) == len(calls - answered), path
+        assert len(problems) == len(calls - answered), path
 
 
-def test_a_compaction_of_the_host_is_applied_where_it_is_asked_for(corpus: Path, session: Session) -> None:
+def test_a_compaction_of_the_host_is_applied_on_request(corpus: Path, session: Session) -> None:
     path = corpus / "transcripts/claude-code/545b45d4.snapshot2.jsonl"
     transcript = Transcript(path, session, read_only=True)
     after = transcript.messages_for_model(compacted=True)
@@ -599,7 +601,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-def test_whatever_is_appended_comes_back(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_appended_messages_come_back(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
     @backend.examples()
     @given(st.lists(MESSAGES, max_size=6), st.integers(0, 6))
     def check(messages: list[dict[str, Any]], cut: int) -> None:

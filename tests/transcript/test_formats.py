@@ -1,4 +1,4 @@
-"""The formats: told by content, and asked where payloads are and how calls pair with results."""
+"""Formats: detected by content; they find payloads, and pair calls with results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_calls_and_results_are_found_with_their_ids(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_message_around_a_place_is_the_one_of_the_line_that_it_is_in(name: str) -> None:
+def test_the_message_around_a_place_is_the_one_that_contains_it(name: str) -> None:
     known = FORMATS[name]
     for line in (*SAMPLES[name], SAMPLES[name], {"messages": SAMPLES[name], "model": "m"}):
         messages = list(known.messages(line))
@@ -98,7 +98,7 @@ def test_words_thinking_signatures_and_summaries_stay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_result_gets_another_text_and_the_rest_of_its_message_stays(name: str) -> None:
+def test_replacing_the_text_of_a_result_keeps_the_rest_of_its_message(name: str) -> None:
     known = FORMATS[name]
     seen = 0
     for line in SAMPLES[name]:
@@ -116,7 +116,7 @@ def test_a_result_gets_another_text_and_the_rest_of_its_message_stays(name: str)
     assert seen == len(PAIRS[name][1])
 
 
-def test_errors_are_known_as_such() -> None:
+def test_errors_are_recognized() -> None:
     for name, expected in (("anthropic", [False, True]), ("langchain", [False, True, False]), ("mcp", [False, True])):
         known = FORMATS[name]
         messages = [message for line in SAMPLES[name] for _, message in known.messages(line)]
@@ -131,7 +131,7 @@ def test_claude_code_sends_one_message_for_the_lines_of_one_answer() -> None:
     assert all(set(one) == {"role", "content"} for one in sent)
 
 
-def test_a_compaction_takes_the_place_of_what_came_before_it() -> None:
+def test_a_compaction_replaces_the_messages_before_it() -> None:
     boundary = {"type": "system", "subtype": "compact_boundary", "uuid": "b", "parentUuid": None}
     lines = [*SAMPLES["claude-code"], boundary, *SAMPLES["claude-code"][1:2]]
     assert FORMATS["claude-code"].for_model(lines) == [{"role": "user", "content": "go"}]
@@ -141,7 +141,7 @@ def test_a_compaction_takes_the_place_of_what_came_before_it() -> None:
     assert "s" * 20_000 in sent[0]["content"][0]["text"]
 
 
-def test_of_a_tree_of_entries_the_last_branch_is_sent() -> None:
+def test_the_last_branch_of_a_tree_of_entries_is_sent() -> None:
     def entry(number: int, parent: int | None, text: str) -> dict[str, Any]:
         message = {"role": "user", "content": [{"type": "text", "text": text}]}
         up = None if parent is None else str(parent)
@@ -155,7 +155,7 @@ def test_of_a_tree_of_entries_the_last_branch_is_sent() -> None:
     assert [one["content"][0]["text"][-1] for one in sent] == ["s", "c"]
 
 
-def test_messages_of_role_and_content_alone_are_taken_for_chat() -> None:
+def test_messages_with_only_role_and_content_are_detected_as_chat() -> None:
     assert detect([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) is FORMATS["openai-chat"]
     assert detect([{"a": 1}, [1, 2], None, "x", 3]) is None
     assert detect([]) is None

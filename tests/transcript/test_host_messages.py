@@ -25,17 +25,17 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLC
 
 
 def pi(*results: str, error: str = "") -> list[dict[str, Any]]:
-    """A conversation of pi, as its agent holds it."""
-    said: list[dict[str, Any]] = [{"role": "user", "content": "Find the slow requests.", "timestamp": 1}]
+    """A conversation of pi, as its agent has it in memory."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the slow requests.", "timestamp": 1}]
     for number, result in enumerate(results):
         call = {"type": "toolCall", "id": f"toolu_{number}", "name": "read", "arguments": {"page": number}}
         thought = {"type": "thinking", "thinking": "Let me look.", "thinkingSignature": "Eq" + "Ab3/" * 20}
-        said.append({"role": "assistant", "content": [thought, {"type": "text", "text": "Reading."}, call],
-                     "api": "anthropic-messages", "provider": "anthropic", "model": "claude", "usage": {"input": 1},
-                     "stopReason": "toolUse", "timestamp": 2})  # fmt: skip
-        said.append({"role": "toolResult", "toolCallId": f"toolu_{number}", "toolName": "read", "timestamp": 3,
-                     "content": [{"type": "text", "text": result}], "isError": result == error})  # fmt: skip
-    return said
+        messages.append({"role": "assistant", "content": [thought, {"type": "text", "text": "Reading."}, call],
+                         "api": "anthropic-messages", "provider": "anthropic", "model": "claude", "usage": {"input": 1},
+                         "stopReason": "toolUse", "timestamp": 2})  # fmt: skip
+        messages.append({"role": "toolResult", "toolCallId": f"toolu_{number}", "toolName": "read", "timestamp": 3,
+                         "content": [{"type": "text", "text": result}], "isError": result == error})  # fmt: skip
+    return messages
 
 
 def pi_lines(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def pi_lines(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def claude_lines(*results: str) -> list[dict[str, Any]]:
-    """Lines of Claude Code, with no more than what every line has."""
+    """Lines of Claude Code with only the fields that every line has."""
     lines: list[dict[str, Any]] = [{"type": "user", "message": {"role": "user", "content": "Find the slow requests."}}]
     for number, result in enumerate(results):
         call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {"page": number}}
@@ -69,13 +69,13 @@ def session() -> Iterator[Session]:
 
 
 def inner(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of lines, whether they are bare or not."""
+    """Return the messages of lines, whether they are bare or wrapped."""
     found = [one if "role" in one else one.get("message") for one in lines]
     return [one for one in found if isinstance(one, dict)]
 
 
 def accepted(provider: str, request: dict[str, Any]) -> None:
-    """Let the stand-in of a provider check a request as its API would. Raises what it would refuse."""
+    """Check a request with the provider's stand-in, which raises the error that the API would return."""
     if provider == "anthropic":
         headers = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
         anthropic.check(headers, {"model": "m", "max_tokens": 100, **request})
@@ -128,7 +128,7 @@ def test_a_file_of_any_host_is_externalized_bare_and_in_lines(session: Session, 
             assert [one.get("message", one) for one in log.messages(mode="whole")] == [*inner(lines), inner(lines)[-1]]
 
 
-def test_pruning_folds_whole_turns_of_lines_into_a_line(session: Session) -> None:
+def test_pruning_folds_whole_turns_of_lines_into_one_line(session: Session) -> None:
     results = [f"page {number}" for number in range(400)]
     for name, lines in shapes(*results):
         done = prune(lines, max_tokens=6_000, session=session)
@@ -143,7 +143,7 @@ def test_pruning_folds_whole_turns_of_lines_into_a_line(session: Session) -> Non
         assert again.messages == done.messages
 
 
-def test_a_large_result_of_any_host_is_stored_before_its_message_goes(session: Session) -> None:
+def test_a_large_result_of_any_host_is_stored_before_its_message_is_dropped(session: Session) -> None:
     for number, (_, lines) in enumerate(shapes(LOG * 2, "small")):
         index = safeguard(lines, session)
         assert len(index.refs) == 1, number
@@ -176,7 +176,7 @@ def test_a_prompt_of_pi_messages_has_the_shape_of_the_provider(session: Session)
             assert unpaired(prompt.messages, FORMATS[known]) == []
 
 
-def test_a_large_result_of_pi_leaves_the_prompt_as_a_stub(session: Session) -> None:
+def test_a_large_result_of_pi_becomes_a_stub_in_the_prompt(session: Session) -> None:
     for provider in PROVIDERS:
         prompt = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000)).build(pi(LOG * 2))
         accepted(provider, prompt.request())
@@ -196,7 +196,7 @@ def test_images_and_errors_of_pi_reach_every_provider(session: Session) -> None:
         assert ('"is_error": true' in json.dumps(request)) == (provider == "anthropic")
 
 
-def test_ids_that_a_provider_refuses_are_made_ones_that_it_takes(session: Session) -> None:
+def test_ids_that_a_provider_refuses_are_replaced_by_valid_ones(session: Session) -> None:
     messages = json.loads(json.dumps(pi("one")).replace("toolu_0", "call_" + "a" * 60 + "|fc_1/2"))
     for provider in PROVIDERS:
         prompt = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000)).build(messages)
@@ -219,7 +219,7 @@ def test_a_prompt_of_pi_messages_only_grows(session: Session) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_what_a_host_adds_to_the_history_of_a_prompt_is_converted_and_the_rest_stays(
+def test_messages_that_a_host_adds_to_the_history_are_converted_and_the_rest_stays(
     provider: str, session: Session
 ) -> None:
     texts = [f"result {number}" for number in range(6)]
@@ -235,7 +235,7 @@ def test_what_a_host_adds_to_the_history_of_a_prompt_is_converted_and_the_rest_s
         assert all(json.dumps(history).count(text) == 1 for text in texts)
 
 
-def test_lines_of_claude_code_go_to_anthropic_alone(session: Session) -> None:
+def test_lines_of_claude_code_are_sent_only_to_anthropic(session: Session) -> None:
     prompt = PromptBuilder(session, provider="anthropic", budget=Budget(max_prompt_tokens=50_000)).build(
         claude_lines("one", "two")
     )
@@ -270,7 +270,7 @@ def test_a_prompt_is_the_same_for_messages_of_claude_code_bare_and_in_lines(sess
     assert all(set(one) == {"role", "content"} for one in prompts[0]["messages"])
 
 
-def test_what_a_provider_takes_is_sent_as_it_is(session: Session) -> None:
+def test_messages_that_a_provider_accepts_are_sent_unchanged(session: Session) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "q", "name": "u"},
@@ -323,12 +323,12 @@ def test_real_lines_stay_paired_and_lose_nothing(corpus: Path, host: str, sessio
                     assert one.pointer is not None
                     assert session.ref(one.pointer) is not None
             index = safeguard(messages, session, max_items=10_000, max_chars=10_000_000)
-            held = {session.get(ref) for ref in index.refs if ref.size_bytes < 10_000_000 and ref.codec == "text"}
+            stored = {session.get(ref) for ref in index.refs if ref.size_bytes < 10_000_000 and ref.codec == "text"}
             for message in bare:
                 for result in known.results(message):
                     text = text_of(at(message, result.content_path))
                     if len(text) > 40_000 and isinstance(message.get("content"), list) and "data:" not in text[:50]:
-                        assert any(text == one or text in str(one) for one in held), text[:100]
+                        assert any(text == one or text in str(one) for one in stored), text[:100]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

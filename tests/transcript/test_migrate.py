@@ -1,4 +1,4 @@
-"""Files and folders: made slim in place, whole again, proved, undone and let go."""
+"""Files and folders: externalized in place, rehydrated, verified, undone and forgotten."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def session(disk: Store) -> Session:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A transcript with everything odd in its middle, and no line end at its end."""
+    """A transcript with odd lines in the middle, and without a line end at the end."""
     path = tmp_path / "session.jsonl"
     lines = as_lines(SAMPLES["pi"]).splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:3], *ODD[:-1], *lines[3:], ODD[-1]]))
@@ -78,19 +78,19 @@ def beside(path: Path) -> list[str]:
 
 def test_a_dry_run_says_what_would_be_saved_and_changes_nothing(file: Path, session: Session) -> None:
     before = file.read_bytes()
-    told = only(transcript.externalize(file, session, dry_run=True))
-    assert (told.status, told.format, told.parts) == ("would shrink", "pi", len(before.splitlines(keepends=True)))
-    assert (told.bytes_before, told.backup) == (len(before), None)
+    plan = only(transcript.externalize(file, session, dry_run=True))
+    assert (plan.status, plan.format, plan.parts) == ("would shrink", "pi", len(before.splitlines(keepends=True)))
+    assert (plan.bytes_before, plan.backup) == (len(before), None)
     assert session.store.stats().artifacts == 0
     assert file.read_bytes() == before
     assert beside(file) == []
     done = only(transcript.externalize(file, session))
     assert (done.artifacts, done.bytes_after, done.tokens_saved) == (
-        told.artifacts,
-        told.bytes_after,
-        told.tokens_saved,
+        plan.artifacts,
+        plan.bytes_after,
+        plan.tokens_saved,
     )
-    assert file.stat().st_size == told.bytes_after < told.bytes_before / 2
+    assert file.stat().st_size == plan.bytes_after < plan.bytes_before / 2
 
 
 def test_every_byte_comes_back_and_nothing_else_about_the_file_changes(file: Path, session: Session) -> None:
@@ -129,7 +129,7 @@ def test_running_again_changes_nothing(file: Path, session: Session) -> None:
     assert (file.read_bytes(), file.stat().st_ino, session.store.stats()) == (slim, info.st_ino, artifacts)
 
 
-def test_verify_proves_it_before_the_backup_goes(file: Path, session: Session) -> None:
+def test_verify_checks_the_file_before_it_removes_the_backup(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
     assert only(transcript.verify(file, session.store)).status == "verified"
@@ -140,7 +140,7 @@ def test_verify_proves_it_before_the_backup_goes(file: Path, session: Session) -
     assert only(transcript.verify(file, session.store)).status == "verified"
 
 
-def test_undo_gives_the_file_back_and_lets_everything_go(file: Path, session: Session) -> None:
+def test_undo_restores_the_file_and_releases_everything(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
     assert only(transcript.undo(file, session.store)).status == "restored"
@@ -183,7 +183,7 @@ def test_undo_keeps_a_backup_with_secrets_that_was_changed_since(file: Path, ses
     assert report.backup == str(backup)
 
 
-def test_lines_that_a_host_appended_since_are_taken_on_and_stay_through_undo(file: Path, session: Session) -> None:
+def test_lines_that_a_host_appended_are_externalized_later_and_survive_undo(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
     more = [b"\n" + result("a" + LARGE), result("small"), b'{"torn', b' line"}\n' + result("b" + LARGE)]
@@ -205,7 +205,7 @@ def test_lines_that_a_host_appended_since_are_taken_on_and_stay_through_undo(fil
     assert file.read_bytes() == before + result("c" + LARGE)
 
 
-def test_a_backup_that_was_removed_covers_later_runs_from_there_on(file: Path, session: Session) -> None:
+def test_after_a_backup_was_removed_a_new_one_covers_only_later_lines(file: Path, session: Session) -> None:
     before = file.read_bytes() + b"\n" + result("a" + LARGE)
     transcript.externalize(file, session)
     transcript.verify(file, session.store, remove_backup=True)
@@ -219,8 +219,8 @@ def test_a_backup_that_was_removed_covers_later_runs_from_there_on(file: Path, s
     assert file.read_bytes() == before
 
 
-def test_lines_that_went_to_the_old_file_come_over(file: Path, session: Session) -> None:
-    """A process that had the file open goes on writing to what has become the backup."""
+def test_lines_written_to_the_old_file_are_carried_over(file: Path, session: Session) -> None:
+    """A process that had the file open keeps writing to the file that has become the backup."""
     before = file.read_bytes() + b"\n"
     file.write_bytes(before)
     with file.open("ab", buffering=0) as held:
@@ -237,7 +237,7 @@ def test_lines_that_went_to_the_old_file_come_over(file: Path, session: Session)
     assert file.read_bytes() == before + result("late") + result("later")
 
 
-def test_what_the_store_lacks_is_reported_and_has_a_placeholder(file: Path, session: Session) -> None:
+def test_a_missing_artifact_is_reported_and_has_a_placeholder(file: Path, session: Session) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
     store = session.store
@@ -263,7 +263,7 @@ def test_what_the_store_lacks_is_reported_and_has_a_placeholder(file: Path, sess
     assert file.read_bytes() == before
 
 
-def test_undo_leaves_the_file_where_neither_store_nor_backup_has_it_all(file: Path, session: Session) -> None:
+def test_undo_leaves_the_file_alone_if_neither_store_nor_backup_is_complete(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     transcript.verify(file, session.store, remove_backup=True)
     transcript.forget(file, session.store, force=True)
@@ -273,7 +273,7 @@ def test_undo_leaves_the_file_where_neither_store_nor_backup_has_it_all(file: Pa
     assert file.read_bytes() == slim
 
 
-def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> None:
+def test_an_edited_file_is_not_verified(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     file.write_bytes(file.read_bytes().replace(b"not json", b"now json"))
     report = only(transcript.verify(file, session.store))
@@ -282,7 +282,7 @@ def test_a_file_that_was_edited_is_not_proved(file: Path, session: Session) -> N
         transcript.externalize(file, session)
 
 
-def test_what_a_transcript_refers_to_outlives_every_session_and_collection(
+def test_the_artifacts_of_a_transcript_outlive_every_session_and_collection(
     file: Path, store: Store, clock: Clock
 ) -> None:
     before = file.read_bytes()
@@ -303,7 +303,7 @@ def test_what_a_transcript_refers_to_outlives_every_session_and_collection(
     assert store.stats().artifacts == 0
 
 
-def test_forgetting_is_for_transcripts_that_are_gone_or_whole(file: Path, session: Session) -> None:
+def test_only_transcripts_that_are_gone_or_whole_can_be_forgotten(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     with pytest.raises(InvalidArgument):
         transcript.forget(file, session.store)
@@ -326,7 +326,7 @@ def test_a_file_that_was_moved_can_be_forgotten_where_it_is(file: Path, session:
     assert only(transcript.forget(moved, session.store)).note == ""
 
 
-def test_what_the_model_was_shown_can_be_read_in_the_agents_session(file: Path, session: Session) -> None:
+def test_artifacts_shown_to_the_model_can_be_read_in_the_agents_session(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     shown = [ref for ref in session.list() if session.get(ref) == LARGE]
     stub = json.loads(json.loads(file.read_bytes().splitlines()[9])["message"]["content"][0]["text"])
@@ -346,7 +346,7 @@ def test_links_are_not_followed(file: Path, session: Session, tmp_path: Path) ->
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_with_a_second_name_keeps_it(file: Path, session: Session) -> None:
+def test_a_second_hard_link_to_a_file_is_kept(file: Path, session: Session) -> None:
     before = file.read_bytes()
     other = file.with_name("other name")
     os.link(file, other)
@@ -358,7 +358,7 @@ def test_a_file_with_a_second_name_keeps_it(file: Path, session: Session) -> Non
     assert file.read_bytes() == before
 
 
-def test_what_is_not_a_transcript_stays(tmp_path: Path, session: Session) -> None:
+def test_files_that_are_not_transcripts_stay_unchanged(tmp_path: Path, session: Session) -> None:
     for name, data in (("a.json", b'{"a": 1}'), ("b.jsonl", b""), ("c.json", b"[1,2"), ("d.jsonl", b"\x00" * 9_000)):
         (tmp_path / name).write_bytes(data)
         assert only(transcript.externalize(tmp_path / name, session)).status == "no transcript"
@@ -369,7 +369,7 @@ def test_what_is_not_a_transcript_stays(tmp_path: Path, session: Session) -> Non
         transcript.externalize(tmp_path / "a.json", session, format="nonsense")
 
 
-def test_a_folder_is_gone_through_and_one_bad_file_stops_nothing(tmp_path: Path, session: Session) -> None:
+def test_a_folder_is_processed_and_one_bad_file_does_not_stop_the_rest(tmp_path: Path, session: Session) -> None:
     folder = tmp_path / "sessions"
     for name, lines in SAMPLES.items():
         (folder / name).mkdir(parents=True)
@@ -389,7 +389,7 @@ def test_a_folder_is_gone_through_and_one_bad_file_stops_nothing(tmp_path: Path,
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def test_a_file_that_somebody_has_locked_is_left_alone(
+def test_a_file_locked_by_another_process_is_left_alone(
     file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coatcheck.transcript.swap._LOCK_TIMEOUT", 0.0)
@@ -408,7 +408,7 @@ def test_a_file_that_somebody_has_locked_is_left_alone(
 
 
 def test_lines_that_are_appended_meanwhile_are_not_lost(file: Path, session: Session) -> None:
-    """Another process appends as hosts do, opening the file for each line, while the file is made slim and whole."""
+    """Another process appends as hosts do, opening the file for each line, while it is externalized and restored."""
     file.write_bytes(before := file.read_bytes() + b"\n")
     source = (
         "import sys\nfor number in range(400):\n"
@@ -432,7 +432,7 @@ def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, sessio
     folder = tmp_path / "transcripts"
 
     def left_out(parent: str, names: list[str]) -> list[str]:
-        """The longest of those with many lines, in the short form."""
+        """In the short form, leave out the largest files of lines."""
         paths = [Path(parent, name) for name in names if name.endswith(".jsonl")]
         return [] if long_faults else [path.name for path in paths if path.stat().st_size > 2_200_000]
 

@@ -28,9 +28,9 @@ def by_length(text: str) -> int:
     return len(text) // 4 + 1
 
 
-def chat(count: int, *, result: str = BIG, said: str = "go on") -> list[dict[str, Any]]:
-    """So many turns of one call each, the results all different."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": said}]
+def chat(count: int, *, result: str = BIG, request: str = "go on") -> list[dict[str, Any]]:
+    """Return `count` turns of one call each, all with different results."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": request}]
     for number in range(count):
         call = {"id": f"c{number}", "type": "function", "function": {"name": "run", "arguments": "{}"}}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -129,7 +129,7 @@ def test_a_stub_gives_its_pointer_to_its_placeholder(session: coatcheck.Session)
     assert len(done.messages[3]["content"]) < len(outcome.text)
 
 
-def test_what_only_looks_like_a_stub_is_not_a_pointer(session: coatcheck.Session) -> None:
+def test_text_that_only_looks_like_a_stub_is_not_a_pointer(session: coatcheck.Session) -> None:
     fake = '{"stub":"trust me","artifact":"art:0123456789ab"}' + " " * 300
     messages = chat(12)
     messages[3]["content"] = fake
@@ -137,7 +137,7 @@ def test_what_only_looks_like_a_stub_is_not_a_pointer(session: coatcheck.Session
     assert all(one.pointer != "art:0123456789ab" for one in done.replaced)
 
 
-def test_a_page_that_our_tools_answered_points_at_what_was_read(session: coatcheck.Session) -> None:
+def test_a_page_from_our_tools_points_to_the_artifact_that_was_read(session: coatcheck.Session) -> None:
     ref = session.put(BIG * 20, name="log")
     tool = coatcheck.toolkit(session)[0]
     messages = chat(12)
@@ -146,7 +146,7 @@ def test_a_page_that_our_tools_answered_points_at_what_was_read(session: coatche
     assert json.loads(done.messages[3]["content"])["artifact"] == ref.pointer
 
 
-def test_arguments_of_old_calls_go_when_results_are_not_enough(session: coatcheck.Session) -> None:
+def test_arguments_of_old_calls_are_replaced_when_results_are_not_enough(session: coatcheck.Session) -> None:
     messages = chat(12, result="ok")
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -160,7 +160,7 @@ def test_arguments_of_old_calls_go_when_results_are_not_enough(session: coatchec
     assert any("arguments" in step for step in done.steps)
 
 
-def test_thinking_leaves_older_answers_and_never_the_one_under_way() -> None:
+def test_thinking_is_removed_from_older_answers_but_not_from_the_current_one() -> None:
     def answer(number: int) -> dict[str, Any]:
         thinking = {"type": "thinking", "thinking": BIG, "signature": f"s{number}"}
         return {"role": "assistant", "content": [thinking, {"type": "text", "text": "ok"}]}
@@ -197,7 +197,7 @@ def test_old_pictures_become_placeholders_and_cost_what_a_picture_costs(session:
 
 
 def test_whole_turns_are_folded_into_one_note_when_nothing_else_is_left(session: coatcheck.Session) -> None:
-    messages = chat(40, result="short", said="the task")
+    messages = chat(40, result="short", request="the task")
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
             message["content"] = f"{number}: {'words ' * 60}"
@@ -211,7 +211,7 @@ def test_whole_turns_are_folded_into_one_note_when_nothing_else_is_left(session:
     assert unpaired(done.messages, FORMATS["openai-chat"]) == []
 
 
-def test_what_the_system_says_in_the_middle_is_never_folded(session: coatcheck.Session) -> None:
+def test_system_messages_in_the_middle_are_never_folded(session: coatcheck.Session) -> None:
     messages = chat(40, result="short")
     for message in messages:
         if message["role"] == "assistant":
@@ -222,7 +222,7 @@ def test_what_the_system_says_in_the_middle_is_never_folded(session: coatcheck.S
     assert messages[10] in done.messages
 
 
-def test_a_store_that_is_closed_costs_pointers_and_not_the_prompt(session: coatcheck.Session) -> None:
+def test_a_closed_store_costs_the_pointers_but_not_the_prompt(session: coatcheck.Session) -> None:
     session.store.close()
     done = prune(chat(12), max_tokens=6_000, session=session)
     assert done.tokens_after <= 6_000
@@ -249,7 +249,7 @@ def test_fewer_of_the_newest_turns_are_kept_before_it_fails() -> None:
     assert any("newest" in step for step in done.steps)
 
 
-def test_what_cannot_fit_is_an_error() -> None:
+def test_messages_that_cannot_fit_are_an_error() -> None:
     with pytest.raises(LimitExceeded):
         prune(chat(1, result=BIG * 50), max_tokens=1_000)
     with pytest.raises(LimitExceeded):
@@ -257,7 +257,7 @@ def test_what_cannot_fit_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 0, -1, float("nan"), float("inf"), True, "7"])
-def test_a_counter_that_does_not_count_is_an_error(answer: Any) -> None:
+def test_a_counter_that_returns_an_invalid_count_is_an_error(answer: Any) -> None:
     with pytest.raises(LimitExceeded):
         prune(chat(2), max_tokens=10_000, count=lambda text: answer)
 
@@ -274,12 +274,12 @@ def test_a_counter_that_raises_is_an_error() -> None:
     "options", [{"max_tokens": 0}, {"max_tokens": 10, "keep_turns": -1}, {"max_tokens": 10, "low_water": 0},
                 {"max_tokens": 10, "low_water": 1.5}, {"max_tokens": 10, "format": "no such"}],
 )  # fmt: skip
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         prune(chat(1), **options)
 
 
-def test_nothing_at_all_is_within_any_budget() -> None:
+def test_an_empty_conversation_is_within_any_budget() -> None:
     assert prune([], max_tokens=1).messages == []
 
 
@@ -309,7 +309,7 @@ def test_a_clients_cache_breakpoint_stays_where_it_was(session: coatcheck.Sessio
     assert done.messages[number]["content"][0]["content"][0]["cache_control"] == mark
 
 
-def test_where_the_store_fails_a_placeholder_has_no_pointer(backend: Backend) -> None:
+def test_if_the_store_fails_a_placeholder_has_no_pointer(backend: Backend) -> None:
     done = prune(chat(12), max_tokens=6_000, session=backend.open(quota_bytes=100).session("full"))
     assert done.failures
     assert all(one.pointer is None for one in done.replaced)
@@ -381,7 +381,8 @@ def test_a_growing_conversation_is_rewritten_only_after_the_room_was_used_up(
             continue
         room -= weigh(messages[length - 1], by_length)
         if sent is not None and done.messages[: len(sent)] != sent:
-            assert room < budget // 16 + 100, "rewritten though there was room"  # what a note may take is reserved
+            # The maximum size of a note is reserved.
+            assert room < budget // 16 + 100, "rewritten although there was room"
             room = 0
         if sent is None or room <= 0:
             room = budget - done.tokens_after if done.tokens_after <= target or not done.replaced else 0
@@ -389,7 +390,7 @@ def test_a_growing_conversation_is_rewritten_only_after_the_room_was_used_up(
 
 
 @given(conversations(max_turns=20), st.sampled_from(WRITTEN))
-def test_a_rewrite_is_reported_and_what_is_stable_is_what_was_answered_before(turns_: list[Turn], form: str) -> None:
+def test_a_rewrite_is_reported_and_the_stable_prefix_matches_the_previous_prompt(turns_: list[Turn], form: str) -> None:
     messages, known = written(turns_, form), FORMATS[form]
     begins = turns([side(one, known) for one in messages])
     try:

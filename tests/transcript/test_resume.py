@@ -1,4 +1,4 @@
-"""A pointer in a transcript opens as long as the transcript exists, whatever became of the agent's session."""
+"""A pointer in a transcript opens as long as the transcript exists, whatever happens to the agent's session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WEEKS = 30 * 86_400.0
 
 
 def write(path: Path, *results: str) -> Path:
-    """A transcript of OpenAI's messages with these results."""
+    """Write a transcript of OpenAI messages with these results."""
     lines: list[dict[str, object]] = [{"role": "user", "content": "Which requests were slow?"}]
     for number, result in enumerate(results):
         call = {"id": f"c{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
@@ -32,14 +32,14 @@ def write(path: Path, *results: str) -> Path:
 
 
 def pointers(path: Path) -> list[str]:
-    """The pointers of the stubs in a transcript, as a model is sent them."""
+    """Return the pointers of the stubs in a transcript, as they are sent to a model."""
     with Transcript(path, read_only=True) as log:
         results = [one for one in log.messages_for_model() if one["role"] == "tool"]
     return [json.loads(one["content"])["artifact"] for one in results]
 
 
 def pass_time(store: Store, clock: Clock) -> None:
-    """Let every session expire, and everything that has expired go, tombstones too."""
+    """Let every session expire, and collect everything that has expired, including tombstones."""
     clock.advance(WEEKS)
     store.collect(grace=0)
     clock.advance(WEEKS)
@@ -82,7 +82,7 @@ def test_a_stub_that_was_appended_opens_after_the_session_has_expired(
     assert [store.session("agent").get(one) for one in pointers(path)] == [LOG, LOG * 2]
 
 
-def test_a_stub_of_a_parents_artifact_opens_in_the_child_that_wrote_it_down(
+def test_a_stub_of_a_parents_artifact_opens_in_the_child_that_recorded_it(
     tmp_path: Path, store: Store, clock: Clock
 ) -> None:
     ref = store.session("parent").put(LOG)
@@ -95,7 +95,7 @@ def test_a_stub_of_a_parents_artifact_opens_in_the_child_that_wrote_it_down(
     assert store.session("parent").get(ref.pointer) is None
 
 
-def test_a_child_reads_what_the_transcript_of_its_parent_has(
+def test_a_child_reads_the_artifacts_in_the_transcript_of_its_parent(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = write(tmp_path / "session.jsonl", LOG)
@@ -104,7 +104,7 @@ def test_a_child_reads_what_the_transcript_of_its_parent_has(
     assert store.session("child", parent="agent").get(pointers(path)[0]) == LOG
 
 
-def test_no_other_session_reads_what_a_transcript_holds(
+def test_no_other_session_reads_the_artifacts_of_a_transcript(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = write(tmp_path / "session.jsonl", LOG)
@@ -117,7 +117,7 @@ def test_no_other_session_reads_what_a_transcript_holds(
     assert caught.value.code == "not_found"
 
 
-def test_what_no_model_was_shown_is_not_the_sessions_to_read(
+def test_payloads_that_no_model_was_shown_are_not_readable_in_the_session(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = tmp_path / "session.jsonl"
@@ -166,7 +166,7 @@ def test_an_artifact_in_two_transcripts_opens_until_both_are_gone(
     assert store.session("agent").get(pointer) is None
 
 
-def test_what_a_session_forgets_stays_forgotten_though_its_transcript_has_it(
+def test_an_artifact_that_a_session_forgets_stays_forgotten_although_its_transcript_has_it(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = write(tmp_path / "session.jsonl", LOG, LOG * 2)
@@ -221,7 +221,7 @@ def test_a_session_with_another_name_continues_with_a_transcript(
     assert [store.session("agent").get(one) for one in found] == [LOG, None]
 
 
-def test_what_a_transcript_holds_can_be_pinned_and_granted(
+def test_the_artifacts_of_a_transcript_can_be_pinned_and_granted(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     path = write(tmp_path / "session.jsonl", LOG)
@@ -237,7 +237,7 @@ def test_what_a_transcript_holds_can_be_pinned_and_granted(
     assert store.session("agent").get(pointer) == LOG
 
 
-def test_a_pointer_in_a_transcript_never_opens_another_artifact_that_begins_alike(
+def test_a_pointer_in_a_transcript_never_opens_another_artifact_with_the_same_prefix(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     stub = agent.externalize(TWINS[0], policy=Policy(max_chars=1)).text
@@ -253,7 +253,7 @@ def test_a_pointer_in_a_transcript_never_opens_another_artifact_that_begins_alik
     assert agent.get("art:" + ref.artifact_id[:13]) == TWINS[0]
 
 
-def test_the_command_line_opens_a_pointer_of_a_transcript_long_after(tmp_path: Path, folder: Backend) -> None:
+def test_the_command_line_opens_a_pointer_of_a_transcript_long_afterwards(tmp_path: Path, folder: Backend) -> None:
     store = folder.open(clock=Clock(1_000_000.0))
     path = write(tmp_path / "session.jsonl", LOG)
     transcript.externalize(path, store.session("agent"))
@@ -263,7 +263,7 @@ def test_the_command_line_opens_a_pointer_of_a_transcript_long_after(tmp_path: P
     assert (done.returncode, done.stdout) == (0, LOG)
 
 
-def test_stubs_that_a_host_wrote_down_itself_open_after_the_session_has_expired(
+def test_stubs_that_a_host_wrote_itself_open_after_the_session_has_expired(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     stub = agent.externalize("ERROR timeout\n" * 5_000, tool="read_log").text
@@ -279,7 +279,7 @@ def test_stubs_that_a_host_wrote_down_itself_open_after_the_session_has_expired(
     assert store.stats().artifacts == 0
 
 
-def test_stubs_open_after_the_session_has_expired_though_nothing_else_leaves_the_file(
+def test_stubs_open_after_the_session_has_expired_even_if_nothing_else_leaves_the_file(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     stub = agent.externalize(LOG, tool="read_log").text
@@ -299,7 +299,7 @@ def test_stubs_open_after_the_session_has_expired_though_nothing_else_leaves_the
     assert store.session("agent").get(pointer) is None
 
 
-def test_what_a_transcript_lends_is_listed_page_by_page_found_and_recalled(
+def test_artifacts_that_a_transcript_lends_are_listed_in_pages_found_and_recalled(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     texts = [f"result {number} mentions topic{number}\n" + LOG for number in range(5)]
@@ -328,7 +328,7 @@ def test_what_a_transcript_lends_is_listed_page_by_page_found_and_recalled(
     assert len(store.session("agent").search("topic0")) == 1
 
 
-def test_a_search_finds_nothing_that_a_transcript_does_not_lend(tmp_path: Path, store: Store, agent: Session) -> None:
+def test_a_search_does_not_find_artifacts_of_other_transcripts(tmp_path: Path, store: Store, agent: Session) -> None:
     transcript.externalize(write(tmp_path / "one.jsonl", "quokka\n" + LOG), agent)
     transcript.externalize(write(tmp_path / "two.jsonl", "wallaby\n" + LOG), store.session("other"))
     assert len(agent.search("quokka")) == 1
@@ -337,7 +337,7 @@ def test_a_search_finds_nothing_that_a_transcript_does_not_lend(tmp_path: Path, 
 
 
 def pruned_messages(session: Session) -> tuple[list[dict[str, object]], list[str]]:
-    """A pruned conversation, and the pointers of its placeholders."""
+    """Return a pruned conversation and the pointers of its placeholders."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Which requests were slow?"}]
     for number in range(20):
         call = {"id": f"c{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
@@ -399,7 +399,7 @@ def test_pointers_in_answers_of_our_tools_open_after_the_session_has_expired(
     assert [one for one in found if store.session("agent").get(one) is None] == []
 
 
-def test_a_pointer_that_the_session_cannot_open_is_not_held(
+def test_a_pointer_that_the_session_cannot_open_keeps_nothing_alive(
     tmp_path: Path, store: Store, agent: Session, clock: Clock
 ) -> None:
     secret = store.session("other").put("secret " * 100).pointer

@@ -21,7 +21,7 @@ Open = Callable[[str], Session]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens a session of a store beside a settings file with this policy."""
+    """Return a function that opens a session of a store beside a settings file with the given policy."""
     monkeypatch.chdir(tmp_path)
     stores = []
 
@@ -60,7 +60,7 @@ def appended(session: Session, messages: list[dict[str, Any]]) -> list[dict[str,
 
 
 def stored(session: Session) -> str:
-    """All that the store keeps, as one text."""
+    """Return everything in the store as one text."""
     store = session.store
     holders = [store.session(one.session_id) for one in store.sessions()]
     return "\n".join(str(one.get(ref)) for one in holders for ref in one.list())
@@ -71,7 +71,7 @@ Way = Callable[[Session, list[dict[str, Any]]], list[dict[str, Any]]]
 
 
 @WAYS
-def test_secrets_are_masked_in_what_a_file_moves_out(opened: Open, way: Way) -> None:
+def test_secrets_are_masked_in_payloads_moved_out_of_a_file(opened: Open, way: Way) -> None:
     session = opened('redact = "store"')
     assert SECRET not in json.dumps(way(session, chat()))
     assert "line of a log" in stored(session)
@@ -100,7 +100,7 @@ def test_pruning_masks_secrets_before_it_stores(opened: Open) -> None:
     assert SECRET not in stored(session)
 
 
-def test_pruning_leaves_results_of_a_tool_that_never_leave_as_long_as_others_are_enough(opened: Open) -> None:
+def test_pruning_spares_results_of_a_tool_set_to_never_if_others_are_enough(opened: Open) -> None:
     session = opened('[policy.tools]\nread_file = "never"')
     messages = [*chat(LOG[:6_000], tool="read_file"), *chat(LOG[:9_000]), *chat("ok")]
     done = prune(messages, max_tokens=6_000, session=session)
@@ -108,14 +108,14 @@ def test_pruning_leaves_results_of_a_tool_that_never_leave_as_long_as_others_are
     assert done.messages[2] is messages[2]
 
 
-def test_pruning_is_asked_for_and_so_it_cuts_though_the_policy_is_not_enabled(opened: Open) -> None:
+def test_pruning_works_even_if_the_policy_is_not_enabled(opened: Open) -> None:
     session = opened("enabled = false")
     done = prune(chat(), max_tokens=1_000, session=session)
     assert done.replaced
     assert done.tokens_after <= 1_000
 
 
-def test_the_safeguard_stores_what_the_policy_of_the_file_would(opened: Open) -> None:
+def test_the_safeguard_follows_the_policy_of_the_settings_file(opened: Open) -> None:
     session = opened('redact = "store"\n[policy.tools]\nread_file = "never"')
     assert safeguard(chat(tool="read_file"), session).refs == ()
     assert safeguard(chat(), session).refs

@@ -1,4 +1,4 @@
-"""One text and its slim form: every byte comes back, whoever wrote the text and whatever is in it."""
+"""A text and its slim form: every byte comes back, whatever wrote the text and whatever it contains."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def keeper(store: Store) -> Keeper:
 
 
 def round_trip(text: bytes, keeper: Keeper, known: Any = CHAT) -> bytes:
-    """The slim form of a text, after it was proved to come back, and to stay as it is when it is made slim again."""
+    """Return the slim form of a text, after checking that the text comes back and slimming again changes nothing."""
     slimmed = slim(text, known, keeper)
     assert whole(slimmed.text, fetch_from(keeper.store)) == text
     assert slim(slimmed.text, known, keeper).text == slimmed.text
@@ -134,8 +134,8 @@ def test_any_bytes_come_back(backend: Backend, store: Store) -> None:
     check()
 
 
-def test_what_looks_like_our_refs_and_stubs_comes_back(backend: Backend, store: Store, another: Store) -> None:
-    """A slim line of another store, and what such lines can be made to look like."""
+def test_text_that_looks_like_our_refs_and_stubs_comes_back(backend: Backend, store: Store, another: Store) -> None:
+    """A slim line of another store, and variations of it."""
 
     @backend.examples()
     @given(message=MESSAGES)
@@ -153,7 +153,7 @@ def test_what_looks_like_our_refs_and_stubs_comes_back(backend: Backend, store: 
 
 
 @pytest.mark.parametrize("more", [{}, {"content": LARGE}])
-def test_a_key_like_ours_comes_back_whatever_it_holds(more: dict[str, Any], keeper: Keeper, another: Store) -> None:
+def test_a_key_like_ours_comes_back_whatever_its_value(more: dict[str, Any], keeper: Keeper, another: Store) -> None:
     session: dict[str, Any] = {"session": Keeper(another).session_id}
     odd: list[Any] = [[], [session], [session, session], {"session": 1}, [{**session, "id": "0" * 64}], None, "x", [[]]]
     for refs in odd:
@@ -163,7 +163,7 @@ def test_a_key_like_ours_comes_back_whatever_it_holds(more: dict[str, Any], keep
 
 @pytest.mark.parametrize("style", STYLES)
 @given(text=st.text() | st.text('</>&\u2028\u2029\x08\x0c\x7fé/\\"\ud800\n', min_size=1))
-def test_every_style_is_json_for_the_same_text_and_is_known_again(style: str, text: str) -> None:
+def test_every_style_is_json_for_the_same_text_and_is_recognized(style: str, text: str) -> None:
     token = STYLES[style](text)
     assert json.loads(token) == text
     found = styled(text, token)
@@ -181,7 +181,7 @@ def test_a_place_in_any_known_style_needs_no_second_artifact(style: str, keeper:
     round_trip(line, keeper)
 
 
-def test_a_place_in_no_known_style_comes_back_all_the_same(keeper: Keeper) -> None:
+def test_a_place_in_an_unknown_style_comes_back_too(keeper: Keeper) -> None:
     line = b'{"role":"tool","content":"' + b"\\u0061 b \xc3\xa9\\u00e9 " * 100 + b'"}'
     (ref,) = slim(line, CHAT, keeper).refs
     assert ref.raw is not None
@@ -189,13 +189,13 @@ def test_a_place_in_no_known_style_comes_back_all_the_same(keeper: Keeper) -> No
     round_trip(line, keeper)
 
 
-def test_a_place_holds_the_stub_and_the_line_its_ref(keeper: Keeper) -> None:
+def test_a_place_contains_the_stub_and_the_line_its_ref(keeper: Keeper) -> None:
     line = as_lines([{"role": "tool", "tool_call_id": "c", "name": "logs", "content": LARGE, "extra": [1, 2.50]}])
     text = slim(line, CHAT, keeper).text
-    said = json.loads(text)
-    (ref,) = said[REFS_KEY]
+    shown = json.loads(text)
+    (ref,) = shown[REFS_KEY]
     outcome = keeper.store.session("agent").externalize(LARGE, policy=SMALL)
-    assert said["content"] == outcome.text
+    assert shown["content"] == outcome.text
     assert ref["path"] == ["content"]
     assert ref["size"] == len(LARGE.encode())
     assert ref["session"] == keeper.session_id
@@ -204,9 +204,9 @@ def test_a_place_holds_the_stub_and_the_line_its_ref(keeper: Keeper) -> None:
     assert text.startswith(b'{"role":"tool","tool_call_id":"c","name":"logs","content":"{')
     assert b'"extra":[1,2.5],"artifactRefs":[' in text
     assert outcome.ref is not None
-    held = keeper.store.session(keeper.session_id).ref(ref["id"])
-    assert held is not None
-    assert (held.tool, held.call_id, held.expires_at) == ("logs", "c", None)
+    stored = keeper.store.session(keeper.session_id).ref(ref["id"])
+    assert stored is not None
+    assert (stored.tool, stored.call_id, stored.expires_at) == ("logs", "c", None)
     assert keeper.store.session("agent").get(outcome.ref) == LARGE
 
 
@@ -230,7 +230,7 @@ def test_the_same_content_is_one_artifact_in_every_format(keeper: Keeper) -> Non
     assert set.intersection(*ids) == {keeper.store.session("agent").put(LARGE).artifact_id}
 
 
-def test_what_is_under_the_policy_stays(store: Store) -> None:
+def test_payloads_that_the_policy_leaves_alone_stay(store: Store) -> None:
     for policy in (Policy(max_chars=100_000), Policy(enabled=False)):
         keeper = Keeper(store, policy=policy)
         for name, lines in SAMPLES.items():
@@ -238,7 +238,7 @@ def test_what_is_under_the_policy_stays(store: Store) -> None:
                 assert slim(line, FORMATS[name], keeper).text == line
 
 
-def test_rules_for_tools_count(store: Store) -> None:
+def test_rules_for_tools_apply(store: Store) -> None:
     line = as_lines(SAMPLES["pi"][3:4])
     never = slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": "never"})))
     assert never.refs == ()
@@ -282,7 +282,7 @@ def test_pages_of_our_own_tools_stay(keeper: Keeper) -> None:
     assert slim(line, CHAT, keeper).text == line
 
 
-def test_what_is_missing_has_a_placeholder_and_the_rest_is_exact(keeper: Keeper) -> None:
+def test_a_missing_artifact_has_a_placeholder_and_the_rest_is_exact(keeper: Keeper) -> None:
     line = as_lines(SAMPLES["claude-code"][5:6])
     slimmed = slim(line, FORMATS["claude-code"], keeper)
     fetch = fetch_from(keeper.store)
@@ -295,23 +295,23 @@ def test_what_is_missing_has_a_placeholder_and_the_rest_is_exact(keeper: Keeper)
 
     with pytest.raises(NotFound):
         whole(slimmed.text, without)
-    told: list[ArtifactRef] = []
-    text = whole(slimmed.text, without, missing=lambda ref, error: told.append(ref))
-    assert {ref.id for ref in told} == {gone}
+    missing: list[ArtifactRef] = []
+    text = whole(slimmed.text, without, missing=lambda ref, error: missing.append(ref))
+    assert {ref.id for ref in missing} == {gone}
     assert f"[art:{gone[:12]} is missing here".encode() in text
     assert json.loads(text).keys() == json.loads(line).keys()
     assert CODE.replace("\n", "\\n").encode() in text
 
 
-def test_a_slim_line_that_a_host_wrote_again_comes_back_as_the_same_values(keeper: Keeper) -> None:
+def test_a_slim_line_that_a_host_rewrote_comes_back_as_the_same_values(keeper: Keeper) -> None:
     line = as_lines(SAMPLES["claude-code"][5:6])
     text = json.loads(slim(line, FORMATS["claude-code"], keeper).text)
-    for anew in (
+    for rewritten in (
         json.dumps(text),
         json.dumps({**text, "added": 1}),
         json.dumps(dict(reversed(text.items())), indent=1),
     ):
-        back = json.loads(whole(anew.encode(), fetch_from(keeper.store)))
+        back = json.loads(whole(rewritten.encode(), fetch_from(keeper.store)))
         back.pop("added", None)
         assert back == json.loads(line)
 
@@ -324,7 +324,7 @@ def test_a_ref_to_a_place_that_is_gone_is_reported(keeper: Keeper) -> None:
 
 
 @given(st.text())
-def test_only_base64_that_is_written_the_usual_way_is_taken_for_bytes(text: str) -> None:
+def test_only_base64_in_its_usual_form_is_treated_as_bytes(text: str) -> None:
     data = text.encode("utf-8", "surrogatepass") * 20
     written = base64.b64encode(data).decode()
     found = binary(written)
@@ -339,7 +339,7 @@ def test_only_base64_that_is_written_the_usual_way_is_taken_for_bytes(text: str)
         assert binary(odd) is None or base64.b64encode(binary(odd)[1]).decode() == odd  # type: ignore[index]
 
 
-def test_a_list_of_messages_comes_back_and_each_has_its_refs_itself(backend: Backend, store: Store) -> None:
+def test_a_list_of_messages_comes_back_and_each_message_has_its_own_refs(backend: Backend, store: Store) -> None:
     @backend.examples()
     @given(
         messages=st.lists(MESSAGES, min_size=1, max_size=6),
@@ -378,7 +378,7 @@ def test_a_list_is_opened_with_the_spans_of_its_objects(values: list[Any], write
 
 
 @pytest.mark.parametrize("text", ["[", "[{}", "[{},]", "[{} {}]", "[{}] x", "[{}]]", "{}x", "3", '"a"', ""])
-def test_what_is_neither_an_object_nor_a_list_of_them_is_not_opened(text: str) -> None:
+def test_text_that_is_neither_an_object_nor_a_list_of_objects_is_not_opened(text: str) -> None:
     assert Opened.of(text.encode()) is None
 
 
@@ -389,9 +389,7 @@ def test_a_token_is_found_where_it_is(text: str, token: str, start: int) -> None
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_text_is_written_the_same_before_and_after_there_is_much_to_write(
-    loaded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_is_encoded_the_same_by_either_encoder(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "_PYDANTIC_PAYS", 0 if loaded else 1 << 40)
 
     @given(st.text())

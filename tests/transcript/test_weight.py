@@ -1,4 +1,4 @@
-"""What a message counts: thinking by its signature, as providers bill it; anything else as its JSON."""
+"""The weight of a message: thinking counts by its signature, as providers bill it; anything else as its JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def assistant(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": [*blocks, TEXT]}
 
 
-def signed(said: str, signature: str, key: str = "signature") -> dict[str, Any]:
-    return {"type": "thinking", "thinking": said, key: signature}
+def signed(text: str, signature: str, key: str = "signature") -> dict[str, Any]:
+    return {"type": "thinking", "thinking": text, key: signature}
 
 
 @pytest.mark.parametrize("key", ["signature", "thinkingSignature"])
@@ -33,13 +33,13 @@ def test_thinking_counts_by_its_signature(key: str) -> None:
     assert weigh(assistant(redacted)) == weigh(assistant({"type": "redacted_thinking"})) + 400
 
 
-def test_thinking_that_no_signature_can_hold_counts_as_text() -> None:
-    said = "let me see " * 90
-    for block in (signed(said, ""), signed(said, "sig"), {"type": "thinking", "thinking": said}):
-        assert weigh(assistant(block)) > tokens.estimate(said)
+def test_thinking_too_long_for_its_signature_counts_as_text() -> None:
+    text = "let me see " * 90
+    for block in (signed(text, ""), signed(text, "sig"), {"type": "thinking", "thinking": text}):
+        assert weigh(assistant(block)) > tokens.estimate(text)
 
 
-def test_what_only_looks_like_thinking_counts_as_it_is() -> None:
+def test_data_that_only_looks_like_thinking_counts_as_text() -> None:
     data = signed("let me see " * 90, "Ab9+" * 500)
     call = {"type": "tool_use", "id": "c", "name": "n", "input": {"content": [data]}}
     assert weigh({"role": "assistant", "content": [call]}) > 1_000
@@ -47,9 +47,9 @@ def test_what_only_looks_like_thinking_counts_as_it_is() -> None:
 
 
 def calls(path: Path) -> Iterator[tuple[int, list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Each answer of the model: how many tokens its prompt had, its blocks, and those that came before the next."""
+    """Yield for each answer of the model: the tokens of its prompt, its blocks, and the blocks before the next one."""
     number, prompt = None, 0
-    said: list[dict[str, Any]] = []
+    answer: list[dict[str, Any]] = []
     after: list[dict[str, Any]] = []
     for line in path.read_text().splitlines():
         record = json.loads(line)
@@ -63,25 +63,25 @@ def calls(path: Path) -> Iterator[tuple[int, list[dict[str, Any]], list[dict[str
             continue
         if message["id"] != number:
             if number is not None:
-                yield prompt, said, after
-            number, said, after = message["id"], [], []
+                yield prompt, answer, after
+            number, answer, after = message["id"], [], []
         used = message["usage"]
-        said = [*said, *blocks]
+        answer = [*answer, *blocks]
         prompt = sum(
             used.get(name) or 0
             for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         )  # fmt: skip
-    yield prompt, said, after
+    yield prompt, answer, after
 
 
-def test_thinking_counts_what_the_usage_of_real_sessions_says(corpus: Path) -> None:
-    """A prompt is longer than the one before by what was answered and said since. Where most of that is thinking, what
-    is left of it without the rest is what the provider counted for the thinking."""
+def test_the_weight_of_thinking_matches_the_usage_of_real_sessions(corpus: Path) -> None:
+    """A prompt is longer than the previous one by the answer and the messages since. Where most of that is thinking,
+    subtracting the rest gives the number of tokens that the provider counted for the thinking."""
     billed = counted = found = 0
     for path in sorted((corpus / "transcripts" / "claude-code").glob("*.jsonl")):
-        for (prompt, said, after), (longer, _, _) in pairwise(calls(path)):
-            thought = [one for one in said if one["type"] == "thinking"]
-            rest = [one for one in (*said, *after) if one["type"] != "thinking"]
+        for (prompt, answer, after), (longer, _, _) in pairwise(calls(path)):
+            thought = [one for one in answer if one["type"] == "thinking"]
+            rest = [one for one in (*answer, *after) if one["type"] != "thinking"]
             signature = sum(len(one["signature"]) for one in thought)
             others = tokens.count(json.dumps(rest, ensure_ascii=False))
             if signature < others or not prompt < longer < prompt + 5_000:
