@@ -34,6 +34,7 @@ from coatcheck.executor import Handle
 from coatcheck.intake import About
 from coatcheck.storage.forks import Mutex
 from coatcheck.values import Encoded, encode
+from tests.conftest import LONG_FAULTS
 from tests.counting import Counts
 from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.transcript.samples import SAMPLES, as_lines
@@ -179,6 +180,7 @@ def _fork() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+TEXT = "a line of text\n" * 40
 CHATS = as_lines(SAMPLES["openai-chat"])
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "art:" + "0" * 12}]
 
@@ -194,7 +196,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.session = self.store.session("s", ttl=None)
-        self.ref = self.session.put("a line of text\n" * 500, name="text")
+        self.ref = self.session.put(TEXT, name="text")
         self.json = self.session.put({"rows": [{"a": number} for number in range(50)]}, name="rows")
         self.executor = ToolExecutor(self.session, [_echo, _wait_a_moment], policy=Policy(max_chars=1_000))
         self.archive = io.BytesIO()
@@ -215,6 +217,16 @@ class World:
         self.whole()
         transcript.externalize(self.transcript, self.session)
         return self.transcript
+
+    def clear(self) -> None:
+        """Remove what earlier interrupts left, so that a call does not take longer each time."""
+        for store in (self.store, self.other):
+            for session_id in [one.session_id for one in store.sessions() if one.session_id != "s"]:
+                store.session(session_id).end()
+        for ref in self.session.list():
+            if ref.artifact_id not in (self.ref.artifact_id, self.json.artifact_id):
+                self.session.forget(ref)
+        self.store.collect(grace=0)
 
     def rehydrated(self) -> Path:
         transcript.rehydrate(self.slim(), self.store)
@@ -345,36 +357,68 @@ def test_every_public_call_is_interrupted() -> None:
     assert functions | {"Transcript"} == PUBLIC["transcript"].keys()
 
 
-@pytest.mark.parametrize("of", PUBLIC)
+def _parts() -> Iterator[Any]:
+    """The calls that one test interrupts: those of a class, or a single one in a long run, so that workers share
+    them."""
+    for of, calls in PUBLIC.items():
+        if LONG_FAULTS:
+            yield from (pytest.param(of, [name], id=f"{of}.{name}") for name in calls)
+        else:
+            yield pytest.param(of, list(calls), id=of)
+
+
+def _prepared(of: str, name: str, world: World) -> tuple[Callable[[], object], Callable[[object], object]]:
+    call = PUBLIC[of][name]
+    prepare, act = call if isinstance(call, tuple) else (lambda world: None, call)
+    return lambda: prepare(world), lambda prepared: act(world, prepared)
+
+
+def _known_before(of: str, name: str, world: World) -> set[object]:
+    """The bytecodes that the calls of a class reach which come before this one."""
+    known: set[object] = set()
+    for one in itertools.takewhile(lambda one: one != name, PUBLIC[of]):
+        world.number -= 1
+        _counted(*_prepared(of, one, world)).new(known)
+    return known
+
+
+def _counted(prepare: Callable[[], object], act: Callable[[object], object]) -> Interrupt:
+    """Count the bytecodes of a call, after it was made once: then modules are imported and caches filled."""
+    act(prepare())
+    prepared = prepare()
+    with Interrupt() as counted:
+        act(prepared)
+    return counted
+
+
+@pytest.mark.parametrize(("of", "names"), list(_parts()))
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
 def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
-    of: str, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
+    of: str, names: list[str], tmp_path: Path, another: Callable[[], None], counts: Counts
 ) -> None:
-    numbers, known, rng = itertools.count(), set[object](), random.Random(chosen_seed())
+    numbers, rng = itertools.count(), random.Random(chosen_seed())
     with (
         coatcheck.open(tmp_path / "store", durability="process") as store,
         coatcheck.open("memory:") as other,
     ):
         world = World(store, tmp_path, other)
-        for name, call in PUBLIC[of].items():
-            prepare, act = call if isinstance(call, tuple) else (lambda world: None, call)
+        known = _known_before(of, names[0], world)
+        for name in names:
+            prepare, act = _prepared(of, name, world)
             world.number = next(numbers)
-            prepared = prepare(world)
-            with Interrupt() as counted:
-                act(world, prepared)
-            instants = counted.new(known) if long_faults else counted.distinct()
-            wanted = len(instants) // 3 if long_faults else 1  # a long run takes a third, by its seed
-            instants = sorted(rng.sample(instants, min(len(instants), wanted)))
-            for instant in instants:
+            counted = _counted(prepare, act)
+            for instant in counted.new(known) if LONG_FAULTS else rng.sample(counted.distinct(), 1):
                 world.number = next(numbers)
-                prepared = prepare(world)
+                if world.number % 50 == 0:
+                    world.clear()
+                prepared = prepare()
                 kept: BaseException | None = None
                 interrupt = Interrupt(instant)
                 try:
                     with interrupt:
-                        act(world, prepared)
+                        act(prepared)
                 except KeyboardInterrupt as error:
                     kept = error
                 try:
@@ -391,7 +435,7 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
                     raise
                 del kept
                 counts("interrupts")
-        assert store.session("s").get(world.ref) == "a line of text\n" * 500
+        assert store.session("s").get(world.ref) == TEXT
         store.verify(repair=True)
         assert problems(store) == []
 
