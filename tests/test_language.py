@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Paths that are checked: files, or folders of .py and .md files.
 CHECKED = (
     "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "benchmarks", "examples", "src/coatcheck",
+    "tests",
 )  # fmt: skip
 
 PHRASES = {

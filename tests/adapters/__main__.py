@@ -1,5 +1,5 @@
 """`python -m tests.adapters langchain` runs the tests of an adapter in an environment with its framework; without a
-name, those of all adapters. Environments are in `.venv-adapters`, made on first use from `constraints/<name>.txt`.
+name, those of all adapters. Environments are in `.venv-adapters`, created on first use from `constraints/<name>.txt`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ PLACE = Path(os.environ.get("COATCHECK_ADAPTERS", environments.ROOT / ".venv-ada
 
 
 def command(name: str, *options: str) -> list[str]:
-    """Return the command that runs the tests of an adapter. Raises `Missing` if its environment cannot be made."""
+    """Return the command that runs the tests of an adapter. Raises `Missing` if its environment cannot be created."""
     python = environments.python(HERE / "constraints" / f"{name}.txt", PLACE / name)
     pytest = [str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini")]
     return [*pytest, f"--rootdir={environments.ROOT}", f"--confcutdir={HERE}", *options, str(HERE / name)]
 
 
-def main(asked: list[str]) -> int:
-    names = [one for one in asked if one in FRAMEWORKS] or FRAMEWORKS
-    options = [one for one in asked if one not in FRAMEWORKS]
+def main(arguments: list[str]) -> int:
+    names = [one for one in arguments if one in FRAMEWORKS] or FRAMEWORKS
+    options = [one for one in arguments if one not in FRAMEWORKS]
     failed = 0
     for name in names:
         begin = time.monotonic()

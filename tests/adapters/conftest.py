@@ -1,4 +1,4 @@
-"""Tests in a folder of this one need a framework, and run in its environment: see `__main__.py`."""
+"""Tests in a subfolder need a framework, and run in its environment: see `__main__.py`."""
 
 from pathlib import Path
 

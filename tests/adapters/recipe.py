@@ -1,4 +1,4 @@
-"""Runs a recipe of docs/recipes.md: its code as it is on the page, with a scripted model behind OpenAI's API."""
+"""Runs a recipe of docs/recipes.md: its code exactly as on the page, with a scripted model behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 LOG = "\n".join(f"2026-11-17 12:00 worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(3_500))
 LOG = LOG.replace("worker 3 answered request 7918 ", "worker 3 FAILED: code 4711 ", 1) + "\nERROR code 4711"
 ROWS = [{"id": n, "name": f"customer {n}", "city": f"city {n % 97}", "total": n * 7 % 1_000} for n in range(3_000)]
-SMALL = 9_000  # characters of the last request, with the framework's own words
+SMALL = 9_000  # characters of the last request, including the framework's own text
 
 received: list[Any] = []
 
@@ -109,7 +109,7 @@ def run(title: str, *, last: Any = None, steps: Any = None) -> list[dict[str, An
 
 
 def check(requests: list[dict[str, Any]], *, most: int = SMALL) -> None:
-    """What every recipe must do: small requests, whole values for tools, and an answer for a dead pointer."""
+    """Check that requests are small, tools get whole values, and an unknown pointer is answered."""
     assert received == [LOG, ROWS]
     sent = json.dumps(requests[-1])
     assert "code 4711" in sent

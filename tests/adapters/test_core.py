@@ -56,7 +56,7 @@ def test_runs_without_an_id_share_nothing(adapter: Adapter) -> None:
 
 
 @pytest.mark.parametrize("host_id", ["x" * 5_000, "", "../../etc", "a\nb", "\ud800", "\u202e" * 3])
-def test_any_id_of_a_host_names_a_session(adapter: Adapter, host_id: str) -> None:
+def test_any_id_of_a_host_can_name_a_session(adapter: Adapter, host_id: str) -> None:
     session = adapter.session(host_id)
     assert adapter.session(host_id).get(session.put("x").pointer) == "x"
     assert session.session_id.isprintable()
@@ -89,7 +89,7 @@ def test_a_deleted_conversation_is_forgotten(adapter: Adapter) -> None:
     assert adapter.session("thread").get(pointer) is None
 
 
-def test_a_folder_can_be_named_and_anything_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_can_be_given_and_anything_else_is_refused(tmp_path: Path) -> None:
     adapter = Adapter(tmp_path / "store", host="test")
     assert adapter.session("a").put("x").pointer
     adapter.store.close()
@@ -97,9 +97,7 @@ def test_a_folder_can_be_named_and_anything_else_is_refused(tmp_path: Path) -> N
         Adapter(17, host="test")  # type: ignore[arg-type]
 
 
-def test_a_store_that_cannot_be_asked_gives_a_session_whose_results_are_head_and_tail(
-    adapter: Adapter, store: Store
-) -> None:
+def test_results_are_cut_to_head_and_tail_if_the_store_is_unavailable(adapter: Adapter, store: Store) -> None:
     kit = adapter.kit()
     store.close()
     outcome = kit.result(adapter.session("thread"), LOG, tool="fetch_log")
@@ -125,7 +123,7 @@ def test_a_disabled_policy_adds_no_tools_and_changes_nothing(store: Store) -> No
     assert kit.result(session, LOG, tool="t").content is LOG
 
 
-def test_without_tools_of_ours_stubs_name_none(store: Store) -> None:
+def test_stubs_name_no_tool_if_ours_are_not_offered(store: Store) -> None:
     adapter = Adapter(store, host="test", only=())
     assert adapter.kit().tools == ()
     assert "get_artifact" not in adapter.kit().result(adapter.session("a"), LOG, tool="t").text
@@ -154,7 +152,7 @@ def test_arguments_are_the_same_object_unless_they_have_pointers(adapter: Adapte
     assert kit.arguments(session, "get_artifact", ours) is ours
 
 
-def test_a_pointer_that_leads_nowhere_is_refused_in_words(adapter: Adapter, store: Store) -> None:
+def test_an_unknown_pointer_is_refused_with_a_message(adapter: Adapter, store: Store) -> None:
     kit, session = adapter.kit(), adapter.session("a")
     refused = kit.arguments(session, "send", {"text": "art:000000000000"})
     assert isinstance(refused, Refusal)
@@ -164,7 +162,7 @@ def test_a_pointer_that_leads_nowhere_is_refused_in_words(adapter: Adapter, stor
     assert isinstance(kit.arguments(session, "send", {"text": "art:000000000000"}), Refusal)
 
 
-def test_parts_that_stay_are_the_same_objects(adapter: Adapter) -> None:
+def test_unchanged_parts_are_the_same_objects(adapter: Adapter) -> None:
     kit, session = adapter.kit(), adapter.session("a")
     parts = [ContentPart("short"), ContentPart(media_type="image/png", data=PNG), ContentPart(kept=object())]
     assert kit.parts(session, parts, tool="t") == parts
@@ -188,7 +186,7 @@ def test_a_long_text_and_a_large_file_become_stubs_beside_a_picture(adapter: Ada
     assert {session.get(ref) for ref in session.list()} == {LOG, pdf}
 
 
-def test_very_many_parts_become_one_stub_and_what_must_stay_stays(adapter: Adapter) -> None:
+def test_very_many_parts_become_one_stub_and_kept_parts_remain(adapter: Adapter) -> None:
     kit, session = adapter.kit(), adapter.session("a")
     parts = [*(ContentPart(f"part {n} " * 2_000) for n in range(60)), ContentPart(kept=1)]
     first, last = kit.parts(session, parts, tool="t")
@@ -206,7 +204,7 @@ def test_errors_are_bounded_and_short_ones_stay(adapter: Adapter) -> None:
     assert str(error) == long
 
 
-def test_a_value_that_cannot_be_written_is_passed_on(adapter: Adapter) -> None:
+def test_a_value_that_cannot_be_serialized_is_passed_on(adapter: Adapter) -> None:
     class Odd:
         def __repr__(self) -> str:
             raise RuntimeError("no text")
@@ -217,7 +215,7 @@ def test_a_value_that_cannot_be_written_is_passed_on(adapter: Adapter) -> None:
     assert adapter.kit().result(adapter.session("a"), odd, tool="t").content is odd
 
 
-def test_a_framework_that_is_not_installed_is_named_with_the_versions_that_are_tested() -> None:
+def test_the_error_for_a_missing_framework_names_the_tested_versions() -> None:
     error = missing("langchain", "langchain>=1.4,<2")
     assert isinstance(error, MissingExtra | ImportError)
     assert "langchain>=1.4,<2" in str(error)
@@ -225,14 +223,14 @@ def test_a_framework_that_is_not_installed_is_named_with_the_versions_that_are_t
 
 
 @pytest.mark.parametrize("value", ["", "a short text", 17, -(2**63), 1.5, None, True])
-def test_what_is_certainly_small_stays_as_it_is(adapter: Adapter, value: object) -> None:
+def test_a_certainly_small_value_is_unchanged(adapter: Adapter, value: object) -> None:
     kit = adapter.kit()
     assert kit.is_small(value)
     assert kit.result(adapter.session("s"), value, tool="t").content is value
 
 
 @pytest.mark.parametrize("value", [LOG, ROWS, 10**100, b"", {}, []])
-def test_what_may_be_large_is_not_certainly_small(adapter: Adapter, value: object) -> None:
+def test_a_possibly_large_value_is_not_certainly_small(adapter: Adapter, value: object) -> None:
     assert not adapter.kit().is_small(value)
 
 

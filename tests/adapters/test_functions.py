@@ -1,4 +1,4 @@
-"""Plain functions as tools: the adapter suite against a loop that knows nothing but functions, and the signatures."""
+"""Plain functions as tools: the adapter suite against a loop that knows only functions, and the signatures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FunctionsDriver(Driver):
     lacks: ClassVar[Mapping[Ability, str]] = {
         "approval": "the loop belongs to the caller",
         "cancellation": "the loop belongs to the caller",
-        "file": "the loop sends text and pictures alone",
+        "file": "the loop sends only text and pictures",
         "final_answer": "the loop belongs to the caller",
         "hand_off": "the loop belongs to the caller",
         "offloader": "the loop has no offloader",
@@ -178,7 +178,7 @@ class Point:
 
 
 class Injected:
-    """Stands for what a framework passes to a tool itself."""
+    """A value that a framework passes to a tool itself."""
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ class Injected:
         (ToolCall, ToolCall | str),
     ],
 )
-def test_an_annotation_of_what_may_be_large_accepts_a_pointer_too(annotation: Any, expected: Any) -> None:
+def test_an_annotation_of_a_type_that_may_be_large_also_accepts_a_pointer(annotation: Any, expected: Any) -> None:
     assert widened(annotation) == (annotation if expected is None else expected)
 
 
-def test_a_schema_of_what_may_be_large_accepts_a_pointer_too() -> None:
+def test_a_schema_of_a_type_that_may_be_large_also_accepts_a_pointer() -> None:
     schema = {"type": "object", "properties": {"rows": {"type": "array", "items": {}}, "n": {"type": "integer"}}}
     wide = widened_schema(schema)
     assert wide["properties"]["rows"]["type"] == ["array", "string"]
@@ -233,7 +233,7 @@ def test_a_wrapped_function_keeps_its_name_docstring_and_defaults(session: Sessi
     assert wrapped(session.put([1, 2, 3]).pointer) == {"x": 3}
 
 
-def test_values_behind_pointers_become_what_the_function_takes(session: Session) -> None:
+def test_values_behind_pointers_are_converted_to_the_types_of_the_function(session: Session) -> None:
     def moved(points: list[Point], by: int) -> list[int]:
         """Move points."""
         return [point.x + by for point in points]
@@ -243,7 +243,7 @@ def test_values_behind_pointers_become_what_the_function_takes(session: Session)
     assert "was not called" in wrapped(session.put([{"x": "a"}]).pointer, by=10)
 
 
-def test_calls_that_do_not_fit_the_signature_raise_what_they_raised(session: Session) -> None:
+def test_calls_that_do_not_fit_the_signature_still_raise_type_error(session: Session) -> None:
     def echo(text: str) -> str:
         return text
 
@@ -252,14 +252,14 @@ def test_calls_that_do_not_fit_the_signature_raise_what_they_raised(session: Ses
         wrapped()
 
 
-def test_a_generator_function_stays_as_it_is(session: Session) -> None:
+def test_a_generator_function_is_not_wrapped(session: Session) -> None:
     def lines() -> Any:
         yield "x"
 
     assert slim([lines], session, with_ours=False) == [lines]
 
 
-def test_our_tools_come_last_as_functions_that_answer(session: Session) -> None:
+def test_our_tools_come_last_as_working_functions(session: Session) -> None:
     def fetch() -> str:
         return "line\n" * 50_000
 
@@ -271,7 +271,7 @@ def test_our_tools_come_last_as_functions_that_answer(session: Session) -> None:
     assert session.get("note") == "text"
 
 
-def test_a_store_gives_the_functions_a_session_of_their_own() -> None:
+def test_a_store_gives_the_functions_their_own_session() -> None:
     with coatcheck.open("memory:") as store:
         first, second = (slim([], store) for _ in range(2))
         first[2](name="note", value="private")

@@ -1,10 +1,10 @@
-"""A framework's own tests, with our adapter in every agent: what passes without it must pass with it.
+"""A framework's own tests, with our adapter in every agent: every test that passes without it must pass with it.
 
     COATCHECK_THEIR_TESTS=/path/to/openai-agents-0.24.0/tests python tests/adapters/their_suites.py openai_agents
 
-The folder has the tests of the framework's source archive or repository, best of the installed release. The current
-environment must have the framework and what its tests need. Options that follow are for pytest. Our tools are not
-listed to the model, since many of these tests compare the list of tools.
+The folder has the tests from the framework's source archive or repository, preferably of the installed release. The
+current environment needs the framework and the dependencies of its tests. Further options are passed to pytest. Our
+tools are not listed to the model, since many of these tests compare the list of tools.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _pydantic_ai(store: Any) -> None:
 
 
 def _google_adk(store: Any) -> None:
-    """Our plugin is in every runner, and our artifact service is the one in memory."""
+    """Put our plugin into every runner, and replace the artifact service in memory by ours."""
     from google.adk import artifacts, runners
     from google.adk.artifacts import in_memory_artifact_service
 
@@ -98,7 +98,7 @@ def _google_adk(store: Any) -> None:
     from coatcheck.adapters.google_adk import Coatcheck, CoatcheckArtifacts
 
     class InMemory(CoatcheckArtifacts):
-        """Our service with a store of its own, and with the addresses that the tests expect."""
+        """Our service with its own store, and with the URIs that the tests expect."""
 
         def __init__(self) -> None:
             super().__init__(coatcheck.open("memory:"))
@@ -122,7 +122,7 @@ def _google_adk(store: Any) -> None:
 
 
 def _strands_storage(store: Any) -> None:
-    """Our storage is the one in memory. Tests of what only that class has (`clear`, search strategies) are lost."""
+    """Replace the storage in memory by ours. Tests of its extras (`clear`, search strategies) are lost."""
     from strands import storage
 
     import coatcheck
@@ -136,7 +136,7 @@ def _strands_storage(store: Any) -> None:
 
 
 def _strands(store: Any) -> None:
-    """Our plugin is in every agent."""
+    """Put our plugin into every agent."""
     from strands import Agent
 
     from coatcheck.adapters.strands import Coatcheck
@@ -151,8 +151,8 @@ def _strands(store: Any) -> None:
 
 
 def _fastmcp(store: Any) -> None:
-    """Our middleware is the outermost of every server. Output schemas stay and nothing becomes a stub, because many of
-    these tests compare them and clients check them. Tests that want their own middleware to be first are lost."""
+    """Put our middleware outermost in every server. Output schemas stay and nothing becomes a stub, because many of
+    these tests compare them and clients check them. Tests that need their own middleware to be first are lost."""
     from fastmcp import FastMCP
 
     from coatcheck import Policy
@@ -176,7 +176,7 @@ def _fastmcp(store: Any) -> None:
 
 
 def outcomes(folder: Path, adapter: str, options: list[str]) -> dict[str, str]:
-    """Run their tests, and return the outcome of each. With an empty `adapter`, they run as they are."""
+    """Run their tests, and return the outcome of each. With an empty `adapter`, they run unchanged."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
         shutil.copy(__file__, Path(scratch) / "coatcheck_in_every_agent.py")  # their `tests` is a package too

@@ -1,4 +1,4 @@
-"""The examples' loops, each on its provider's own SDK, against a stand-in that speaks the wire."""
+"""The loops of the examples, each on its provider's own SDK, against a stand-in for the provider."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Agent:
             return loop(openai, session, question, tools, **options)
 
     def sent(self, request: Received) -> tuple[str, str]:
-        """The bytes of a request's messages, and of all that stands before them in a provider's cache."""
+        """The bytes of a request's messages, and of everything before them in a provider's cache."""
         key = "input" if self.api == "responses" else "messages"
         raw = request.raw.decode()
         start = raw.index(f'"{key}":') + len(f'"{key}":')

@@ -41,7 +41,7 @@ def test_the_answer_is_what_the_tools_find_by_themselves(turns: list[demo.Turn])
     assert all(customer in turns[-1].text for customer in found["customers"])
 
 
-def test_a_log_a_table_and_a_large_json_stay_out_and_prompts_stay_small(turns: list[demo.Turn]) -> None:
+def test_large_results_stay_out_of_prompts_and_prompts_stay_small(turns: list[demo.Turn]) -> None:
     got = {name: whole for turn in turns for name, text, whole in turn.got if text.startswith('{"stub":')}
     assert set(got) == {"fetch_log", "export_orders", "fetch_charges"}
     assert all(whole > 40_000 for whole in got.values())
@@ -62,22 +62,22 @@ def test_requests_that_a_provider_would_refuse_are_in_no_total(turns: list[demo.
     assert f"{sum(turn.tokens_without for turn in turns):,}" not in shown
 
 
-def test_it_says_first_that_the_model_is_a_script(turns: list[demo.Turn]) -> None:
+def test_the_output_says_first_that_the_model_is_a_script(turns: list[demo.Turn]) -> None:
     assert shown_at(turns, 110).startswith("The model in this demo is a script")
 
 
-def test_no_tool_for_reading_answered_with_an_error(turns: list[demo.Turn]) -> None:
+def test_no_tool_returned_an_error(turns: list[demo.Turn]) -> None:
     assert not [text for turn in turns for _, text, _ in turn.got if text.startswith("[error")]
 
 
-def test_money_is_counted_as_providers_count_it() -> None:
+def test_costs_are_computed_as_providers_compute_them() -> None:
     assert demo.cost([1_000_000, 1_000_000], cached=False) == pytest.approx(2 * demo.DOLLARS)
     assert demo.cost([1_000_000, 1_000_000], cached=True) == pytest.approx(1.35 * demo.DOLLARS)
     assert demo.cost([1_000, 2_000], cached=True) == pytest.approx(0.0035 * demo.DOLLARS)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_it_is_shown_on_terminals_of_any_width(turns: list[demo.Turn], terminal: bool) -> None:
+def test_the_output_fits_terminals_of_any_width(turns: list[demo.Turn], terminal: bool) -> None:
     for width in (60, 200):
         shown = shown_at(turns, width, terminal=terminal)
         assert "total" in shown

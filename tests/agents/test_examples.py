@@ -1,4 +1,4 @@
-"""The examples as their users run them: real SDKs, a real wire, a scripted model."""
+"""The examples as their users run them: real SDKs, real HTTP, a scripted model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_loop_ends_with_the_right_answer_and_a_small_context(agent: Agent, s
     assert all(request.usage and request.usage.prompt <= window for request in api.requests)
 
 
-def test_what_one_step_answers_reaches_the_next_exactly_and_not_through_the_model(
+def test_a_result_reaches_the_next_tool_exactly_and_not_through_the_model(
     agent: Agent, session: Session, log: Path
 ) -> None:
     arrived: list[str] = []
@@ -68,7 +68,7 @@ def test_what_one_step_answers_reaches_the_next_exactly_and_not_through_the_mode
     assert not any(b"GET /page/5 200 3001ms" in request.raw for request in api.requests)
 
 
-def test_what_was_sent_once_is_sent_again_byte_for_byte(agent: Agent, session: Session, log: Path) -> None:
+def test_each_request_repeats_the_one_before_byte_for_byte(agent: Agent, session: Session, log: Path) -> None:
     with StandIn(script(log)) as api:
         agent.ask(api, session, tools=[read_file, tally])
     sent = [agent.sent(request) for request in api.requests]
@@ -77,7 +77,7 @@ def test_what_was_sent_once_is_sent_again_byte_for_byte(agent: Agent, session: S
         assert same_head == head
 
 
-def test_every_turn_is_read_from_the_providers_cache_up_to_where_the_last_one_ended(
+def test_every_turn_reads_the_previous_prompt_from_the_providers_cache(
     agent: Agent, session: Session, log: Path
 ) -> None:
     with StandIn(script(log)) as api:
@@ -89,7 +89,7 @@ def test_every_turn_is_read_from_the_providers_cache_up_to_where_the_last_one_en
         assert before.prompt - 128 < after.cached <= before.prompt
 
 
-def test_calls_of_one_turn_run_side_by_side_and_each_result_has_its_own_id(agent: Agent, session: Session) -> None:
+def test_calls_of_one_turn_run_in_parallel_and_each_result_has_its_own_id(agent: Agent, session: Session) -> None:
     together = threading.Barrier(3, timeout=60)
 
     def wait(name: str) -> str:
@@ -101,7 +101,7 @@ def test_calls_of_one_turn_run_side_by_side_and_each_result_has_its_own_id(agent
         assert agent.ask(api, session, tools=[wait]) == "aaa bbb ccc"
 
 
-def test_text_and_arguments_that_stream_in_odd_pieces_arrive_whole(agent: Agent, session: Session) -> None:
+def test_text_and_arguments_that_stream_in_odd_pieces_arrive_completely(agent: Agent, session: Session) -> None:
     arrived: list[object] = []
 
     def note(text: str, rows: list[dict[str, str]]) -> str:
@@ -132,13 +132,13 @@ def test_a_failing_tool_and_a_slow_one_do_not_end_the_turn(agent: Agent, session
         if "no such host: db-7" in sent:
             break
     never.set()
-    for said in ("no such host: db-7", f"timed out after {timeout:g} seconds", "did you mean 'fail'?"):
-        assert said in sent
+    for message in ("no such host: db-7", f"timed out after {timeout:g} seconds", "did you mean 'fail'?"):
+        assert message in sent
     if agent.api == "messages":
         assert [block["is_error"] for block in api.requests[1].body["messages"][-1]["content"]] == [True] * 3
 
 
-def test_a_provider_that_is_busy_is_asked_again(agent: Agent, session: Session, log: Path) -> None:
+def test_requests_to_a_busy_provider_are_retried(agent: Agent, session: Session, log: Path) -> None:
     with StandIn(script(log), faults=[Fault(0, 429), Fault(2, 529), Fault(3, 503)]) as api:
         assert "/page/4" in agent.ask(api, session, tools=[read_file, tally])
     assert [request.status for request in api.requests] == [429, 200, 529, 503, 200, 200]
@@ -150,7 +150,9 @@ def test_arguments_that_are_not_json_are_reported_to_the_model(session: Session)
         assert "not JSON" in Agent("chat").ask(api, session, tools=[read_file])
 
 
-def test_a_model_reads_inside_and_keeps_notes_with_the_three_tools(agent: Agent, session: Session, log: Path) -> None:
+def test_a_model_reads_artifacts_and_keeps_notes_with_the_three_tools(
+    agent: Agent, session: Session, log: Path
+) -> None:
     def look(heard: Heard) -> Reply:
         pointer = heard.pointer("read_file")
         return Reply(

@@ -1,4 +1,4 @@
-"""The stand-ins are as strict as the providers: what is wrong on the wire is refused in their words and shapes."""
+"""The stand-ins are as strict as the providers: an invalid request is refused with the same words and shapes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def post(standin: StandIn, api: str, body: Any, headers: dict[str, str] = KEYS) 
 
 
 def changed(api: str, at: str, value: object) -> dict[str, Any]:
-    """A good request with another value at a place such as `messages/1/role`; `...` takes it away."""
+    """A good request with another value at a place such as `messages/1/role`; `...` removes it."""
     body = copy.deepcopy(GOOD[api])
     steps: list[Any] = [int(step) if step.isdigit() else step for step in at.split("/")]
     inner: Any = body
@@ -70,7 +70,7 @@ def changed(api: str, at: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_a_request_that_is_right_is_answered(api: str) -> None:
+def test_a_valid_request_is_answered(api: str) -> None:
     with StandIn([Reply("hello"), Reply("again")]) as standin:
         status, answer = post(standin, api, GOOD[api])
     assert status == 200, answer
@@ -140,26 +140,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("api", "at", "value", "says"), WRONG, ids=[f"{one[0]} {one[1]} {one[3][:30]}" for one in WRONG]
+    ("api", "at", "value", "message"), WRONG, ids=[f"{one[0]} {one[1]} {one[3][:30]}" for one in WRONG]
 )
-def test_a_request_that_is_wrong_is_refused_as_the_provider_would(api: str, at: str, value: object, says: str) -> None:
+def test_an_invalid_request_is_refused_as_by_the_provider(api: str, at: str, value: object, message: str) -> None:
     with StandIn([Reply("hello")] * 3) as standin:
         status, answer = post(standin, api, changed(api, at, value))
-    said = json.loads(answer)
-    assert (status, said["error"]["type"]) == (400, "invalid_request_error")
-    assert says in said["error"]["message"]
-    assert set(said) == ({"type", "error", "request_id"} if api == "messages" else {"error"})
+    refusal = json.loads(answer)
+    assert (status, refusal["error"]["type"]) == (400, "invalid_request_error")
+    assert message in refusal["error"]["message"]
+    assert set(refusal) == ({"type", "error", "request_id"} if api == "messages" else {"error"})
     if api != "messages":
-        assert set(said["error"]) == {"message", "type", "param", "code"}
+        assert set(refusal["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("api", PATHS)
-def test_a_key_must_be_there(api: str) -> None:
+def test_a_key_is_required(api: str) -> None:
     with StandIn([]) as standin:
         assert post(standin, api, GOOD[api], {})[0] == 401
 
 
-def test_the_sdks_raise_their_own_errors_for_what_is_refused() -> None:
+def test_the_sdks_raise_their_own_errors_for_refused_requests() -> None:
     with StandIn([Reply("hello")], window=50) as standin:
         with (
             openai.OpenAI(api_key="none", base_url=standin.openai_url) as client,
@@ -175,7 +175,7 @@ def test_the_sdks_raise_their_own_errors_for_what_is_refused() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 529])
-def test_a_fault_says_when_to_come_back(status: int) -> None:
+def test_a_fault_says_when_to_retry(status: int) -> None:
     with StandIn([Reply("hello")], faults=[Fault(0, status)]) as standin:
         kinds = {429: anthropic.RateLimitError, 529: anthropic.InternalServerError}
         with (
@@ -219,7 +219,7 @@ def test_messages_stream_their_blocks_one_after_the_other() -> None:
     assert events[-2][1]["usage"]["output_tokens"] > 0
 
 
-def test_chat_streams_deltas_and_counts_where_it_is_asked_to() -> None:
+def test_chat_streams_deltas_and_sends_usage_on_request() -> None:
     events = streamed("chat", TWO, stream_options={"include_usage": True})
     assert events[-1][1] == "[DONE]"
     chunks = [data for _, data in events[:-1]]
@@ -236,7 +236,7 @@ def test_chat_streams_deltas_and_counts_where_it_is_asked_to() -> None:
     assert not any("usage" in data for _, data in streamed("chat", Reply("hi"))[:-1])
 
 
-def test_responses_number_their_events_and_end_with_the_whole() -> None:
+def test_responses_number_their_events_and_end_with_the_complete_response() -> None:
     events = [data for _, data in streamed("responses", TWO)]
     assert [data["sequence_number"] for data in events] == list(range(len(events)))
     assert [data["type"] for data in events[:2]] == ["response.created", "response.in_progress"]
@@ -246,9 +246,9 @@ def test_responses_number_their_events_and_end_with_the_whole() -> None:
     assert written == '{"q": "ünder"}{"q": "b"}'
 
 
-def test_usage_counts_the_tokens_that_came() -> None:
-    def used(standin: StandIn, said: str) -> int:
-        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": said}]}
+def test_usage_counts_the_tokens_of_the_prompt() -> None:
+    def used(standin: StandIn, content: str) -> int:
+        body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
         found: int = json.loads(post(standin, "messages", body)[1])["usage"]["input_tokens"]
         return found
 

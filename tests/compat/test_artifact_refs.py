@@ -80,7 +80,7 @@ def test_an_artifact_has_at_most_512_kilobytes(registry: ArtifactRegistry, tmp_p
         ArtifactRegistry(tmp_path / "small", max_bytes=10).store_text("x" * 11)
 
 
-def test_only_a_text_is_stored_as_text(registry: ArtifactRegistry) -> None:
+def test_only_a_string_is_stored_as_text(registry: ArtifactRegistry) -> None:
     with pytest.raises(InvalidArgument, match="got a dict"):
         registry.store_text({"a": 1})
 
@@ -113,7 +113,7 @@ def test_a_hot_state_has_whole_ids_text_versions_and_no_risk_unless_set() -> Non
         HotState(session_id="s", risk_level="extreme")
 
 
-def test_a_hot_state_over_its_cap_gives_up_long_text_before_pointers() -> None:
+def test_a_hot_state_over_its_limit_drops_long_text_before_pointers() -> None:
     index = [entry(label=f"file {number}", summary="word " * 100) for number in range(10)]
     state = HotState(session_id="s", objective="o " * 2_000, open_questions=["q " * 300] * 20, artifact_index=index)
     fitted = state.fitted()

@@ -82,7 +82,7 @@ def test_payloads_come_back_exactly_on_request(agent: ArtifactTranscripts, detai
     assert agent.read("s1", rehydrate=True) == [line]
 
 
-def test_inline_payloads_are_migrated_and_restored_to_the_byte(agent: ArtifactTranscripts) -> None:
+def test_inline_payloads_are_migrated_and_restored_byte_for_byte(agent: ArtifactTranscripts) -> None:
     path = inline(agent, "old.jsonl", [call(), result(OUTPUT, details={"exitCode": 0}), result("short", "c2")])
     before = path.read_bytes()
     report = agent.migrate()
@@ -96,7 +96,7 @@ def test_inline_payloads_are_migrated_and_restored_to_the_byte(agent: ArtifactTr
 
 
 @pytest.mark.parametrize("details", ["", '"details" : { } ,', '"details":\t{"a" :\n1 },', '"details":null ,'])
-def test_lines_in_any_layout_come_back(agent: ArtifactTranscripts, details: str) -> None:
+def test_lines_in_any_layout_come_back_unchanged(agent: ArtifactTranscripts, details: str) -> None:
     text = json.dumps(OUTPUT)
     line = (
         f'{{ "type":"message" , "id":"x","timestamp":"t", "message" : {{"role":"toolResult", {details} "toolName":"b",'

@@ -51,7 +51,7 @@ def test_the_defaults_are_the_published_ones() -> None:
     assert (config.enabled, config.max_tool_output_bytes, config.preview_chars) == (False, 51_200, 200)
 
 
-def test_tools_stay_as_they_are_unless_enabled() -> None:
+def test_tools_are_unchanged_unless_enabled() -> None:
     assert wrap_tools([log, rows], RunContext(), ArtifactsConfig()) == [log, rows]
 
 
@@ -111,7 +111,7 @@ def test_three_tools_store_get_and_list() -> None:
     assert (entry["name"], entry["contentType"]) == ("notes", "application/json")
 
 
-def test_the_whole_value_comes_back_however_large() -> None:
+def test_a_value_of_any_size_comes_back_completely() -> None:
     store, get, listing = wrap_tools([], RunContext(), ON)
     store(name="log", value=log(10_000))
     assert get(pointerOrName="log") == log(10_000)

@@ -1,4 +1,4 @@
-"""A drop-in uses public names alone: if it needs a private one, the API below it is wrong."""
+"""A drop-in uses only public names: if it needs a private one, the API below it is wrong."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_nothing_is_stored_once_the_turn_is_over(tmp_path: Path) -> None:
     assert TurnRuntimeState(deadline=0).is_accepting_writes() is False
 
 
-def test_a_tool_that_takes_too_long_or_fails_is_a_bounded_error(tmp_path: Path) -> None:
+def test_a_failing_or_unknown_tool_is_an_error(tmp_path: Path) -> None:
     executor = BoundedToolExecutor({"slow": time.sleep, "fails": lambda: 1 / 0}, ArtifactStore(tmp_path), "s")
     assert executor.execute("fails", {}).is_error
     assert executor.execute("unknown", {}).is_error

@@ -1,4 +1,4 @@
-"""One filled store and one server for the tests of a module: nothing of them changes what others look at."""
+"""One filled store and one server for all tests of the console: no test changes what the others look at."""
 
 from __future__ import annotations
 

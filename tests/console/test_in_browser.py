@@ -1,4 +1,4 @@
-"""The console in a real Chromium: what only a browser can tell. Pages themselves are tested without one."""
+"""The console in a real Chromium: what only a browser can check. The pages themselves are tested without one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def visiting(browser: Browser, url: str, *, is_refused: bool = False, **options: Any) -> Iterator[Page]:
-    """A page of someone who has logged in with the form. Nothing may fail or be refused by the policy, unless that is
-    what a test is about."""
+    """A page after a login with the form. Nothing may fail or be refused by the policy, unless the test is about a
+    refusal."""
     context = browser.new_context(base_url=url, **options)
     context.set_default_timeout(WAIT)
     page = context.new_page()
@@ -164,7 +164,7 @@ def test_a_picture_is_drawn(browser: Browser, url: str, store: Store) -> None:
 
 
 def test_attributes_cannot_run_scripts(browser: Browser, url: str) -> None:
-    """Should markup of strangers ever reach a page, the policy and htmx refuse to run it."""
+    """If foreign markup ever reached a page, the policy and htmx would refuse to run it."""
     with visiting(browser, url, is_refused=True) as page:
         ran = page.evaluate(
             """async () => {

@@ -1,4 +1,4 @@
-"""What each page shows, over plain HTTP: everything works without script."""
+"""The content of each page, over plain HTTP: everything works without scripts."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_a_filter_finds_sessions_by_a_part_of_their_id(visitor: Visitor) -> None
     assert "No session matches" in visitor.page("?contains=nothing+like+this")
 
 
-def test_the_sessions_of_the_store_itself_are_shown_on_request(visitor: Visitor) -> None:
+def test_internal_sessions_are_shown_on_request(visitor: Visitor) -> None:
     assert "coatcheck:" not in Parsed(visitor.page()).text
     assert "coatcheck:" in Parsed(visitor.page("?own=1")).text
 
 
-def test_sessions_come_in_pages(tmp_path: Path) -> None:
+def test_sessions_are_shown_in_pages(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         with store.batching:
             for number in range(120):
@@ -84,10 +84,10 @@ def test_sessions_come_in_pages(tmp_path: Path) -> None:
 
 
 def test_a_search_finds_contents_of_all_sessions(visitor: Visitor) -> None:
-    text = everywhere(visitor, "/search?q=sub-agent+found")
+    text = all_pages(visitor, "/search?q=sub-agent+found")
     assert "note.txt" in text
     assert "research/agent" in text
-    assert "nothing was found" in everywhere(visitor, "/search?q=zanzibarian")
+    assert "nothing was found" in all_pages(visitor, "/search?q=zanzibarian")
     assert "support-1" in visitor.page("/search?q=support")
 
 
@@ -100,7 +100,7 @@ def test_a_pointer_in_the_search_field_is_opened(visitor: Visitor, store: Store)
     assert visitor.get("/search?q=art:0123456789ab").status_code == 404
 
 
-def everywhere(visitor: Visitor, path: str) -> str:
+def all_pages(visitor: Visitor, path: str) -> str:
     """All pages of a search: each covers the sessions that it has time for."""
     text = visitor.page(path)
     while found := re.search(r'rel="next" href="/console([^"]+)"', text[-2000:]):
@@ -217,7 +217,7 @@ def test_a_transcript_is_shown_message_by_message(tmp_path: Path) -> None:
 # Context
 
 
-def test_the_context_is_plotted_by_what_the_cache_had(visitor: Visitor) -> None:
+def test_the_context_is_plotted_by_use_of_the_cache(visitor: Visitor) -> None:
     text = visitor.page(in_session("research", "/context"))
     assert text.count("<svg") == 1
     assert "cache read" in text
@@ -280,7 +280,7 @@ def test_a_page_that_a_person_reads_does_not_count_as_shown(visitor: Visitor, st
     assert session.coverage("orders.csv").shown == 0
 
 
-def test_content_is_downloaded_as_it_is_and_never_shown(visitor: Visitor, store: Store) -> None:
+def test_content_is_downloaded_unchanged_and_never_shown(visitor: Visitor, store: Store) -> None:
     answer = visitor.get(artifact(store, "evil.svg") + "/content")
     assert answer.content == b"<svg onload=alert(1)>"
     assert answer.headers["content-disposition"].startswith("attachment")
@@ -298,7 +298,7 @@ def test_only_pictures_that_cannot_run_are_shown(visitor: Visitor, store: Store)
     assert visitor.get(artifact(store, "evil.svg") + "/picture").status_code == 404
 
 
-def test_the_lineage_names_what_is_derived_and_who_has_it(tmp_path: Path) -> None:
+def test_the_lineage_lists_derived_artifacts_and_sessions_that_have_access(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("one")
         first = session.put("the source", name="source.txt")
@@ -312,7 +312,7 @@ def test_the_lineage_names_what_is_derived_and_who_has_it(tmp_path: Path) -> Non
             assert "source.txt" in visitor.page(artifact(store, "made.txt", "one") + "/lineage")
 
 
-def test_secrets_are_masked_until_they_are_asked_for(visitor: Visitor, store: Store) -> None:
+def test_secrets_are_masked_until_they_are_requested(visitor: Visitor, store: Store) -> None:
     place = artifact(store, HOSTILE)
     assert SECRET not in visitor.page(place)
     assert SECRET not in visitor.page(in_session("research"))
@@ -323,7 +323,7 @@ def test_secrets_are_masked_until_they_are_asked_for(visitor: Visitor, store: St
     assert SECRET in visitor.post(f"{part}/secrets").text
 
 
-def test_text_of_strangers_is_only_ever_text(visitor: Visitor, store: Store) -> None:
+def test_hostile_text_is_always_escaped(visitor: Visitor, store: Store) -> None:
     for path in (
         "", "?own=1", "/live", "/search?q=first+line", in_session(THINGS), in_session(THINGS, "/artifacts"),
         artifact(store, HOSTILE), artifact(store, HOSTILE) + "/lineage", in_session("research"),
@@ -355,7 +355,7 @@ def test_savings_are_shown_by_surface_tool_and_day(visitor: Visitor) -> None:
         {"role": "tool", "content": None}, {"type": "image"}, {"role": "toolResult", "toolCallId": 5},
     ],
 )  # fmt: skip
-def test_any_message_has_parts(message: object) -> None:
+def test_any_message_can_be_split_into_parts(message: object) -> None:
     for part in parts_of(message):
         assert isinstance(part.text, str)
         assert isinstance(part.name, str)

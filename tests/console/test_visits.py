@@ -71,12 +71,12 @@ def test_the_cookie_is_opaque_and_only_for_this_site(url: str) -> None:
 @pytest.mark.parametrize(
     "target", ["https://evil.example", "//evil.example", "/console\\@evil", "/api", "javascript:x"]
 )
-def test_a_login_leads_only_to_the_console(url: str, target: str) -> None:
+def test_a_login_redirects_only_to_the_console(url: str, target: str) -> None:
     answer = Visitor(url, None).client.post("/console/login", data={"token": TOKEN, "next": target})
     assert answer.headers["location"] == "/console"
 
 
-def test_a_login_leads_back_to_the_page(url: str) -> None:
+def test_a_login_redirects_back_to_the_page(url: str) -> None:
     stranger = Visitor(url, None)
     place = stranger.get(in_session("support-1", "/context")).headers["location"]
     assert "next=" in place
@@ -85,7 +85,7 @@ def test_a_login_leads_back_to_the_page(url: str) -> None:
     assert answer.headers["location"] == target
 
 
-def test_the_printed_address_works_once(store: Store) -> None:
+def test_the_printed_url_works_once(store: Store) -> None:
     with site(store) as url:
         first, second = Visitor(url, None), Visitor(url, None)
         assert first.get("/enter?key=wrong").status_code == 303
@@ -119,7 +119,7 @@ def test_a_revoked_token_ends_its_visits(tmp_path: Path) -> None:
 # Forms
 
 
-def test_a_form_needs_its_own_secret(store: Store, url: str) -> None:
+def test_a_form_needs_its_own_csrf_token(store: Store, url: str) -> None:
     visitor, other = Visitor(url), Visitor(url)
     ref = store.session("forms").put("to be pinned")
     place = in_session("forms", f"/artifacts/{ref.pointer}")
@@ -143,7 +143,7 @@ def test_forms_pin_and_forget(store: Store, url: str) -> None:
     visitor.page(place, status=404)
 
 
-def test_a_get_does_not_reach_a_form(store: Store, url: str) -> None:
+def test_a_form_cannot_be_sent_with_get(store: Store, url: str) -> None:
     visitor = Visitor(url)
     ref = store.session("forms").put("not by GET")
     for verb in ("pin", "forget", "secrets"):
@@ -230,7 +230,7 @@ def test_only_our_own_files_are_served(url: str) -> None:
         assert stranger.get(f"/static/{name}").status_code == 404
 
 
-def test_events_say_that_something_was_recorded(store: Store, url: str) -> None:
+def test_events_report_a_new_record(store: Store, url: str) -> None:
     visitor = Visitor(url)
     with visitor.client.stream("GET", "/console/events") as answer:
         lines = answer.iter_lines()
@@ -239,7 +239,7 @@ def test_events_say_that_something_was_recorded(store: Store, url: str) -> None:
         assert any(line == "event: changed" for line in lines)
 
 
-def test_events_tell_what_was_recorded_between_the_page_and_the_watch(store: Store, url: str) -> None:
+def test_events_report_records_between_loading_the_page_and_watching(store: Store, url: str) -> None:
     visitor = Visitor(url)
     for place in ("/live", ""):
         since = re.search(r'data-since="([0-9.]+)"', visitor.get(place).text)
@@ -251,7 +251,7 @@ def test_events_tell_what_was_recorded_between_the_page_and_the_watch(store: Sto
 
 
 @pytest.mark.parametrize("since", ["", "nan", "-inf", "inf", "x" * 5000, "1e999", "99999999999"])
-def test_a_watch_from_a_strange_time_is_a_watch(url: str, since: str) -> None:
+def test_events_work_with_any_start_time(url: str, since: str) -> None:
     with Visitor(url).client.stream("GET", "/console/events", params={"since": since}) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "retry: 1000"
@@ -261,7 +261,7 @@ def test_a_watch_from_a_strange_time_is_a_watch(url: str, since: str) -> None:
 # Commands
 
 
-def test_the_command_prints_an_address_that_logs_in(tmp_path: Path) -> None:
+def test_the_command_prints_a_url_that_logs_in(tmp_path: Path) -> None:
     process = subprocess.Popen(
         warm.command("coatcheck", "console", "--port", "0", "--read-only"),
         env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True,

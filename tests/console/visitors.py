@@ -1,4 +1,4 @@
-"""A store with something to look at, and visitors of the console: over plain HTTP, without a browser."""
+"""A filled store, and visitors of the console over plain HTTP, without a browser."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def fill(store: Store) -> None:
 
 @contextlib.contextmanager
 def site(store: Store, **options: Any) -> Iterator[str]:
-    """Serve the console, and yield its address."""
+    """Serve the console, and yield its URL."""
     known = keyring()
     with running(store, known, routes=console_routes(store, known, key=KEY, token=TOKEN), **options) as web:
         yield web.url
@@ -131,7 +131,7 @@ def checked(answer: httpx2.Response, status: int = 200) -> str:
 
 
 class Parsed(HTMLParser):
-    """A page. `problems` are scripts, styles and handlers that are not ours, and characters that a browser obeys."""
+    """A page. `problems` are scripts, styles and handlers that are not ours, and control characters."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Parsed(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.words.append(data)
         if any(one in data for one in "\x1b\u202e\u2066\u202d\u200f\x00"):
-            self.problems.append(f"a character that is obeyed: {data!r}")
+            self.problems.append(f"a control character: {data!r}")
 
     @property
     def text(self) -> str:

@@ -1,6 +1,6 @@
-"""The clients from npm that the tests put behind a gateway: installed once, as locked in `node/package-lock.json`.
+"""The clients from npm that the tests run through a gateway: installed once, as locked in `node/package-lock.json`.
 
-`python -m tests.gateway.node_clients` puts them into the environment. `make test` runs that first."""
+`python -m tests.gateway.node_clients` installs them into the environment. `make test` runs it first."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A strict provider on loopback: the three APIs with a scripted model, streaming and not.
 
-It refuses what the providers refuse: calls and results that are not paired, unknown fields, and thinking that comes
-back after anything other than what it was signed for. It keeps a prefix cache, and reports reads and writes. A script
-says what the model answers and what goes wrong: pauses, odd splits, statuses, errors inside a stream, connections that
-break. Every request is recorded, and tests make their assertions on that log."""
+It refuses what the providers refuse: unpaired calls and results, unknown fields, and thinking that is sent back after
+another history than the one it was signed for. It keeps a prefix cache, and reports reads and writes. A script decides
+what the model answers and what goes wrong: pauses, odd splits, statuses, errors inside a stream, broken connections.
+Every request is recorded, and tests make their assertions on that log."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Turn:
     status: int = 200
     retry_after: str | None = None
     piece: int = 7
-    """Characters of a delta."""
+    """Characters per delta."""
     cut: int = 0
-    """Bytes of a chunk on the wire; 0 for one event each."""
+    """Bytes per chunk on the wire; 0 sends one event per chunk."""
     ends: bytes = b"\n"
-    """How lines end."""
+    """The line ending."""
     break_after: int | None = None
     """The connection breaks after this number of events."""
     break_inside: bool = False
@@ -164,11 +164,11 @@ class Provider:
         self.open += 1
         try:
             async with asyncio.TaskGroup() as group:
-                left = group.create_task(_left(receive))
+                disconnected = group.create_task(_disconnected(receive))
                 answer = group.create_task(self._answer(seen, send))
-                done, _ = await asyncio.wait({left, answer}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({disconnected, answer}, return_when=asyncio.FIRST_COMPLETED)
                 answer.cancel()
-                left.cancel()
+                disconnected.cancel()
                 if answer in done:
                     await answer
         finally:
@@ -179,7 +179,7 @@ class Provider:
         with self._lock:
             self.seen.append(seen)
             try:
-                one, answer, usage = self._judged(api, seen)
+                one, answer, usage = self._checked_and_answered(api, seen)
             except Refused as error:
                 seen.status, seen.problem = error.status, error.message
                 wrong = (messages_api if api == "anthropic" else openai_chat).error(error)
@@ -194,7 +194,7 @@ class Provider:
             await _whole(send, one, json.dumps(answer).encode())
         seen.ended = True
 
-    def _judged(self, api: Api | None, seen: Seen) -> tuple[Turn, dict[str, Any] | None, dict[str, int]]:
+    def _checked_and_answered(self, api: Api | None, seen: Seen) -> tuple[Turn, dict[str, Any] | None, dict[str, int]]:
         if api is None:
             return Turn(raw=b'{"data": []}'), None, {}
         try:
@@ -372,7 +372,7 @@ def _check_reasoning(items: list[Any]) -> None:
 
 
 def _parts(api: Api, body: dict[str, Any]) -> tuple[list[str], list[int]]:
-    """The parts of a prompt in the order of the cache, and the numbers of those with a mark."""
+    """The parts of a prompt in the order of the cache, and the indexes of those with a mark."""
     parts: list[str] = []
     marks: list[int] = []
 
@@ -530,7 +530,7 @@ def written_events(events: Sequence[Event], ends: bytes = b"\n") -> list[bytes]:
     return found
 
 
-async def _left(receive: Any) -> None:
+async def _disconnected(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -545,7 +545,7 @@ async def _whole(send: Any, one: Turn, body: bytes) -> None:
     await send({"type": "http.response.start", "status": one.status, "headers": _headers(one, "application/json")})
     if one.break_after is not None:
         await send({"type": "http.response.body", "body": body[: one.break_after], "more_body": True})
-        raise ConnectionError("broken as the script says")
+        raise ConnectionError("broken by the script")
     await send({"type": "http.response.body", "body": body})
 
 
@@ -566,7 +566,7 @@ async def _chunks(one: Turn, events: list[Event], is_anthropic: bool) -> AsyncIt
         if number == one.break_after:
             if one.break_inside:
                 yield data[: len(data) // 2]
-            raise ConnectionError("broken as the script says")
+            raise ConnectionError("broken by the script")
         if number == one.pause_after and one.pause is not None:
             await asyncio.to_thread(one.pause.wait, 20)
         left += data

@@ -1,4 +1,4 @@
-"""Clients of a gateway: what an agent holds of a conversation, and how it sends it back, on the official SDKs."""
+"""Clients of a gateway on the official SDKs: agents that keep a conversation and send it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 BIG = "\n".join(
     f"2026-11-17 10:{i // 60 % 60:02}:{i % 60:02} INFO worker {i} finished job {i * 7919}" for i in range(2_000)
 )
-"""A result that leaves the context."""
+"""A result that is too large for the context."""
 
 
 class Replicas:
@@ -42,7 +42,7 @@ class Replicas:
 
 @contextlib.contextmanager
 def serving(store: Store, provider: Provider, *, is_one: bool = False, **settings: Any) -> Iterator[str]:
-    """Serve in front of a provider, and yield the address: a new gateway for every request, or one for all."""
+    """Serve in front of a provider, and yield the URL: a new gateway for every request, or one for all."""
     given = GatewaySettings(**{"anthropic": provider.url, "openai": provider.url, **settings})
     app: Any = Gateway(store, given) if is_one else Replicas(store, given)
     with launch.local_server() as server, launch.beside(app, server):
@@ -69,7 +69,7 @@ class Talk:
 
     def send(self) -> Any:
         with anthropic.Anthropic(api_key="sk-test", base_url=self.address, max_retries=0) as client:
-            asked: Any = {
+            arguments: Any = {
                 "model": "claude-opus-5-5",
                 "max_tokens": 4_000,
                 "messages": self.held,
@@ -77,11 +77,11 @@ class Talk:
                 **self.more,
             }
             if self.is_streamed:
-                with client.messages.stream(**asked) as stream:
+                with client.messages.stream(**arguments) as stream:
                     self.events = list(stream)
                     answer = stream.get_final_message()
             else:
-                answer = client.messages.create(**asked)
+                answer = client.messages.create(**arguments)
         self.last = answer
         content = [block.model_dump(exclude_none=True, exclude={"parsed_output"}) for block in answer.content]
         self.held.append({"role": "assistant", "content": content})
@@ -114,12 +114,12 @@ class Chat:
     def ask(self, *messages: dict[str, Any] | str) -> dict[str, Any]:
         self.held += [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
         with openai.OpenAI(api_key="sk-test", base_url=f"{self.address}/v1", max_retries=0) as client:
-            asked: Any = {"model": "gpt-5.6", "messages": self.held, "tools": self.tools, **self.more}
+            arguments: Any = {"model": "gpt-5.6", "messages": self.held, "tools": self.tools, **self.more}
             if self.is_streamed:
-                self.chunks = list(client.chat.completions.create(**asked, stream=True))
+                self.chunks = list(client.chat.completions.create(**arguments, stream=True))
                 message = joined(self.chunks)
             else:
-                self.last = client.chat.completions.create(**asked)
+                self.last = client.chat.completions.create(**arguments)
                 message = self.last.choices[0].message.model_dump(exclude_none=True)
         message.setdefault("content", None)
         self.held.append(message)
@@ -154,8 +154,8 @@ def joined(chunks: Sequence[Any]) -> dict[str, Any]:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def grows(provider: Provider) -> None:
-    """Check that what the provider was sent only ever grew, block for block, with the same tools."""
+def assert_only_grows(provider: Provider) -> None:
+    """Check that every request to the provider extends the one before it, block for block, with the same tools."""
     assert provider.problems == []
     before: list[str] = []
     tools = None

@@ -44,7 +44,7 @@ def test_run_points_the_command_at_a_gateway_and_passes_its_exit_code_on(tmp_pat
         assert all("/t/" not in one.path for one in provider.seen)
 
 
-def test_run_says_what_is_wrong(tmp_path: Path) -> None:
+def test_run_reports_a_missing_or_unknown_command(tmp_path: Path) -> None:
     store = ["--store", str(tmp_path / "store")]
     assert "a command is missing" in coatcheck("run", *store).stderr
     done = coatcheck("run", *store, "--", "no-such-program-anywhere")
@@ -82,7 +82,7 @@ def test_a_weak_token_is_refused_and_not_shown(token: str) -> None:
     assert token not in str(raised.value)
 
 
-def test_clients_are_pointed_by_variables_or_options() -> None:
+def test_clients_are_configured_by_variables_or_options() -> None:
     found = launch.variables("http://127.0.0.1:1/t/x", {"ENABLE_TOOL_SEARCH": "false"})
     assert found["OPENAI_BASE_URL"] == "http://127.0.0.1:1/t/x/v1"
     assert "ENABLE_TOOL_SEARCH" not in found

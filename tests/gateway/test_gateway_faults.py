@@ -25,15 +25,15 @@ from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
 from coatcheck.testing.faulty import Crash, failing_catalog
 from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
-from tests.gateway.talking import BIG, Chat, Talk, grows, serving
+from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, serving
 from tests.gateway.test_loop_messages import SEARCH, get
 
 WRITES = ("put", "put_inline", "record", "open_session")
 
 
 def model(seen: Seen) -> Turn:
-    """A model whose answer depends only on the history, so that a repeated request gets the same answer. Where the
-    store failed, it has none of our tools, or sees the result itself."""
+    """A model whose answer depends only on the history, so that a repeated request gets the same answer. If the
+    store failed, it has none of our tools, or sees the whole result."""
     steps: list[Any] = [
         lambda _: SEARCH,
         lambda seen: turn(Think("a"), Say("Looking."), get(seen, lines="1:3")),
@@ -85,7 +85,7 @@ def talk_with_retries(talk: Talk) -> None:
             except (anthropic.APIError, httpx2.HTTPError):
                 continue
         else:
-            raise AssertionError("it fails again and again")
+            raise AssertionError("every attempt failed")
 
 
 @pytest.mark.faults
@@ -171,7 +171,7 @@ def test_a_killed_process_leaves_a_conversation_that_continues(tmp_path: Path) -
         assert talk.last.content[-1].text == "Bye."
 
 
-def test_a_result_goes_inline_where_the_store_fails_and_stays_so(tmp_path: Path) -> None:
+def test_a_result_is_sent_inline_for_good_if_the_store_fails(tmp_path: Path) -> None:
     failing = Failing(-1, StoreUnavailable, ("put", "put_inline"))
     script: list[Any] = [SEARCH, turn(Think(), Say("Read it.")), turn(Say("Bye."))]
     with (
@@ -185,7 +185,7 @@ def test_a_result_goes_inline_where_the_store_fails_and_stays_so(tmp_path: Path)
         talk.ask(talk.results(BIG))
         assert provider.answered[1].messages[-1]["content"][0]["content"] == BIG
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
@@ -211,18 +211,16 @@ def test_an_answer_whose_ledger_cannot_be_written_ends_with_an_error(tmp_path: P
     [turn(status=429, retry_after="0"), turn(status=529, retry_after="0"), turn(status=500, retry_after="0")],
     ids=["429", "529", "500"],
 )
-def test_a_later_step_is_tried_again_where_the_provider_is_overloaded(
-    store: Store, second: Turn, is_streamed: bool
-) -> None:
+def test_a_later_step_is_retried_if_the_provider_is_overloaded(store: Store, second: Turn, is_streamed: bool) -> None:
     script: list[Any] = [turn(Think(), Use("list")), second, turn(Think(), Say("Done.")), turn(Say("Bye."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, is_streamed=is_streamed)
         assert talk.ask("go").content[-1].text == "Done."
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_a_later_step_that_is_refused_ends_the_answer_in_the_apis_own_form(store: Store, is_streamed: bool) -> None:
+def test_a_later_step_that_is_refused_ends_the_answer_with_an_error_of_the_api(store: Store, is_streamed: bool) -> None:
     script: list[Any] = [
         turn(Think(), Use("list")),
         *[turn(status=529, retry_after="0")] * 3,
@@ -254,7 +252,7 @@ def test_a_stream_that_breaks_ends_with_an_error_of_the_api(store: Store, broken
                 talk.ask("go")
 
 
-def test_a_broken_answer_is_seen_as_broken_in_observe_mode(store: Store) -> None:
+def test_a_broken_answer_stays_broken_in_observe_mode(store: Store) -> None:
     with (
         Provider([turn(Say("Hello there."), break_after=4)]) as provider,
         serving(store, provider) as url,
@@ -263,7 +261,7 @@ def test_a_broken_answer_is_seen_as_broken_in_observe_mode(store: Store) -> None
         Talk(url).ask("go")
 
 
-def test_a_client_that_leaves_ends_the_call_to_the_provider(store: Store) -> None:
+def test_a_client_that_disconnects_ends_the_call_to_the_provider(store: Store) -> None:
     pause = threading.Event()
     script: list[Any] = [turn(Think(), Say("one two three"), pause_after=5, pause=pause)]
     for mode in ("observe", "loop"):
@@ -271,13 +269,13 @@ def test_a_client_that_leaves_ends_the_call_to_the_provider(store: Store) -> Non
         with Provider(script) as provider, serving(store, provider, mode=mode) as url:
             talk = Talk(url)
             with anthropic.Anthropic(api_key="sk-test", base_url=url, max_retries=0) as client:
-                asked: Any = {
+                request: Any = {
                     "model": "m",
                     "max_tokens": 99,
                     "messages": [{"role": "user", "content": "go"}],
                     "tools": talk.tools,
                 }
-                with client.messages.stream(**asked) as stream:
+                with client.messages.stream(**request) as stream:
                     next(iter(stream))
             while provider.open:
                 pass
@@ -293,13 +291,13 @@ def test_pings_are_sent_while_a_step_waits(store: Store) -> None:
         serving(store, provider, mode="loop", ping=0.02) as url,
         anthropic.Anthropic(api_key="sk-test", base_url=url, max_retries=0) as client,
     ):
-        asked: Any = {
+        request: Any = {
             "model": "m",
             "max_tokens": 99,
             "messages": [{"role": "user", "content": "go"}],
             "tools": Talk(url).tools,
         }
-        with client.messages.with_streaming_response.create(**asked, stream=True) as response:
+        with client.messages.with_streaming_response.create(**request, stream=True) as response:
             lines = response.iter_lines()
             seen = 0
             for line in lines:

@@ -18,7 +18,7 @@ from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sse import EventSplitter
 from tests.gateway.provider import _EVENTS, Provider, Say, Seen, Think, Turn, Use, turn, written_events
-from tests.gateway.talking import BIG, KEYS, Chat, Talk, grows, serving
+from tests.gateway.talking import BIG, KEYS, Chat, Talk, assert_only_grows, serving
 
 STREAMS = 200
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -35,7 +35,7 @@ BLOCKS = st.lists(
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
-    """Cut bytes into pieces of these sizes, over and over."""
+    """Cut bytes into pieces of these sizes, repeated as needed."""
     found, at, number = [], 0, 0
     while at < len(data):
         size = cuts[number % len(cuts)]
@@ -71,7 +71,7 @@ BODY_ENDS = st.sampled_from([
 
 
 def body_with(messages: list[Any], separators: tuple[str, str], end: bytes) -> bytes:
-    """A body that is long enough for its beginning to be remembered."""
+    """A body that is long enough for the parser to remember its beginning."""
     padding = {"role": "user", "content": "long " * 8_000}
     top = {"model": "m", "tools": [], "messages": [padding, *messages]}
     return json.dumps(top, separators=separators).encode()[:-1] + end + b"}"
@@ -82,7 +82,7 @@ def body_with(messages: list[Any], separators: tuple[str, str], end: bytes) -> b
     st.lists(st.tuples(st.integers(0, 6), MESSAGES, st.integers(-1, 60), BODY_ENDS), min_size=1, max_size=6),
     st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
 )
-def test_a_body_that_begins_like_an_earlier_one_is_read_as_any_other(
+def test_a_body_that_begins_like_an_earlier_one_is_parsed_like_any_other(
     messages: list[Any], turns: list[tuple[int, list[Any], int, bytes]], separators: tuple[str, str]
 ) -> None:
     """Conversations that grow, are cut, branch, repeat fields, or break off somewhere near the end."""
@@ -118,7 +118,7 @@ def steps_of(api: str, blocks: list[Any]) -> bytes:
 
 
 @given(st.sampled_from(["anthropic", "chat", "responses"]), BLOCKS, BLOCKS, CUTS)
-def test_any_split_of_an_answer_is_merged_to_the_same(
+def test_any_split_of_an_answer_gives_the_same_merged_answer(
     api: str, one: list[Any], two: list[Any], cuts: list[int]
 ) -> None:
     wires: dict[str, Any] = {"anthropic": MessagesApi, "chat": ChatApi, "responses": ResponsesApi}
@@ -159,9 +159,7 @@ TURN = st.lists(
 
 @settings(max_examples=3)
 @given(st.lists(TURN, min_size=5, max_size=8), st.booleans(), st.integers(60, 400))
-def test_any_script_only_grows_whatever_replica_takes_a_request(
-    turns: list[list[Any]], is_streamed: bool, cut: int
-) -> None:
+def test_prompts_only_grow_with_any_script_and_any_replica(turns: list[list[Any]], is_streamed: bool, cut: int) -> None:
     def model(seen: Seen) -> Turn:
         """Think before speaking, as the API does, and finally end."""
         number = sum(one["role"] == "assistant" for one in seen.messages)
@@ -179,10 +177,10 @@ def test_any_script_only_grows_whatever_replica_takes_a_request(
             calls = [block for block in answer.content if block.type == "tool_use"]
             content = talk.results(*[BIG] * len(calls)) if calls else "and?"
             assert all(block.name == "search" for block in calls)
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_two_hundred_streams_at_once_are_not_mixed_up(store: Store) -> None:
+def test_two_hundred_concurrent_streams_are_not_mixed_up(store: Store) -> None:
     def model(seen: Seen) -> Turn:
         name = seen.messages[0]["content"]
         if len(seen.messages) == 1:

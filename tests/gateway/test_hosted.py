@@ -1,4 +1,4 @@
-"""A gateway for several clients: each has a token, which names its tenant and its sessions. Figures for Prometheus."""
+"""A gateway for several clients: each has a token, which decides its tenant and sessions. Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sessions_of(store: Store) -> set[str]:
     return {info.session_id for info in store.sessions() if not info.session_id.startswith("coatcheck:")}
 
 
-def test_the_token_names_the_tenant_and_the_credential_of_the_provider_does_not(store: Store) -> None:
+def test_the_token_decides_the_tenant_and_the_providers_credential_does_not(store: Store) -> None:
     def script(seen: Any) -> Any:
         return turn(Use("search", {})) if len(seen.messages) == 1 else turn(Say("Found."))
 
@@ -75,7 +75,7 @@ def test_a_token_opens_only_what_its_scope_allows(store: Store, token: str | Non
         assert len(provider.seen) == (status == 200 and path == "/v1/messages")
 
 
-def test_a_token_uses_only_sessions_that_begin_as_it_says(store: Store) -> None:
+def test_a_token_can_use_only_sessions_with_its_prefix(store: Store) -> None:
     with Provider(lambda _: turn(Say("Hi."))) as provider, hosted(store, provider) as url:
         named = {"x-coatcheck-token": CI, "x-coatcheck-session": "mine"}
         refused = post(url, "/v1/messages", BODY, **named)
@@ -89,7 +89,7 @@ def test_a_token_uses_only_sessions_that_begin_as_it_says(store: Store) -> None:
     assert all(one.startswith("ci-") for one in used)
 
 
-def test_figures_are_given_to_prometheus_without_anything_that_a_client_chose(store: Store) -> None:
+def test_prometheus_metrics_contain_nothing_chosen_by_a_client(store: Store) -> None:
     with Provider([turn(Say("Hi.")), turn(status=429)]) as provider, serving(store, provider, is_one=True) as url:
         odd = {**BODY, "model": "secret-model"}
         assert post(url, "/v1/messages", odd, **{"x-coatcheck-session": "secret-session"}).status_code == 200

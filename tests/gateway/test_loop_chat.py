@@ -10,7 +10,7 @@ import pytest
 
 from coatcheck import Store
 from tests.gateway.provider import Provider, Say, Seen, Use, turn
-from tests.gateway.talking import BIG, Chat, grows, post, serving
+from tests.gateway.talking import BIG, Chat, assert_only_grows, post, serving
 
 
 def get(seen: Seen, **arguments: Any) -> Use:
@@ -36,7 +36,7 @@ def test_a_read_is_answered_inside_and_the_client_sees_one_answer(store: Store, 
         assert answer["content"] == "Looking.\n\nIt is job 31676."
         assert "tool_calls" not in answer
         chat.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
         assert "job 31676" in provider.answered[2].messages[-1]["content"]
         assert len(provider.answered[-1].raw) < 8_000
 
@@ -55,12 +55,12 @@ def test_a_mixed_turn_gives_the_client_its_own_calls_and_keeps_our_results(store
         assert [call["function"]["arguments"] for call in answer["tool_calls"]] == ['{"q": "a"}', '{"q": "b"}']
         chat.ask(*chat.results("one", "two"))
         chat.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
         last = provider.answered[2].messages
         assert [one["role"] for one in last[-5:]] == ["assistant", "tool", "tool", "tool", "tool"]
 
 
-def test_usage_is_given_to_those_who_ask_with_the_prompt_of_the_last_step(store: Store) -> None:
+def test_usage_is_sent_on_request_with_the_prompt_of_the_last_step(store: Store) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Nothing.")), turn(Say("Bye."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         chat = Chat(url, stream_options={"include_usage": True})
@@ -75,10 +75,10 @@ def test_usage_is_given_to_those_who_ask_with_the_prompt_of_the_last_step(store:
         other.ask("again")
         assert all(one.usage is None for one in other.chunks)
         assert provider.answered[-1].body["stream_options"] == {"include_usage": True}
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_a_required_call_is_one_of_the_clients(store: Store) -> None:
+def test_a_required_call_must_use_one_of_the_clients_tools(store: Store) -> None:
     with Provider([SEARCH]) as provider, serving(store, provider, mode="loop") as url:
         Chat(url, tool_choice="required").ask("go")
         assert provider.answered[0].body["tool_choice"] == {
@@ -87,7 +87,7 @@ def test_a_required_call_is_one_of_the_clients(store: Store) -> None:
         }
 
 
-def test_several_answers_at_once_are_refused_in_an_adopted_conversation_alone(store: Store) -> None:
+def test_several_answers_are_refused_only_in_an_adopted_conversation(store: Store) -> None:
     with Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop") as url:
         chat = Chat(url, is_streamed=False)
         chat.more = {"n": 2}
@@ -100,14 +100,14 @@ def test_several_answers_at_once_are_refused_in_an_adopted_conversation_alone(st
             chat.ask("again")
 
 
-def test_text_before_a_call_of_ours_is_not_structured_output(store: Store, is_streamed: bool) -> None:
+def test_text_before_a_call_of_our_tools_is_not_in_structured_output(store: Store, is_streamed: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     script: list[Any] = [turn(Say("Let me see."), Use("list")), turn(Say("{}")), turn(Say("{}"))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         chat = Chat(url, is_streamed=is_streamed, response_format=form)
         assert chat.ask("go")["content"] == "{}"
         chat.ask("again")
-        grows(provider)
+        assert_only_grows(provider)
 
 
 def test_unknown_fields_of_an_answer_are_sent_back(store: Store) -> None:
@@ -124,13 +124,13 @@ def test_unknown_fields_of_an_answer_are_sent_back(store: Store) -> None:
     script: list[Any] = [turn(raw=raw + b"data: [DONE]\n\n", content_type="text/event-stream"), turn(Say("Done."))]
     with Provider(script, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         with openai.OpenAI(api_key="sk-test", base_url=f"{url}/v1", max_retries=0) as client:
-            asked: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": Chat(url).tools}
-            text = [one.choices[0].delta.content for one in client.chat.completions.create(**asked, stream=True)]
+            request: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": Chat(url).tools}
+            text = [one.choices[0].delta.content for one in client.chat.completions.create(**request, stream=True)]
         assert "".join(one or "" for one in text) == "Done."
         assert provider.answered[1].messages[1]["reasoning_content"] == "I should look."
 
 
-def test_bytes_of_an_answer_without_calls_of_ours_pass_unchanged(store: Store) -> None:
+def test_an_answer_without_calls_of_our_tools_passes_byte_for_byte(store: Store) -> None:
     raw = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"\\u0041"},"big":12345678901234567890}]}\n\n'  # noqa: E501 - bytes as they are on the wire
     end = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'  # noqa: E501 - bytes as they are on the wire
     script: list[Any] = [turn(raw=raw + end, content_type="text/event-stream")]

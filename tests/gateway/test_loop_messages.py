@@ -12,7 +12,7 @@ import pytest
 
 from coatcheck import Store
 from tests.gateway.provider import Provider, Say, Seen, Think, Use, turn
-from tests.gateway.talking import BIG, Talk, grows, serving
+from tests.gateway.talking import BIG, Talk, assert_only_grows, serving
 
 
 def pointer_in(seen: Seen) -> str:
@@ -48,14 +48,16 @@ def test_a_read_is_answered_inside_and_the_client_sees_one_answer(store: Store, 
         assert [block.type for block in answer.content] == ["thinking", "text", "thinking", "text"]
         assert answer.stop_reason == "end_turn"
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
         page = provider.answered[2].messages[-1]["content"][0]["content"]
         assert "job 31676" in page
         assert len(provider.answered[-1].raw) < 10_000
         assert sum(len(json.dumps(one)) for one in talk.held) > len(BIG)
 
 
-def test_five_turns_with_loops_and_a_mixed_turn_only_grow_and_read_the_cache(store: Store, is_streamed: bool) -> None:
+def test_five_turns_with_loops_and_a_mixed_turn_only_extend_the_prompt_and_read_the_cache(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         SEARCH,
         lambda seen: turn(Think("a"), get(seen, lines="1:3")),
@@ -82,7 +84,7 @@ def test_five_turns_with_loops_and_a_mixed_turn_only_grow_and_read_the_cache(sto
                 content = talk.results("little")
             content[-1] |= mark
             talk.ask(content)
-        grows(provider)
+        assert_only_grows(provider)
         assert len(provider.answered) == 8
         sizes = [sum(one.usage[name] for name in ("read", "write", "input")) for one in provider.answered]
         for before, seen in zip(sizes, provider.answered[1:], strict=False):
@@ -92,7 +94,7 @@ def test_five_turns_with_loops_and_a_mixed_turn_only_grow_and_read_the_cache(sto
         assert [block["tool_use_id"] for block in mixed[-1]["content"]][-1] == talk.held[6]["content"][0]["tool_use_id"]
 
 
-def test_the_usage_of_all_steps_is_summed_with_each_step(store: Store, is_streamed: bool) -> None:
+def test_usage_is_summed_over_all_steps_and_lists_each_step(store: Store, is_streamed: bool) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Nothing."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, is_streamed=is_streamed, thinking=False)
@@ -128,12 +130,12 @@ def test_an_answer_without_a_key_is_found_by_its_text(store: Store, is_streamed:
         talk.ask("what is there?")
         talk.held[-1]["content"][0]["text"] += " \n"
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
         assert len(provider.answered[-1].messages) == 5
 
 
 def test_an_interrupted_answer_keeps_what_was_read(store: Store) -> None:
-    """The client holds the thinking of the first step and a part of the second step's text."""
+    """The client has the thinking of the first step and part of the second step's text."""
     script: list[Any] = [
         turn(Think("one"), Say("Let me look."), Use("list")),
         turn(Say("There is nothing here that I could see."), break_after=6),
@@ -144,8 +146,8 @@ def test_an_interrupted_answer_keeps_what_was_read(store: Store) -> None:
         shown: list[Any] = []
         with anthropic.Anthropic(api_key="sk-test", base_url=url, max_retries=0) as client:
             talk.held.append({"role": "user", "content": "what is there?"})
-            asked: Any = {"model": "claude-opus-5-5", "max_tokens": 4_000, "messages": talk.held, "tools": talk.tools}
-            with pytest.raises(anthropic.APIError), client.messages.stream(**asked) as stream:  # noqa: PT012
+            request: Any = {"model": "claude-opus-5-5", "max_tokens": 4_000, "messages": talk.held, "tools": talk.tools}
+            with pytest.raises(anthropic.APIError), client.messages.stream(**request) as stream:  # noqa: PT012
                 for _ in stream:
                     shown = [one.model_dump(exclude_none=True) for one in stream.current_message_snapshot.content]
         assert [one["type"] for one in shown] == ["thinking", "text", "text"]
@@ -153,14 +155,14 @@ def test_an_interrupted_answer_keeps_what_was_read(store: Store) -> None:
             {"role": "assistant", "content": [{k: v for k, v in one.items() if k != "parsed_output"} for one in shown]}
         )
         talk.ask("go on")
-        grows(provider)
+        assert_only_grows(provider)
         sent = provider.answered[-1].messages
         assert [block["type"] for block in sent[1]["content"]] == ["thinking", "text", "tool_use"]
         assert [block["type"] for block in sent[2]["content"]] == ["tool_result"]
         assert sent[3]["content"] == [talk.held[1]["content"][-1]]
 
 
-def test_thinking_that_the_client_leaves_out_is_left_out(store: Store) -> None:
+def test_thinking_that_the_client_removes_is_not_sent(store: Store) -> None:
     script: list[Any] = [
         turn(Think("one"), Use("list")),
         turn(Think("two"), Use("search", {"q": "x"})),
@@ -210,10 +212,10 @@ def test_an_adopted_conversation_continues_in_every_mode(store: Store) -> None:
         with serving(store, provider, mode="observe") as url:
             talk.address = url
             talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_the_bound_on_steps_is_told_to_the_model_and_forces_an_answer(store: Store, is_streamed: bool) -> None:
+def test_the_limit_on_steps_is_shown_to_the_model_and_forces_an_answer(store: Store, is_streamed: bool) -> None:
     script: list[Any] = [turn(Think(), Use("list"))] * 2 + [turn(Say("That is all."))]
     with Provider(script) as provider, serving(store, provider, mode="loop", max_steps=3) as url:
         answer = Talk(url, is_streamed=is_streamed).ask("go")
@@ -223,7 +225,7 @@ def test_the_bound_on_steps_is_told_to_the_model_and_forces_an_answer(store: Sto
         assert len(provider.answered) == 3
 
 
-def test_the_budget_of_output_is_shared_by_the_steps(store: Store) -> None:
+def test_the_output_budget_is_shared_by_all_steps(store: Store) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Done."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         Talk(url, thinking=False).ask("go")
@@ -231,7 +233,7 @@ def test_the_budget_of_output_is_shared_by_the_steps(store: Store) -> None:
         assert second.body["max_tokens"] == 4_000 - first.usage["output"]
 
 
-def test_structured_output_has_the_text_of_the_last_step_alone(store: Store, is_streamed: bool) -> None:
+def test_structured_output_has_only_the_text_of_the_last_step(store: Store, is_streamed: bool) -> None:
     form = {
         "format": {"type": "json_schema", "schema": {"type": "object", "properties": {}, "additionalProperties": False}}
     }
@@ -245,10 +247,10 @@ def test_structured_output_has_the_text_of_the_last_step_alone(store: Store, is_
         answer = talk.ask("go")
         assert [block.text for block in answer.content if block.type == "text"] == ["{}"]
         talk.ask("again")
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_a_clash_of_names_gives_our_tools_others(store: Store) -> None:
+def test_our_tools_get_a_prefix_if_a_name_clashes(store: Store) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Done."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, thinking=False)
@@ -265,13 +267,13 @@ def test_count_tokens_counts_what_is_sent(store: Store) -> None:
         talk.ask("find it")
         talk.held.append({"role": "user", "content": talk.results(BIG)})
         with anthropic.Anthropic(api_key="sk-test", base_url=url, max_retries=0) as client:
-            asked: Any = {"model": "claude-opus-5-5", "messages": talk.held, "tools": talk.tools}
-            assert client.messages.count_tokens(**asked).input_tokens < 2_000
+            request: Any = {"model": "claude-opus-5-5", "messages": talk.held, "tools": talk.tools}
+            assert client.messages.count_tokens(**request).input_tokens < 2_000
         assert provider.seen[-1].tools[1:] == ["get_artifact", "list_artifacts", "store_artifact"]
 
 
 @pytest.mark.parametrize("how", [{}, {"cut": 11}])
-def test_thinking_behind_an_answer_that_the_client_changed_is_left_out_for_good(
+def test_thinking_after_an_answer_that_the_client_changed_is_never_sent_again(
     store: Store, is_streamed: bool, how: dict[str, Any]
 ) -> None:
     script: list[Any] = [
@@ -302,7 +304,7 @@ def test_thinking_behind_an_answer_that_the_client_changed_is_left_out_for_good(
         assert _thoughts(provider.answered[-1]) == ["zero", "two", "three", "four"]
 
 
-def test_thinking_is_left_to_the_provider_where_the_client_asks_for_that(store: Store) -> None:
+def test_thinking_is_left_to_the_provider_if_the_client_requests_it(store: Store) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Nothing.")), turn(Think("one"), Say("Hm.")), turn(Say("Bye."))]
     binding = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
     with Provider(script, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
@@ -315,7 +317,7 @@ def test_thinking_is_left_to_the_provider_where_the_client_asks_for_that(store: 
         assert len(provider.problems) == 1
 
 
-def test_a_client_that_asks_about_the_cache_names_the_last_step(store: Store, is_streamed: bool) -> None:
+def test_cache_diagnostics_refer_to_the_last_step(store: Store, is_streamed: bool) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Nothing.")), turn(Say("Bye."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, is_streamed=is_streamed, thinking=False)
@@ -327,10 +329,10 @@ def test_a_client_that_asks_about_the_cache_names_the_last_step(store: Store, is
         assert named[0] is None
         assert named[1] == answer.id
         assert named[2] not in (None, answer.id)
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_what_the_provider_changed_is_reported_for_every_step_once(store: Store, is_streamed: bool) -> None:
+def test_input_transformations_of_all_steps_are_each_reported_once(store: Store, is_streamed: bool) -> None:
     one, two = {"type": "thinking_dropped", "path": "a"}, {"type": "thinking_dropped", "path": "b"}
     script: list[Any] = [
         turn(Use("list"), more=(("input_transformations", [one]),)),
@@ -344,7 +346,9 @@ def test_what_the_provider_changed_is_reported_for_every_step_once(store: Store,
 
 
 @pytest.mark.parametrize("is_later", [True, False])
-def test_the_credit_of_a_refusal_in_a_later_step_is_left_out(store: Store, is_streamed: bool, is_later: bool) -> None:
+def test_the_credit_token_of_a_refusal_in_a_later_step_is_removed(
+    store: Store, is_streamed: bool, is_later: bool
+) -> None:
     details = {"type": "refusal", "category": None, "explanation": "No.", "fallback_credit_token": "credit"}
     refusal = turn(Say("I"), stop="refusal", more=(("stop_details", details),))
     script: list[Any] = [*([turn(Use("list"))] if is_later else []), refusal]

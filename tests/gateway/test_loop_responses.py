@@ -1,4 +1,4 @@
-"""`loop` on OpenAI's Responses API, where the client holds the items and where the provider does."""
+"""`loop` on OpenAI's Responses API, with the items kept by the client or by the provider."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from coatcheck import Store
 from tests.gateway.provider import Provider, Say, Seen, Think, Use, turn
-from tests.gateway.talking import BIG, SCHEMA, grows, post, serving
+from tests.gateway.talking import BIG, SCHEMA, assert_only_grows, post, serving
 
 TOOLS: Any = [{"type": "function", "name": "search", "description": "Search.", "parameters": SCHEMA, "strict": False}]
 
 
 class Agent:
-    """An agent on OpenAI's SDK. It holds the items itself, or names the response before."""
+    """An agent on OpenAI's SDK. It keeps the items itself, or refers to the previous response."""
 
     def __init__(self, url: str, *, is_streamed: bool, is_stored: bool) -> None:
         self.url, self.is_streamed, self.is_stored = url, is_streamed, is_stored
@@ -27,18 +27,18 @@ class Agent:
     def ask(self, *items: Any) -> Any:
         new = [{"role": "user", "content": one} if isinstance(one, str) else one for one in items]
         self.held += new
-        asked: Any = {"model": "gpt-5.6", "tools": TOOLS, "store": self.is_stored}
+        arguments: Any = {"model": "gpt-5.6", "tools": TOOLS, "store": self.is_stored}
         if self.is_stored:
-            asked |= {"input": new} | ({"previous_response_id": self.last.id} if self.last else {})
+            arguments |= {"input": new} | ({"previous_response_id": self.last.id} if self.last else {})
         else:
-            asked |= {"input": self.held, "include": ["reasoning.encrypted_content"]}
+            arguments |= {"input": self.held, "include": ["reasoning.encrypted_content"]}
         with openai.OpenAI(api_key="sk-test", base_url=f"{self.url}/v1", max_retries=0) as client:
             if self.is_streamed:
-                with client.responses.stream(**asked) as stream:
+                with client.responses.stream(**arguments) as stream:
                     self.events = list(stream)
                     self.last = stream.get_final_response()
             else:
-                self.last = client.responses.create(**asked)
+                self.last = client.responses.create(**arguments)
         drop = {"parsed", "parsed_arguments", "status"}
         self.held += [
             {name: value for name, value in one.to_dict().items() if name not in drop} for one in self.last.output
@@ -89,7 +89,7 @@ def test_a_read_is_answered_inside_and_the_client_sees_one_answer(
         assert "job 31676" in provider.answered[2].messages[-1]["output"]
         assert all(len(one.raw) < 8_000 for one in provider.answered)
         if not is_stored:
-            grows(provider)
+            assert_only_grows(provider)
 
 
 def test_a_mixed_turn_gives_the_client_its_own_calls(store: Store, is_streamed: bool, is_stored: bool) -> None:
@@ -109,7 +109,7 @@ def test_a_mixed_turn_gives_the_client_its_own_calls(store: Store, is_streamed: 
         assert len(outputs) == 3
         assert outputs[-1]["output"] == "little"
         if not is_stored:
-            grows(provider)
+            assert_only_grows(provider)
 
 
 def test_events_are_numbered_and_placed_without_gaps(store: Store) -> None:
@@ -125,7 +125,7 @@ def test_events_are_numbered_and_placed_without_gaps(store: Store) -> None:
         assert "list_artifacts" not in str(agent.events)
 
 
-def test_reasoning_that_nothing_follows_is_dropped_where_the_ledger_has_nothing(store: Store) -> None:
+def test_reasoning_without_a_following_item_is_dropped_if_the_ledger_has_none(store: Store) -> None:
     with Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop") as url:
         agent = Agent(url, is_streamed=False, is_stored=False)
         agent.ask("go")
@@ -142,7 +142,7 @@ def test_a_websocket_is_refused_so_that_clients_use_http(store: Store) -> None:
         assert provider.seen == []
 
 
-def test_tools_in_the_first_item_get_ours_beside_them(store: Store) -> None:
+def test_our_tools_are_added_to_tools_in_the_first_item(store: Store) -> None:
     body = {
         "model": "codex-mini", "store": False,
         "input": [{"type": "additional_tools", "role": "developer", "tools": TOOLS}, {"role": "user", "content": "go"}],

@@ -1,4 +1,4 @@
-"""`observe`: bytes pass unchanged in both directions, and what passed is recorded."""
+"""`observe`: bytes pass unchanged in both directions, and every call is recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ODD = b'{"model" : "m","max_tokens":9,\n "messages":[{"role":"user","content":"\
 
 
 def recorded(store: Store) -> list[dict[str, Any]]:
-    """What was recorded in all sessions, oldest first."""
+    """The recorded calls of all sessions, oldest first."""
     sessions = [store.session(info.session_id) for info in store.sessions()]
     return [json.loads(one.body) for session in sessions for one in session.records("gateway:calls")]
 
@@ -54,7 +54,7 @@ def test_a_stream_passes_live(store: Store) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models?limit=1000", "/v1/files/abc", "/v1/unknown/thing"])
-def test_anything_else_passes_as_bytes(store: Store, path: str) -> None:
+def test_other_paths_pass_unchanged(store: Store, path: str) -> None:
     with Provider() as provider, serving(store, provider, mode="loop") as url, httpx2.Client(trust_env=False) as client:
         response = client.get(url + path, headers=KEYS)
         assert response.json() == {"data": []}
@@ -63,7 +63,7 @@ def test_anything_else_passes_as_bytes(store: Store, path: str) -> None:
         assert provider.seen[1].raw == b"\x00\xff" * 1_000
 
 
-def test_what_passed_is_recorded_once(store: Store, is_streamed: bool) -> None:
+def test_each_message_is_recorded_once(store: Store, is_streamed: bool) -> None:
     script: list[Any] = [turn(Think(), Use("search", {"q": "x"})), turn(Think(), Say("Found it.")), turn(Say("Bye."))]
     with Provider(script) as provider, serving(store, provider) as url:
         talk = Talk(url, is_streamed=is_streamed)
@@ -81,7 +81,7 @@ def test_what_passed_is_recorded_once(store: Store, is_streamed: bool) -> None:
     assert calls[0]["usage"][0]["output_tokens"] == provider.answered[0].usage["output"]
 
 
-def test_figures_are_those_of_any_model_call(store: Store) -> None:
+def test_usage_is_recorded_as_for_any_model_call(store: Store) -> None:
     with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, session="mine") as url:
         Chat(url, is_streamed=False).ask("hi")
     (call,) = calls_of(store.session("mine"))
@@ -120,7 +120,7 @@ def test_a_moved_cache_mark_breaks_no_prefix(store: Store) -> None:
     assert "broke" not in recorded(store)[-1]
 
 
-def test_sessions_are_named_by_what_the_client_says(store: Store) -> None:
+def test_sessions_are_named_after_what_the_client_sends(store: Store) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
     names: list[tuple[dict[str, str], str, str]] = [
         ({"x-coatcheck-session": "mine"}, "", "mine"),
@@ -141,7 +141,7 @@ def test_sessions_are_named_by_what_the_client_says(store: Store) -> None:
     assert all(info.ttl == 30 * 86_400 for info in known.values())
 
 
-def test_an_error_of_the_provider_passes_as_it_is_and_is_recorded(store: Store) -> None:
+def test_an_error_of_the_provider_passes_unchanged_and_is_recorded(store: Store) -> None:
     script = [turn(status=529, headers=(("x-should-retry", "true"),)), turn(status=429, retry_after="7")]
     with Provider(script) as provider, serving(store, provider) as url:
         body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}

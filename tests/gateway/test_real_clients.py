@@ -15,7 +15,7 @@ from coatcheck import Store
 from tests.conftest import CI
 from tests.gateway.node_clients import client
 from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
-from tests.gateway.talking import grows, serving
+from tests.gateway.talking import assert_only_grows, serving
 from tests.mcp.node_servers import Missing
 
 SECRETS = ("ANTHROPIC", "CLAUDE", "OPENAI", "CODEX", "AI_GATEWAY")
@@ -38,7 +38,7 @@ def command(name: str) -> list[str]:
 
 
 def run(arguments: list[str], home: Path, **variables: str) -> str:
-    """Run a client with a home of its own, and return what it prints."""
+    """Run a client with its own home, and return what it prints."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
     env = kept | {"HOME": str(home), "NO_PROXY": "127.0.0.1"} | variables
     done = subprocess.run(
@@ -55,7 +55,7 @@ def stubs(seen: Seen) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["anthropic", "chat", "responses", "ai-anthropic", "ai-chat", "ai-responses"])
-def test_the_sdks_from_npm_hold_one_answer_and_continue(store: Store, home: Path, name: str) -> None:
+def test_the_sdks_from_npm_see_one_answer_and_continue(store: Store, home: Path, name: str) -> None:
     thinks = [] if name.endswith("chat") else [Think("a")]
     script: list[Any] = [
         turn(*thinks, Use("search", {"q": "x"})),
@@ -64,19 +64,19 @@ def test_the_sdks_from_npm_hold_one_answer_and_continue(store: Store, home: Path
         turn(Say("Bye.")),
     ]
     with Provider(script, is_lenient=name.startswith("ai-")) as provider, serving(store, provider, mode="loop") as url:
-        held = json.loads(run([*command(name), url, "2000"], home))
+        history = json.loads(run([*command(name), url, "2000"], home))
         assert provider.problems == []
         assert len(provider.answered) == 4
         if "responses" not in name:
-            grows(provider)
-    text = json.dumps(held)
+            assert_only_grows(provider)
+    text = json.dumps(history)
     assert "Looking." in text
     assert "Found." in text
     assert "get_artifact" not in text
 
 
 def mixed(seen: Seen, calls: int, own: Use) -> Turn:
-    """A loop, a mixed turn with a call of the client's own, an end, and a loop after the client has been restarted."""
+    """A loop, a mixed turn that also calls the client's own tool, an end, and a loop after a restart of the client."""
     steps = [
         turn(Think("a"), Say("Looking."), Use("list")),
         turn(Think("b"), Use("store", {"name": "n", "value": "v"}), own),
@@ -97,9 +97,9 @@ def test_claude_code_runs_a_loop_a_mixed_turn_and_continues_in_another_process(s
     quiet = {"DISABLE_TELEMETRY": "1", "DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
     with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-test", "IS_SANDBOX": "1", **quiet}
-        asked = [*command("claude"), "--model", "claude-opus-4-6", "-p"]
-        assert "The end." in run([*asked, "say hello", "--allowedTools", "Bash(echo:*)"], home, **variables)
-        assert "Continued." in run([*asked, "--continue", "and now?"], home, **variables)
+        command_line = [*command("claude"), "--model", "claude-opus-4-6", "-p"]
+        assert "The end." in run([*command_line, "say hello", "--allowedTools", "Bash(echo:*)"], home, **variables)
+        assert "Continued." in run([*command_line, "--continue", "and now?"], home, **variables)
         assert provider.problems == []
         assert "hello-from-bash" in json.dumps(provider.answered[-1].body)
     assert [info.session_id[:12] for info in store.sessions() if info.session_id.startswith("claude")] == [
@@ -129,7 +129,7 @@ def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) ->
             capture_output=True,
             check=True,
         )
-        asked = [
+        command_line = [
             *codex,
             "exec",
             "--skip-git-repo-check",
@@ -137,7 +137,7 @@ def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) ->
             "-c",
             f'openai_base_url="{url}/v1"',
         ]
-        assert "The end." in run([*asked, "say hello"], home, **own)
-        assert "Continued." in run([*asked, "resume", "--last", "and now?"], home, **own)
+        assert "The end." in run([*command_line, "say hello"], home, **own)
+        assert "Continued." in run([*command_line, "resume", "--last", "and now?"], home, **own)
         assert provider.problems == []
-        grows(provider)
+        assert_only_grows(provider)

@@ -19,7 +19,7 @@ CORPUS = Path(os.environ.get("COATCHECK_CORPUS", ROOT.parent / "shared" / "data"
 PATHS = {"anthropic": "/v1/messages", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
 TOOL = {"name": "search", "description": "Search.", "input_schema": {"type": "object"}}
 
-pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"there is no {CORPUS}: set COATCHECK_CORPUS")
+pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"{CORPUS} does not exist: set COATCHECK_CORPUS")
 
 
 def streams() -> Iterator[tuple[str, str, bytes]]:
@@ -49,8 +49,8 @@ def exchanges() -> Iterator[tuple[str, bytes, bytes, str]]:
             where = "/" + one["request"]["uri"].split("/", 3)[-1].partition("?")[0]
             if where not in PATHS.values():
                 continue
-            asked, answer = one["request"], one["response"]
-            body = json.dumps(asked["parsed_body"]) if "parsed_body" in asked else asked.get("body") or ""
+            request, answer = one["request"], one["response"]
+            body = json.dumps(request["parsed_body"]) if "parsed_body" in request else request.get("body") or ""
             content = answer.get("body", {}).get("string") if "parsed_body" not in answer else None
             data = json.dumps(answer["parsed_body"]) if content is None else content
             kind = (answer["headers"].get("content-type") or ["application/json"])[0]

@@ -12,13 +12,13 @@ from coatcheck import Policy, Store, toolkit
 from coatcheck.gateway.api import Unreadable
 from coatcheck.gateway.messages_api import MessagesApi
 from tests.gateway.provider import Provider, Say, Think, Use, turn
-from tests.gateway.talking import BIG, Chat, Talk, grows, post, serving
+from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, post, serving
 
 NAME = "mcp__coatcheck__get_artifact"
 
 
 def described(store: Store) -> list[dict[str, Any]]:
-    """Our tools as described by a client that has them through MCP: with a prefix of its own."""
+    """Our tools as described by a client that has them through MCP: with its own prefix."""
     tools = [tool.as_anthropic() for tool in toolkit(store.session("mine"))]
     return [{**tool, "name": f"mcp__coatcheck__{tool['name']}"} for tool in tools]
 
@@ -42,13 +42,13 @@ def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(store: St
         talk.ask(talk.results(page))
         assert provider.answered[2].messages[-1]["content"][0]["content"] == page
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
         assert provider.answered[0].tools == [tool["name"] for tool in talk.tools]
     assert store.session("mine").get(stub["artifact"]) == BIG
 
 
 @pytest.mark.parametrize("client", [Talk, Chat])
-def test_short_results_that_a_rule_lets_leave_keep_their_own_content(
+def test_short_results_externalized_by_a_rule_keep_their_own_content(
     store: Store, client: type[Talk] | type[Chat]
 ) -> None:
     script: list[Any] = [turn(Use("search", {"q": "a"}), Use("search", {"q": "b"})), turn(Say("Found."))]
@@ -71,7 +71,7 @@ def test_a_client_without_our_tools_is_left_alone(store: Store) -> None:
         assert provider.answered[1].messages[-1]["content"] == BIG
 
 
-def test_a_client_with_our_tools_gets_no_others_in_loop_mode(store: Store) -> None:
+def test_a_client_with_our_tools_gets_no_second_set_in_loop_mode(store: Store) -> None:
     with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop", session="mine") as url:
         talk = Talk(url)
         talk.tools += described(store)
@@ -98,10 +98,10 @@ def test_a_decision_is_made_once_whatever_the_client_changes_around_it(store: St
         talk.ask("thanks")
         talk.held[2] = {"content": [dict(reversed(held.items()))], "role": "user"}
         talk.ask("thanks")
-        grows(provider)
+        assert_only_grows(provider)
 
 
-def test_everything_that_is_not_changed_keeps_its_bytes(store: Store) -> None:
+def test_unchanged_parts_of_a_request_keep_their_bytes(store: Store) -> None:
     tools = json.dumps([{"name": "search", "input_schema": {"type": "object"}}, *described(store)], indent=1)
     start = f'{{ "model":"claude-opus-5-5","max_tokens":9,"tools":{tools}, "metadata" : {{"a" :1.0,"n":12345678901234567890}},"messages":[{{"role":"user","content":"\\u00e9 \\/"}}'  # noqa: E501 - bytes as they are on the wire
     with (
@@ -143,7 +143,7 @@ def test_lone_surrogates_pass_and_other_results_still_become_stubs(store: Store)
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"{}", b'{"messages": 5}', b'{"messages": ["x"]}', b"\xff{", b'{"messages"']
 )
-def test_a_body_that_cannot_be_read_passes_as_it_came(store: Store, body: bytes) -> None:
+def test_a_body_that_cannot_be_parsed_passes_unchanged(store: Store, body: bytes) -> None:
     with pytest.raises(Unreadable):
         MessagesApi().read(body)
     with Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider, serving(store, provider, mode="loop") as url:

@@ -53,8 +53,8 @@ class Answering:
                 self.connections += 1
                 with contextlib.suppress(OSError), one:
                     one.settimeout(30)
-                    with self._context.wrap_socket(one, server_side=True) if self._context else one as speaking:
-                        self._converse(speaking)
+                    with self._context.wrap_socket(one, server_side=True) if self._context else one as connection:
+                        self._converse(connection)
                 self.closed.set()
 
     def _converse(self, one: socket.socket) -> None:
@@ -123,7 +123,7 @@ def fetched(url: str, **how: Any) -> tuple[ProviderAnswer, bytes]:
     return found
 
 
-def test_path_headers_and_body_are_sent_as_they_are() -> None:
+def test_path_headers_and_body_are_sent_unchanged() -> None:
     headers = [(b"x-one", b"a"), (b"x-one", "é".encode()), (b"cookie", b"a=b; c"), (b"authorization", b"Bearer sk-1")]
     with Answering(OK) as server:
         fetched(server.url, target="/v1/a%2Fb//c?x=%zz&y=+", headers=headers)
@@ -137,7 +137,7 @@ def test_path_headers_and_body_are_sent_as_they_are() -> None:
     assert body == b"body"
 
 
-def test_an_address_may_have_a_path() -> None:
+def test_a_url_may_have_a_path() -> None:
     with Answering(OK) as server:
         fetched(f"{server.url}/prefix", target="/v1/x")
     assert server.requests[0].startswith(b"POST /prefix/v1/x HTTP/1.1\r\n")
@@ -146,14 +146,14 @@ def test_an_address_may_have_a_path() -> None:
 @pytest.mark.parametrize(
     ("target", "headers"), [("/v1/x", [(b"x-one", b"\xe9")]), ("http://other/v1/x", [])], ids=["header", "path"]
 )
-def test_what_cannot_be_sent_as_it_is_is_refused(target: str, headers: Any) -> None:
+def test_a_request_that_cannot_be_sent_unchanged_is_refused(target: str, headers: Any) -> None:
     with Answering(OK) as server:
         with pytest.raises(ValueError):
             fetched(server.url, target=target, headers=headers)
         assert server.connections == 0
 
 
-def test_large_bodies_and_streamed_ones_arrive_whole() -> None:
+def test_large_and_streamed_bodies_arrive_completely() -> None:
     large = os.urandom(5 << 20)
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -169,7 +169,7 @@ def test_large_bodies_and_streamed_ones_arrive_whole() -> None:
     assert server.requests[2].endswith(b"\r\n\r\nonetwo")
 
 
-def test_a_response_passes_as_it_is_and_can_be_read_without_its_coding() -> None:
+def test_a_response_passes_unchanged_and_can_be_read_decoded() -> None:
     packed = gzip.compress(b"hello")
     head = b"HTTP/1.1 203 Odd\r\nX-Case: a\r\nx-case: b\r\nContent-Encoding: gzip\r\ncontent-length: %d\r\n\r\n"
     with Answering(*[head % len(packed) + packed] * 2) as server:
@@ -180,7 +180,7 @@ def test_a_response_passes_as_it_is_and_can_be_read_without_its_coding() -> None
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"zstd", b"br"])
-def test_a_coding_that_is_damaged_or_unknown_is_an_error(coding: bytes) -> None:
+def test_a_damaged_or_unknown_encoding_is_an_error(coding: bytes) -> None:
     damaged = b"HTTP/1.1 200 OK\r\ncontent-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
     with Answering(damaged) as server, pytest.raises(ProviderFailure):
         talk(lambda client: read(client, server.url))
@@ -197,7 +197,7 @@ def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
     assert b"cookie" not in server.requests[1].lower()
 
 
-def test_the_environment_names_no_proxy_and_no_password(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_proxies_and_passwords_in_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -213,7 +213,7 @@ def test_a_proxy_is_used_if_it_is_set() -> None:
     assert proxy.requests[0].startswith(b"POST http://provider.invalid/v1/x HTTP/1.1\r\n")
 
 
-def test_a_connection_is_used_again_unless_an_answer_was_left() -> None:
+def test_a_connection_is_reused_unless_an_answer_was_abandoned() -> None:
     async def work(client: ProviderClient) -> None:
         for _ in range(2):
             assert await read(client, server.url) == (200, b"ok")
@@ -233,7 +233,7 @@ def test_a_connection_that_is_closed_without_an_answer_is_lost() -> None:
     assert failure.value.is_lost
 
 
-def test_an_address_where_nobody_listens_is_not_a_lost_connection() -> None:
+def test_a_port_where_nothing_listens_is_not_a_lost_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     with pytest.raises(ProviderFailure) as failure:
@@ -244,13 +244,13 @@ def test_an_address_where_nobody_listens_is_not_a_lost_connection() -> None:
 @pytest.mark.parametrize(
     "rest", [b"content-length: 9\r\n\r\nab", b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n4\r\n"]
 )
-def test_an_answer_that_breaks_off_is_an_error_behind_all_that_has_arrived(rest: bytes) -> None:
+def test_an_answer_that_breaks_off_is_an_error_after_everything_that_arrived(rest: bytes) -> None:
     async def work(client: ProviderClient) -> bytes:
         found = b""
         async with sent(client, server.url) as answer:
             await asyncio.to_thread(server.closed.wait, 30)
-            await asyncio.sleep(0)  # so that the end of the connection is there before the first read
-            with pytest.raises(ProviderFailure):  # noqa: PT012 - what came before it is the point
+            await asyncio.sleep(0)  # so that the connection is closed before the first read
+            with pytest.raises(ProviderFailure):  # noqa: PT012 - the chunks before the error matter
                 async for chunk in answer.chunks():
                     found += chunk
         return found
@@ -261,7 +261,7 @@ def test_an_answer_that_breaks_off_is_an_error_behind_all_that_has_arrived(rest:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for 127.0.0.1 that nobody has signed, with its key."""
+    """A self-signed certificate for 127.0.0.1, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""A server in a thread for most tests of HTTP; each test has a session of its own."""
+"""Fixtures for the HTTP tests: a server in a thread for each module, and a session for each test."""
 
 from __future__ import annotations
 

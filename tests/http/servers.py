@@ -1,4 +1,4 @@
-"""Servers for the tests of HTTP: in a thread of this process, or as `coatcheck serve` in one of its own."""
+"""Servers for the HTTP tests: in a thread of this process, or as `coatcheck serve` in a process of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Web:
         return int(self.host.rpartition(":")[2])
 
     def client(self, token: str | None = "", **headers: str) -> httpx2.Client:
-        """A client with this token; by default with that of the server, and with None without any."""
+        """A client with this token: by default the server's own, with None no token at all."""
         given = {} if token is None else {"authorization": f"Bearer {token or self.token}"}
         return httpx2.Client(base_url=self.url, headers={**given, **headers}, timeout=WAIT)
 
@@ -94,7 +94,7 @@ def serve(*options: str, is_warm: bool = True) -> list[str]:
 def served(
     store: Path | str, *options: str, token: str | None = ADMIN, is_warm: bool = True, **env: str
 ) -> Iterator[Web]:
-    """Run `coatcheck serve` on any free port. With `token=None`, it makes one and prints it."""
+    """Run `coatcheck serve` on any free port. With `token=None`, it generates one and prints it."""
     given = {} if token is None else {"COATCHECK_HTTP_TOKEN": token}
     command = serve("--port", "0", *options, is_warm=is_warm)
     process = subprocess.Popen(command, env=environment(store, **{**given, **env}), stderr=subprocess.PIPE, text=True)

@@ -56,8 +56,8 @@ def web(shared_store: Store) -> Iterator[Web]:
         yield found
 
 
-def asked(client: httpx2.Client, operation: Operation, session: str) -> httpx2.Response:
-    """A valid request to an operation on an artifact that does not exist."""
+def send_request(client: httpx2.Client, operation: Operation, session: str) -> httpx2.Response:
+    """Send a valid request to an operation, for an artifact that does not exist."""
     path = operation.path.replace("{session_id}", session).replace("{target}", "none")
     body: Any = {"value": 1} if operation.name == "externalize" else {"to": session} if operation.body else None
     params = {"q": "x"} if operation.name == "search" else {"dry_run": "true"} if operation.name == "collect" else {}
@@ -73,7 +73,7 @@ def rank(scope: TokenScope) -> int:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("tenant", TENANTS[:2])
-def test_a_token_opens_the_operations_of_its_scope_in_its_sessions_and_no_others(
+def test_a_token_allows_only_the_operations_of_its_scope_in_its_sessions(
     web: Web, operation: Operation, tenant: str | None, prefix: str
 ) -> None:
     needed = operation.scope
@@ -81,7 +81,7 @@ def test_a_token_opens_the_operations_of_its_scope_in_its_sessions_and_no_others
         for scope in SCOPES:
             client.headers["authorization"] = f"Bearer {token(scope, tenant, prefix)}"
             for session in ("ci-new", "elsewhere"):
-                found = asked(client, operation, session)
+                found = send_request(client, operation, session)
                 is_covered = "{session_id}" not in operation.path or session.startswith(prefix)
                 if needed is None:
                     is_allowed = True
@@ -94,7 +94,7 @@ def test_a_token_opens_the_operations_of_its_scope_in_its_sessions_and_no_others
                     assert found.json()["error"]["code"] == "forbidden"
 
 
-def test_a_token_for_metrics_opens_metrics_alone(web: Web) -> None:
+def test_a_metrics_token_allows_only_metrics(web: Web) -> None:
     for tenant in TENANTS:
         with web.client(token=token("metrics", tenant)) as client:
             assert client.get("/metrics").status_code == 200
@@ -103,7 +103,7 @@ def test_a_token_for_metrics_opens_metrics_alone(web: Web) -> None:
 
 
 @pytest.mark.parametrize("tenant", TENANTS)
-def test_a_token_sees_the_store_of_its_tenant_alone(web: Web, tenant: str | None) -> None:
+def test_a_token_sees_only_the_store_of_its_tenant(web: Web, tenant: str | None) -> None:
     with web.client(token=token("admin", tenant)) as client:
         assert client.get(path_of("mine", "n")).text == f"{tenant} mine"
         made = client.post(path_of("mine"), content=f"only of {tenant}").json()
@@ -116,7 +116,7 @@ def test_a_token_sees_the_store_of_its_tenant_alone(web: Web, tenant: str | None
                 assert client.get(path_of("mine", made["artifact_id"])).status_code == 404
 
 
-def test_a_token_with_a_prefix_lists_its_sessions_alone(web: Web) -> None:
+def test_a_token_with_a_prefix_lists_only_its_sessions(web: Web) -> None:
     with web.client(token=token("read", None, "ci-")) as client:
         for prefix in ("", "c", "ci-", "ci-1"):
             found = client.get("/api/v1/sessions", params={"prefix": prefix}).json()["sessions"]
@@ -140,7 +140,7 @@ def test_a_token_with_a_prefix_cannot_reach_other_sessions_through_its_own(web: 
         assert client.get(path_of("ci-2", "n")).text == "None ci-1"
 
 
-def test_the_sessions_of_the_store_itself_are_for_administrators(web: Web, shared_store: Store) -> None:
+def test_internal_sessions_are_only_for_administrators(web: Web, shared_store: Store) -> None:
     for name in ("transcript:abc", "coatcheck:releases"):
         shared_store.session(name, ttl=None).put("internal", name="n")
         for scope, status in (("read", 403), ("write", 403), ("admin", 200)):
@@ -160,7 +160,7 @@ def test_a_request_without_a_valid_token_is_refused(web: Web, header: str | None
         if header is not None:
             client.headers["authorization"] = header.format(known)
         for operation in OPERATIONS:
-            found = asked(client, operation, "s")
+            found = send_request(client, operation, "s")
             if operation.scope is None:
                 assert found.status_code == 200
             else:
@@ -169,7 +169,7 @@ def test_a_request_without_a_valid_token_is_refused(web: Web, header: str | None
                 assert known not in found.text
 
 
-def test_two_authorization_headers_are_none(web: Web) -> None:
+def test_two_authorization_headers_are_refused(web: Web) -> None:
     given = [("authorization", f"Bearer {token('admin')}")] * 2
     with web.client(token=None) as client:
         assert client.get("/api/v1/sessions", headers=given).status_code == 401
@@ -203,13 +203,13 @@ def test_allowed_hosts_and_origins_pass(tmp_path: Path) -> None:
             assert client.get("/healthz", headers={"host": host}).status_code == 200
         found = client.get("/healthz", headers={"origin": page})
         assert found.headers["access-control-allow-origin"] == page
-        asks = {"origin": page, "access-control-request-method": "PUT"}
-        preflight = client.options("/api/v1/sessions/s", headers=asks)
+        headers = {"origin": page, "access-control-request-method": "PUT"}
+        preflight = client.options("/api/v1/sessions/s", headers=headers)
         assert preflight.status_code == 200
         assert "PUT" in preflight.headers["access-control-allow-methods"]
 
 
-def test_a_server_for_other_machines_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_server_for_other_machines_mentions_tls_and_checks_the_host(tmp_path: Path) -> None:
     with served(tmp_path / "store", "--host", "0.0.0.0") as web:
         assert web.process is not None
         assert web.process.stderr is not None
@@ -271,7 +271,9 @@ texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
 
 
 @given(names, st.sampled_from([*SCOPES, "metrics"]), st.none() | texts, st.just("") | texts)
-def test_every_access_survives_the_file(name: str, scope: TokenScope, tenant: str | None, sessions: str) -> None:
+def test_every_access_is_read_back_from_the_file(
+    name: str, scope: TokenScope, tenant: str | None, sessions: str
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         access = Access(name, scope, tenant, sessions)
         made = add_token(Path(folder) / "tokens", access)
@@ -316,10 +318,10 @@ def test_a_link_in_place_of_the_tokens_file_is_not_followed(tmp_path: Path) -> N
     assert not target.exists()
 
 
-# What is printed
+# Output
 
 
-def test_a_token_is_made_at_the_start_and_printed_once(tmp_path: Path) -> None:
+def test_a_token_is_generated_at_startup_and_printed_once(tmp_path: Path) -> None:
     with served(tmp_path / "store", token=None) as web:
         assert len(web.token) >= 32
         with web.client() as client:
@@ -349,7 +351,7 @@ def test_credentials_are_in_no_output_error_or_metric(tmp_path: Path) -> None:
         assert "a-wrong-token" not in text
 
 
-def test_a_weak_token_and_tokens_of_tenants_in_a_tenants_store_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_weak_token_and_invalid_options_are_refused_at_startup(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     add_token(file, Access("a", "read", "acme"))
     for options, env, word in (

@@ -68,22 +68,22 @@ def test_head_has_the_headers_of_get_and_no_content(client: httpx2.Client, path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "start", "end"),
+    ("range_header", "start", "end"),
     [("bytes=0-0", 0, 1), ("bytes=2-5", 2, 6), ("bytes=5-", 5, None), ("bytes=-4", -4, None),
      ("bytes = 1-2", 1, 3), ("BYTES=1-2", 1, 3), ("bytes=0-99999999999", 0, None), ("bytes=-99999999999", 0, None),
      ("bytes=262140-262150", 262140, 262151), ("bytes=1048570-2100000", 1048570, 2100001)],
 )  # fmt: skip
-def test_a_range_is_that_part_of_the_content(
-    client: httpx2.Client, session: Session, asked: str, start: int, end: int | None
+def test_a_range_returns_that_part_of_the_content(
+    client: httpx2.Client, session: Session, range_header: str, start: int, end: int | None
 ) -> None:
-    found = client.get(path_of(session.session_id, session.put(LARGE).pointer), headers={"range": asked})
+    found = client.get(path_of(session.session_id, session.put(LARGE).pointer), headers={"range": range_header})
     wanted = LARGE[start:end]
     first = start if start >= 0 else len(LARGE) + start
     assert found.status_code == 206
     assert found.content == wanted
     assert found.headers["content-range"] == f"bytes {first}-{first + len(wanted) - 1}/{len(LARGE)}"
     assert found.headers["repr-digest"] == digest_header(LARGE)
-    assert "content-digest" not in found.headers  # it would be that of the part
+    assert "content-digest" not in found.headers  # it would be the digest of the part
 
 
 @given(st.integers(0, 60), st.integers(0, 80), st.integers(0, 80))
@@ -106,25 +106,27 @@ def test_every_range_is_a_slice(size: int, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", ["bytes=", "bytes=a-b", "bytes=5-2", "bytes=--1", "bytes=1-2,x", "bytes=1", "bytes=-"]
+    "range_header", ["bytes=", "bytes=a-b", "bytes=5-2", "bytes=--1", "bytes=1-2,x", "bytes=1", "bytes=-"]
 )
-def test_a_malformed_range_is_refused(client: httpx2.Client, path: str, asked: str) -> None:
-    found = client.get(path, headers={"range": asked})
+def test_a_malformed_range_is_refused(client: httpx2.Client, path: str, range_header: str) -> None:
+    found = client.get(path, headers={"range": range_header})
     assert found.status_code == 400
     assert found.json()["error"]["code"] == "invalid_argument"
 
 
-@pytest.mark.parametrize("asked", ["items=0-1", "bytes=0-1,4-5", "nonsense"])
-def test_a_range_of_another_unit_and_several_ranges_get_all_of_the_content(
-    client: httpx2.Client, path: str, data: bytes, asked: str
+@pytest.mark.parametrize("range_header", ["items=0-1", "bytes=0-1,4-5", "nonsense"])
+def test_another_range_unit_or_several_ranges_return_the_whole_content(
+    client: httpx2.Client, path: str, data: bytes, range_header: str
 ) -> None:
-    found = client.get(path, headers={"range": asked})
+    found = client.get(path, headers={"range": range_header})
     assert (found.status_code, found.content) == (200, data)
 
 
-@pytest.mark.parametrize("asked", ["bytes={}-", "bytes={}-{}", "bytes=-0", "bytes=9999999999-"])
-def test_a_range_behind_the_end_cannot_be_satisfied(client: httpx2.Client, path: str, data: bytes, asked: str) -> None:
-    found = client.get(path, headers={"range": asked.format(len(data), len(data) + 1)})
+@pytest.mark.parametrize("range_header", ["bytes={}-", "bytes={}-{}", "bytes=-0", "bytes=9999999999-"])
+def test_a_range_past_the_end_cannot_be_satisfied(
+    client: httpx2.Client, path: str, data: bytes, range_header: str
+) -> None:
+    found = client.get(path, headers={"range": range_header.format(len(data), len(data) + 1)})
     assert found.status_code == 416
     assert found.headers["content-range"] == f"bytes */{len(data)}"
     assert found.json()["error"]["code"] == "range_not_satisfiable"
@@ -136,7 +138,7 @@ def test_an_empty_artifact_has_no_ranges(client: httpx2.Client, session: Session
     assert client.get(path, headers={"range": "bytes=0-"}).status_code == 416
 
 
-def test_what_a_client_has_already_is_not_sent_again(client: httpx2.Client, path: str) -> None:
+def test_content_that_a_client_already_has_is_not_sent_again(client: httpx2.Client, path: str) -> None:
     etag = client.head(path).headers["etag"]
     for tag in (etag, f"W/{etag}", f'"other", {etag}', "*"):
         for method in ("GET", "HEAD"):
@@ -147,9 +149,7 @@ def test_what_a_client_has_already_is_not_sent_again(client: httpx2.Client, path
         assert client.get(path, headers={"if-none-match": tag}).status_code == 200
 
 
-def test_a_range_is_sent_only_of_the_content_that_the_client_has_begun(
-    client: httpx2.Client, path: str, data: bytes
-) -> None:
+def test_if_range_returns_a_part_only_of_the_same_content(client: httpx2.Client, path: str, data: bytes) -> None:
     etag = client.head(path).headers["etag"]
     same = client.get(path, headers={"range": "bytes=1-3", "if-range": etag})
     assert (same.status_code, same.content) == (206, data[1:4])
@@ -158,7 +158,7 @@ def test_a_range_is_sent_only_of_the_content_that_the_client_has_begun(
         assert (other.status_code, other.content) == (200, data)
 
 
-def test_a_condition_on_another_content_fails(client: httpx2.Client, path: str) -> None:
+def test_if_match_with_another_tag_fails(client: httpx2.Client, path: str) -> None:
     etag = client.head(path).headers["etag"]
     assert client.get(path, headers={"if-match": etag}).status_code == 200
     assert client.get(path, headers={"if-match": "*"}).status_code == 200
@@ -175,7 +175,7 @@ def test_a_list_of_tags_has_exactly_its_tags(tags: list[str]) -> None:
         assert has_tag(header, f'"{tag}"') == (tag in tags)
 
 
-def test_a_name_gets_the_newest_content_and_a_client_sees_that_it_changed(
+def test_a_name_returns_the_newest_content_even_with_the_tag_of_an_older_one(
     client: httpx2.Client, session: Session
 ) -> None:
     session.put("first", name="report")
@@ -185,7 +185,7 @@ def test_a_name_gets_the_newest_content_and_a_client_sees_that_it_changed(
     assert client.get(path, headers={"if-none-match": etag}).text == "second"
 
 
-def test_a_part_of_a_json_artifact_is_content_of_its_own(client: httpx2.Client, session: Session) -> None:
+def test_a_part_of_a_json_artifact_has_its_own_tag_and_ranges(client: httpx2.Client, session: Session) -> None:
     ref = session.put({"rows": [{"id": 1}, {"id": 2}]})
     found = client.get(path_of(session.session_id, ref.pointer + "#/rows/1"))
     assert found.json() == {"id": 2}
@@ -208,12 +208,12 @@ def damaged(lasting: Backend) -> Iterator[tuple[Web, str, bytes]]:
     data = random.Random(2).randbytes(3_000_000)
     store = lasting.open()
     ref = store.session("s").put(data)
-    lasting.damage(ref, lambda held: held[:-1] + bytes([held[-1] ^ 1]))
+    lasting.damage(ref, lambda stored: stored[:-1] + bytes([stored[-1] ^ 1]))
     with running(store) as web:
         yield web, path_of("s", ref.pointer), data
 
 
-def test_damage_is_an_error_or_an_answer_that_breaks_off_and_never_wrong_bytes(
+def test_damage_gives_an_error_or_a_broken_answer_and_never_wrong_bytes(
     damaged: tuple[Web, str, bytes],
 ) -> None:
     web, path, data = damaged
@@ -234,7 +234,7 @@ def test_a_range_never_begins_at_its_end() -> None:
         requested_range("bytes=0-", 0)
 
 
-def test_what_is_not_there_has_the_status_of_its_error(client: httpx2.Client, session: Session) -> None:
+def test_a_missing_artifact_has_the_status_of_its_error(client: httpx2.Client, session: Session) -> None:
     session.put("coat 5287776")
     session.put("coat 23863487")  # the ids of both begin with 96dbffe64f9f
     session.put("brief", name="brief", ttl=0)
@@ -249,11 +249,9 @@ def test_what_is_not_there_has_the_status_of_its_error(client: httpx2.Client, se
         assert client.head(path_of(session.session_id, target)).status_code == status
 
 
-def test_another_sessions_artifact_answers_like_one_that_does_not_exist(
-    client: httpx2.Client, session: Session
-) -> None:
+def test_an_artifact_of_another_session_looks_like_a_missing_one(client: httpx2.Client, session: Session) -> None:
     ref = session.put("secret of another session")
-    asked = [client.get(path_of("somebody else", f"art:{digest}")) for digest in (ref.artifact_id, "0" * 64)]
-    texts = [found.text.replace(ref.artifact_id, "ID").replace("0" * 64, "ID") for found in asked]
-    assert asked[0].status_code == asked[1].status_code == 404
+    answers = [client.get(path_of("somebody else", f"art:{digest}")) for digest in (ref.artifact_id, "0" * 64)]
+    texts = [found.text.replace(ref.artifact_id, "ID").replace("0" * 64, "ID") for found in answers]
+    assert answers[0].status_code == answers[1].status_code == 404
     assert texts[0] == texts[1]

@@ -1,4 +1,4 @@
-"""Names, sessions and pointers in paths and headers: any text is safe, and means exactly what it says."""
+"""Names, sessions and pointers in paths and headers: any text is safe, and is taken literally."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_stored_found_and_forgotten_under_exactly_this_name(
+def test_a_hostile_name_is_stored_found_and_forgotten_under_exactly_that_name(
     client: httpx2.Client, session: Session, shared_store: Store, name: str
 ) -> None:
     content = f"content {next(_numbers)}".encode()
@@ -49,7 +49,7 @@ def test_a_hostile_name_is_stored_found_and_forgotten_under_exactly_this_name(
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in (".", "..")])
-def test_a_hostile_session_id_is_a_session_of_its_own(client: httpx2.Client, shared_store: Store, name: str) -> None:
+def test_a_hostile_session_id_is_taken_literally(client: httpx2.Client, shared_store: Store, name: str) -> None:
     content = f"content {next(_numbers)}".encode()
     made = client.post(path_of(name), content=content, params={"name": "n"})
     assert made.status_code == 201, made.text
@@ -63,7 +63,7 @@ def test_no_name_becomes_a_path_of_the_store(client: httpx2.Client, shared_store
     root = Path(shared_store.url)
     client.post(path_of("../../escaped-17"), content=b"x" * 300_000, params={"name": "../../escaped-17"})
     assert not list(root.parent.parent.rglob("*escaped-17*"))
-    assert files_with(root, b"escaped-17")  # as data it is there
+    assert files_with(root, b"escaped-17")  # it is stored as data
 
 
 @given(name=st.text(min_size=1, max_size=60), session_id=st.text(min_size=1, max_size=20))
@@ -85,14 +85,14 @@ def test_every_text_survives_its_encoding(text: str) -> None:
 
 
 @pytest.mark.parametrize("raw", ["%", "%4", "%zz", "%ff", "%c3%28", "%ed%a0%80"])
-def test_what_is_not_encoded_properly_is_refused(client: httpx2.Client, raw: str) -> None:
+def test_a_header_with_invalid_percent_encoding_is_refused(client: httpx2.Client, raw: str) -> None:
     with pytest.raises(InvalidArgument):
         decoded(raw)
     found = client.post(path_of("s"), content=b"x", headers={"x-coatcheck-name": raw})
     assert (found.status_code, found.json()["error"]["code"]) == (400, "invalid_argument")
 
 
-def test_a_path_that_is_not_encoded_properly_is_refused(web: Web, client: httpx2.Client) -> None:
+def test_a_path_with_invalid_percent_encoding_is_refused(web: Web, client: httpx2.Client) -> None:
     for raw in ("%ff", "a%zz", "%c3%28"):
         done = subprocess.run(
             ["curl", "-s", "-H", f"Authorization: Bearer {web.token}", f"{web.url}/api/v1/sessions/{raw}/artifacts"],

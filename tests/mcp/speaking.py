@@ -58,12 +58,12 @@ class Speaker:
         self.leave()
 
     def begin(self, version: str = VERSION) -> dict[str, Any]:
-        said = self.ask(
+        response = self.ask(
             "initialize",
             {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}},
         )
         self.tell("notifications/initialized")
-        return said
+        return response
 
     def send(self, body: dict[str, Any]) -> None:
         self.write(json.dumps(body).encode())
@@ -87,19 +87,19 @@ class Speaker:
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """The result of a tool, or the error."""
-        said = self.ask("tools/call", {"name": tool, "arguments": arguments})
-        found = said.get("result", said.get("error"))
+        response = self.ask("tools/call", {"name": tool, "arguments": arguments})
+        found = response.get("result", response.get("error"))
         assert isinstance(found, dict)
         return found
 
     def answer(self, request_id: Any) -> dict[str, Any]:
         return self.until(lambda one: one.get("id") == request_id and "method" not in one)
 
-    def until(self, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def until(self, matches: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait for the next matching message."""
         while True:
             for index, one in enumerate(self.heard):
-                if fits(one):
+                if matches(one):
                     return self.heard.pop(index)
             line = self._incoming.get(timeout=WAIT)
             if not line:
@@ -134,7 +134,7 @@ class Speaker:
                 if word in line:
                     return line
             if not self._threads[1].is_alive() and not any(word in line for line in self.complaints):
-                raise AssertionError(f"nobody said {word!r}: {self.complaints}")
+                raise AssertionError(f"no line on stderr contains {word!r}: {self.complaints}")
             self._threads[1].join(0.02)
 
     def _reading(self) -> None:
@@ -182,7 +182,7 @@ def gone(*pids: int) -> bool:
     return True
 
 
-def told(name: str, **answers: Any) -> list[str]:
+def scripted_server(name: str, **answers: Any) -> list[str]:
     """The command for a scripted server: see `told_server.py`."""
     return [sys.executable, str(Path(__file__).with_name("told_server.py")), name, json.dumps(answers)]
 

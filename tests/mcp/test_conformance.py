@@ -1,8 +1,8 @@
 """The MCP project's own conformance suite, run against `coatcheck mcp --http` as a user starts it.
 
-Every check that fails must stand in the lists below with the reason why it does not apply, and every one that stands
-there must fail: a server that learns to do it takes it off the list. Most are about tools, prompts and resources with
-fixed names that the suite's reference server has.
+Every check that fails must be listed below, with the reason why it does not apply, and every check in the list must
+fail: once it passes, remove it from the list. Most are about tools, prompts and resources with fixed names that only
+the suite's reference server has.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tests.mcp.node_servers import LOCKED
 from tests.mcp.speaking import environment
 
 PROMPTS = "the server has no prompts, and says so in its capabilities"
-UNCHANGING = "an artifact never changes: the server offers no subscriptions to one, and says so in its capabilities"
+UNCHANGING = "an artifact never changes: the server has no subscriptions, and says so in its capabilities"
 REFERENCE_TOOL = "it calls a tool that only the suite's reference server has"
-REFERENCE_RESOURCE = "it reads an address that only the suite's reference server has"
+REFERENCE_RESOURCE = "it reads a URI that only the suite's reference server has"
 INPUT = "it calls a tool of the reference server that asks the client for input; ours never ask for any"
-HEADERS = "it wants a tool with x-mcp-header annotations; none of ours has a use for one"
-RESUMING = "recommended only: it is for answers that are slow to come, and ours can simply be asked for again"
+HEADERS = "it needs a tool with x-mcp-header annotations; none of ours uses them"
+RESUMING = "recommended only: it is for slow responses, and ours can simply be requested again"
 
-NOT_FOR_US: dict[str, dict[str, str]] = {
+NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "2025-11-25": {
         "elicitation-sep1034-general": REFERENCE_TOOL,
         "elicitation-sep1330-general": REFERENCE_TOOL,
@@ -100,7 +100,7 @@ NOT_FOR_US: dict[str, dict[str, str]] = {
         "tools-call-with-progress": REFERENCE_TOOL,
     },
 }
-LEAST_PASSED = {"2025-11-25": 44, "2026-07-28": 94}  # a suite that tests nothing would fail nothing
+MIN_PASSED = {"2025-11-25": 44, "2026-07-28": 94}  # a suite that runs no checks would not fail either
 
 
 class Running(NamedTuple):
@@ -114,8 +114,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     token = secrets.token_urlsafe(24)
     env = environment(tmp_path_factory.mktemp("served") / "store", COATCHECK_MCP_TOKEN=token)
     ours = [sys.executable, "-m", "coatcheck"]
-    put = [*ours, "put", "-", "--name", "notes", "--session", "suite"]
-    subprocess.run(put, env=env, input=b"one line\n", capture_output=True, check=True)
+    put_notes = [*ours, "put", "-", "--name", "notes", "--session", "suite"]
+    subprocess.run(put_notes, env=env, input=b"one line\n", capture_output=True, check=True)
     command = [*ours, "mcp", "--http", "--port", "0", "--session", "suite"]
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -126,23 +126,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", NOT_FOR_US)
+@pytest.mark.parametrize("version", NOT_APPLICABLE)
 def test_the_server_passes_every_check_of_the_conformance_suite_that_applies_to_it(
     version: str, server: Running, npm_server: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     node, suite = npm_server("conformance")
-    asked = ["server", "--url", server.address, "--suite", "all", "--spec-version", version, "-o", str(tmp_path)]
+    arguments = ["server", "--url", server.address, "--suite", "all", "--spec-version", version, "-o", str(tmp_path)]
     env = {
         **os.environ,
         "NODE_OPTIONS": f"--import={(LOCKED / 'with_token.mjs').as_uri()}",
         "CONFORMANCE_SUITE": suite,
         "COATCHECK_MCP_TOKEN": server.token,
     }
-    done = subprocess.run([node, suite, *asked], env=env, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run([node, suite, *arguments], env=env, capture_output=True, text=True, check=False, timeout=240)
     checks = [check for file in tmp_path.glob("*/checks.json") for check in json.loads(file.read_text())]
     failed = {check["id"]: check for check in checks if check["status"] not in ("SUCCESS", "INFO")}
-    unforeseen = {name: check.get("errorMessage") for name, check in failed.items() if name not in NOT_FOR_US[version]}
-    assert not unforeseen, done.stdout
-    assert set(failed) == set(NOT_FOR_US[version]), "these pass now: take them off the list"
+    unexpected = {
+        name: check.get("errorMessage") for name, check in failed.items() if name not in NOT_APPLICABLE[version]
+    }
+    assert not unexpected, done.stdout
+    assert set(failed) == set(NOT_APPLICABLE[version]), "these pass now: remove them from the list"
     passed = sum(check["status"] == "SUCCESS" for check in checks)
-    assert passed >= LEAST_PASSED[version]
+    assert passed >= MIN_PASSED[version]

@@ -34,7 +34,7 @@ def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw 
 
 
 @given(st.sampled_from(SHAPES), st.lists(st.integers(0, 9), max_size=40))
-def test_a_message_is_the_same_in_every_shape_however_it_is_cut(shape: bytes, sizes: list[int]) -> None:
+def test_a_message_is_the_same_in_every_shape_however_the_stream_is_split(shape: bytes, sizes: list[int]) -> None:
     found, _ = read(shape % ONE, sizes)
     assert [bytes(one) for one in found if not isinstance(one, UnparsedLine)] == [ONE]
 
@@ -49,7 +49,7 @@ def test_data_over_several_lines_is_one_line(sizes: list[int], eol: str) -> None
 
 
 @pytest.mark.parametrize("pieces", [1, 7])
-def test_an_event_over_the_cap_is_not_held_and_tells_its_id(pieces: int) -> None:
+def test_the_size_and_id_of_an_event_over_the_limit_are_reported(pieces: int) -> None:
     whole = b'{"jsonrpc":"2.0","id":1,"result":["' + b"x" * 5_000 + b'"]}'
     step = -(-len(whole) // pieces)
     lines = [whole[at : at + step] for at in range(0, len(whole), step)]
@@ -61,7 +61,7 @@ def test_an_event_over_the_cap_is_not_held_and_tells_its_id(pieces: int) -> None
     assert small == ONE
 
 
-def test_a_stream_is_taken_up_from_the_last_event_that_was_whole() -> None:
+def test_a_stream_is_resumed_after_the_last_complete_event() -> None:
     _, events = read(b"id: 4\ndata: {}\n\nid: 5\ndata: {", [])
     assert events.last_id == "4"
     events.begin()
@@ -70,7 +70,7 @@ def test_a_stream_is_taken_up_from_the_last_event_that_was_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MAX_RETRY), (b"soon", RETRY)]
+    ("value", "seconds"), [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MAX_RETRY), (b"soon", RETRY)]
 )
-def test_when_a_stream_is_taken_up_again_is_bounded(said: bytes, seconds: float) -> None:
-    assert read(b"retry: " + said + b"\n\n", [])[1].retry == seconds
+def test_the_retry_delay_of_a_stream_is_bounded(value: bytes, seconds: float) -> None:
+    assert read(b"retry: " + value + b"\n\n", [])[1].retry == seconds

@@ -18,7 +18,7 @@ Speak = Callable[..., Speaker]
 FAILED = "upstream_failed"
 
 
-def test_a_server_that_dies_answers_every_request_and_ends_the_proxy(speak: Speak) -> None:
+def test_when_a_server_dies_every_request_is_answered_and_the_proxy_ends(speak: Speak) -> None:
     speaker = speak()
     waiting = [speaker.start("tools/call", {"name": "hang", "arguments": {}}) for _ in range(3)]
     error = speaker.call("die", status=7)
@@ -37,13 +37,13 @@ def test_a_server_that_is_killed_is_reported_as_killed(speak: Speak) -> None:
     assert "signal 9" in speaker.answer(waiting)["error"]["message"]
 
 
-def test_a_command_that_is_not_there_is_an_error_at_once(speak: Speak) -> None:
+def test_a_missing_command_is_an_error_at_once(speak: Speak) -> None:
     speaker = speak(server=["no-such-command-anywhere"], begin=False)
     assert speaker.leave() == 10
     assert speaker.complained("no-such-command-anywhere")
 
 
-def test_a_command_that_ends_at_once_answers_the_handshake_with_an_error(speak: Speak) -> None:
+def test_a_command_that_exits_at_once_fails_the_handshake(speak: Speak) -> None:
     speaker = speak(server=[sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(5)"], begin=False)
     assert "exit status 5" in speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
 
@@ -55,7 +55,7 @@ def test_junk_on_stdout_is_reported_on_stderr_and_harms_nothing(odd: Speaker) ->
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-def test_a_result_of_500_megabytes_is_an_error_and_is_never_held(odd: Speaker, id_first: bool) -> None:
+def test_a_result_of_500_megabytes_is_an_error_and_never_in_memory(odd: Speaker, id_first: bool) -> None:
     odd.call("huge", size=65 << 20)
     before = _peak(odd.process.pid)
     error = odd.call("huge", size=500 << 20, id_first=id_first)
@@ -65,7 +65,7 @@ def test_a_result_of_500_megabytes_is_an_error_and_is_never_held(odd: Speaker, i
     assert text_of(odd.call("echo"))
 
 
-def test_a_server_that_hangs_is_given_up_and_reported(speak: Speak) -> None:
+def test_a_call_that_hangs_times_out_and_is_reported(speak: Speak) -> None:
     speaker = speak("--timeout", "1")
     error = speaker.call("hang")
     assert error["data"]["code"] == FAILED
@@ -80,7 +80,7 @@ def test_progress_gives_a_server_more_time(speak: Speak) -> None:
     assert [one["params"]["x-unknown"] for one in speaker.heard if one.get("method")] == ["kept"] * 3
 
 
-def test_an_answer_that_comes_after_its_request_was_cancelled_harms_nothing(odd: Speaker) -> None:
+def test_a_late_answer_to_a_cancelled_request_harms_nothing(odd: Speaker) -> None:
     waiting = odd.start("tools/call", {"name": "late", "arguments": {}})
     odd.tell("notifications/cancelled", {"requestId": waiting, "reason": "no more"})
     assert odd.ask("odd/release")["result"] == {}
@@ -88,7 +88,7 @@ def test_an_answer_that_comes_after_its_request_was_cancelled_harms_nothing(odd:
     assert odd.complained("no more")
 
 
-def test_a_cancelled_call_of_our_own_is_not_the_servers_business(odd: Speaker) -> None:
+def test_cancelling_a_call_of_our_own_tool_does_not_disturb_the_server(odd: Speaker) -> None:
     waiting = odd.start("tools/call", {"name": "list_artifacts", "arguments": {}})
     odd.tell("notifications/cancelled", {"requestId": waiting})
     assert text_of(odd.call("echo"))
@@ -135,7 +135,7 @@ def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signa
 
 
 @pytest.mark.parametrize("end", ["proxy", "server", "client"])
-def test_what_a_server_started_ends_with_it_though_it_hears_of_nothing(speak: Speak, end: str) -> None:
+def test_children_of_a_server_end_with_it_even_if_they_ignore_signals(speak: Speak, end: str) -> None:
     speaker = speak(is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn", deaf=True)).split()]
     assert all(map(is_running, pids))
@@ -149,7 +149,7 @@ def test_what_a_server_started_ends_with_it_though_it_hears_of_nothing(speak: Sp
     assert gone(*pids)
 
 
-def test_a_command_is_looked_for_where_it_runs(tmp_path: Path) -> None:
+def test_a_command_is_looked_up_in_its_working_folder(tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()
     script = folder / "serve"
@@ -163,7 +163,7 @@ def test_a_command_is_looked_for_where_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for the guard in /proc")
-def test_children_end_though_their_guard_was_killed(speak: Speak) -> None:
+def test_children_end_even_if_their_guard_is_killed(speak: Speak) -> None:
     speaker = speak(is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
     guard = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
@@ -172,30 +172,30 @@ def test_children_end_though_their_guard_was_killed(speak: Speak) -> None:
     assert gone(guard, *pids)
 
 
-def test_a_thousand_calls_at_once_are_answered_each_with_its_own(odd: Speaker) -> None:
+def test_a_thousand_concurrent_calls_each_get_their_own_answer(odd: Speaker) -> None:
     waiting = {odd.start("tools/call", {"name": "echo", "arguments": {"number": n}}): n for n in range(1_000)}
     for request_id, number in waiting.items():
         assert json.loads(text_of(odd.answer(request_id)["result"]))["arguments"] == {"number": number}
     assert not [one for one in odd.heard if one.get("id") in waiting]
 
 
-def test_large_and_small_results_at_once_are_not_swapped(odd: Speaker) -> None:
+def test_concurrent_large_and_small_results_are_not_swapped(odd: Speaker) -> None:
     sizes = {odd.start("tools/call", {"name": "text", "arguments": {"size": n}}): n for n in range(100, 60_000, 997)}
     for request_id, size in sizes.items():
         text = text_of(odd.answer(request_id)["result"])
         assert (json.loads(text)["size_bytes"] if text.startswith('{"stub"') else len(text)) == size
 
 
-def test_what_was_asked_before_the_client_closed_its_end_is_answered(place: Path) -> None:
-    asked = [
+def test_requests_sent_before_the_client_closes_stdin_are_answered(place: Path) -> None:
+    requests = [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}},
         {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "text", "arguments": {"size": 90_000}}},
     ]
-    said = subprocess.run(
-        proxy(server=ODD), input="".join(json.dumps(one) + "\n" for one in asked), env=environment(place),
+    output = subprocess.run(
+        proxy(server=ODD), input="".join(json.dumps(one) + "\n" for one in requests), env=environment(place),
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
-    assert [json.loads(line)["id"] for line in said.splitlines()] == [1, 2]
+    assert [json.loads(line)["id"] for line in output.splitlines()] == [1, 2]
 
 
 def _peak(pid: int) -> int:

@@ -105,8 +105,8 @@ class Person:
     def usual(self, client: str) -> Path:
         return self.home / USUAL[client]
 
-    def has(self, client: str, text: str | None = None) -> Path:
-        """A configuration with three servers, in the client's own format."""
+    def write_config(self, client: str, text: str | None = None) -> Path:
+        """Write a configuration with three servers, in the client's own format, or the given text."""
         file = self.usual(client)
         file.parent.mkdir(parents=True, exist_ok=True)
         if text is None:
@@ -162,7 +162,7 @@ def files_below(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_an_entry_is_shown_first_and_nothing_is_written(client: str, person: Person) -> None:
-    file = person.has(client)
+    file = person.write_config(client)
     before = file.read_bytes()
     done = person.run(client)
     assert str(file) in done.stdout
@@ -173,8 +173,8 @@ def test_an_entry_is_shown_first_and_nothing_is_written(client: str, person: Per
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_entry_is_written_among_the_others_and_undone_to_the_byte(client: str, person: Person) -> None:
-    file = person.has(client)
+def test_an_entry_is_written_among_the_others_and_undone_byte_for_byte(client: str, person: Person) -> None:
+    file = person.write_config(client)
     before, had = file.read_bytes(), servers(client, file)
     person.run(client, "--write")
     now = servers(client, file)
@@ -193,7 +193,7 @@ def test_an_entry_is_written_among_the_others_and_undone_to_the_byte(client: str
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_where_there_was_no_file_none_is_left_after_an_undo(client: str, person: Person) -> None:
+def test_undo_removes_a_file_that_did_not_exist_before(client: str, person: Person) -> None:
     person.run(client, "--write")
     file = person.usual(client)
     assert list(servers(client, file)) == ["coatcheck"]
@@ -207,7 +207,7 @@ def test_where_there_was_no_file_none_is_left_after_an_undo(client: str, person:
 
 
 @pytest.mark.parametrize("client", IN_PROJECT)
-def test_a_project_has_a_file_of_its_own(client: str, person: Person) -> None:
+def test_a_project_has_its_own_file(client: str, person: Person) -> None:
     person.run(client, "--scope", "project", "--write")
     file = person.project / IN_PROJECT[client]
     assert list(servers(client, file)) == ["coatcheck"]
@@ -217,10 +217,8 @@ def test_a_project_has_a_file_of_its_own(client: str, person: Person) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone_to_the_byte(
-    client: str, person: Person
-) -> None:
-    file = person.has(client)
+def test_wrapping_keeps_comments_and_environments_and_is_undone_byte_for_byte(client: str, person: Person) -> None:
+    file = person.write_config(client)
     before, had = file.read_bytes(), servers(client, file)
     done = person.run(client, "--wrap", "--session", "work", "--write")
     now = servers(client, file)
@@ -243,8 +241,8 @@ def test_servers_are_wrapped_once_with_their_comments_and_environment_and_undone
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_after_an_edit_by_somebody_only_ours_is_taken_out(client: str, person: Person) -> None:
-    file = person.has(client)
+def test_undo_after_an_edit_removes_only_our_changes(client: str, person: Person) -> None:
+    file = person.write_config(client)
     had = servers(client, file)
     person.run(client, "--wrap", "--write")
     person.run(client, "--write")
@@ -262,7 +260,7 @@ def test_after_an_edit_by_somebody_only_ours_is_taken_out(client: str, person: P
 
 
 def test_an_undo_is_shown_first(person: Person) -> None:
-    file = person.has("cursor")
+    file = person.write_config("cursor")
     before = file.read_bytes()
     person.run("cursor", "--wrap", "--write")
     written = file.read_bytes()
@@ -275,7 +273,7 @@ def test_an_undo_is_shown_first(person: Person) -> None:
 
 
 def test_servers_in_other_scopes_are_named(person: Person) -> None:
-    person.has("cursor")
+    person.write_config("cursor")
     (person.project / ".cursor").mkdir()
     (person.project / ".cursor" / "mcp.json").write_text('{"mcpServers": {"here": {"command": "x"}}}')
     done = person.run("cursor", "--wrap")
@@ -283,8 +281,8 @@ def test_servers_in_other_scopes_are_named(person: Person) -> None:
     assert "--scope project" in done.stderr
 
 
-def test_what_was_edited_between_two_writes_is_not_lost_by_an_undo(person: Person) -> None:
-    file = person.has("cursor")
+def test_undo_keeps_edits_made_between_two_writes(person: Person) -> None:
+    file = person.write_config("cursor")
     person.run("cursor", "--write")
     file.write_text(file.read_text().replace("dark", "light"))
     person.run("cursor", "--wrap", "--write")
@@ -293,8 +291,8 @@ def test_what_was_edited_between_two_writes_is_not_lost_by_an_undo(person: Perso
     assert file.read_text() == (JSON % "mcpServers").replace("dark", "light")
 
 
-def test_only_named_servers_are_wrapped_and_one_that_is_not_there_is_an_error(person: Person) -> None:
-    file = person.has("cursor")
+def test_only_named_servers_are_wrapped_and_an_unknown_name_is_an_error(person: Person) -> None:
+    file = person.write_config("cursor")
     person.run("cursor", "--wrap", "git", "--write")
     now = servers("cursor", file)
     assert after_launcher(now["git"]) is not None
@@ -302,7 +300,7 @@ def test_only_named_servers_are_wrapped_and_one_that_is_not_there_is_an_error(pe
     assert "its servers: git, files, bare" in person.run("cursor", "--wrap", "other", code=3).stderr
 
 
-def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_with_the_reason(person: Person) -> None:
+def test_urls_are_wrapped_with_hidden_headers_or_left_alone_with_a_reason(person: Person) -> None:
     text = json.dumps({"mcpServers": {
         "web": {"url": "https://a.example/mcp", "headers": {"Authorization": f"Bearer {SECRET}", "X-A": "1"}},
         "old": {"url": "https://a.example/sse"},
@@ -313,7 +311,7 @@ def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_wit
         "odd": {"command": ["npx"]},
         "nothing": {},
     }}, indent=2)  # fmt: skip
-    file = person.has("cursor", text)
+    file = person.write_config("cursor", text)
     done = person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
     shared = ["--session", "cursor-{folder}"]
@@ -330,9 +328,9 @@ def test_addresses_are_wrapped_with_their_headers_out_of_sight_or_left_alone_wit
     assert json.loads(file.read_text()) == json.loads(text)
 
 
-def test_an_address_of_gemini_means_the_transport_that_its_key_says(person: Person) -> None:
+def test_the_key_of_a_gemini_url_decides_its_transport(person: Person) -> None:
     entries = {"new": {"httpUrl": "http://localhost/mcp"}, "old": {"url": "http://localhost/mcp"}}
-    file = person.has("gemini", json.dumps({"mcpServers": entries}))
+    file = person.write_config("gemini", json.dumps({"mcpServers": entries}))
     person.run("gemini", "--wrap", "--write")
     now = servers("gemini", file)
     shared = ["--session", "gemini-{folder}"]
@@ -340,10 +338,10 @@ def test_an_address_of_gemini_means_the_transport_that_its_key_says(person: Pers
     assert now["old"] == entries["old"]
 
 
-def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -> None:
+def test_claude_code_has_a_scope_for_one_user_in_one_project(person: Person) -> None:
     here = str(person.project)
     whole = {"projects": {here: {"mcpServers": {"a": {"command": "b"}}}, "/other": {}}, "mcpServers": {}}
-    file = person.has("claude-code", json.dumps(whole, indent=2))
+    file = person.write_config("claude-code", json.dumps(whole, indent=2))
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     entry = json.loads(file.read_text())["projects"][here]["mcpServers"]["a"]
     assert after_launcher(entry) == ["proxy", "--no-tools", "--session", "claude-code-{folder}", "--", "b"]
@@ -353,14 +351,14 @@ def test_claude_code_keeps_servers_for_a_user_in_a_project_too(person: Person) -
     assert "no configuration for a project" in person.run("claude-desktop", "--scope", "project", code=2).stderr
 
 
-def test_scopes_that_share_a_file_are_undone_apart_though_the_client_writes_to_it(person: Person) -> None:
+def test_scopes_in_one_file_are_undone_separately_after_the_client_wrote_to_it(person: Person) -> None:
     here = str(person.project)
     whole = {
         "count": 1,
         "mcpServers": {"git": {"command": "user-git"}},
         "projects": {here: {"mcpServers": {"git": {"command": "local-git"}}}},
     }
-    file = person.has("claude-code", json.dumps(whole, indent=2))
+    file = person.write_config("claude-code", json.dumps(whole, indent=2))
     person.run("claude-code", "--wrap", "--write")
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     file.write_text(file.read_text().replace('"count": 1', '"count": 2'))
@@ -374,11 +372,11 @@ def test_scopes_that_share_a_file_are_undone_apart_though_the_client_writes_to_i
     assert files_below(file.parent) == {file.name}
 
 
-def test_scopes_that_share_a_file_are_undone_apart_though_nobody_else_wrote_to_it(person: Person) -> None:
+def test_scopes_in_one_file_are_undone_separately_if_nobody_else_wrote_to_it(person: Person) -> None:
     here = str(person.project)
     whole = {"mcpServers": {"a": {"command": "b"}}, "projects": {here: {"mcpServers": {"c": {"command": "d"}}}}}
     text = json.dumps(whole, indent=2)
-    file = person.has("claude-code", text)
+    file = person.write_config("claude-code", text)
     person.run("claude-code", "--wrap", "--write")
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     person.run("claude-code", "--scope", "local", "--undo", "--write")
@@ -389,9 +387,9 @@ def test_scopes_that_share_a_file_are_undone_apart_though_nobody_else_wrote_to_i
     assert file.read_text() == text
 
 
-def test_what_somebody_changed_in_an_address_that_was_wrapped_stays_when_it_is_undone(person: Person) -> None:
+def test_undo_keeps_changes_to_a_wrapped_url_entry(person: Person) -> None:
     entry = {"url": "http://127.0.0.1/mcp", "headers": {"A": "b"}, "env": {"OLD": "1"}, "note": "mine", "gone": True}
-    file = person.has("cursor", json.dumps({"mcpServers": {"web": entry}}, indent=2))
+    file = person.write_config("cursor", json.dumps({"mcpServers": {"web": entry}}, indent=2))
     person.run("cursor", "--wrap", "--write")
     now = json.loads(file.read_text())
     now["mcpServers"]["web"] |= {"note": "changed", "disabled": True}
@@ -411,10 +409,10 @@ def test_what_somebody_changed_in_an_address_that_was_wrapped_stays_when_it_is_u
         ("codex", "enabled_tools", '[mcp_servers.a]\ncommand = "b"\nenabled_tools = %s\n'),
     ],
 )
-def test_a_server_whose_tools_are_picked_is_wrapped_for_ours_are_in_another_entry(
+def test_a_server_with_a_list_of_enabled_tools_is_wrapped_and_keeps_the_list(
     person: Person, client: str, key: str, text: str
 ) -> None:
-    file = person.has(client, text % '["read"]')
+    file = person.write_config(client, text % '["read"]')
     person.run(client, "--wrap", "--write")
     now = servers(client, file)
     assert after_launcher(now["a"]) is not None
@@ -423,11 +421,9 @@ def test_a_server_whose_tools_are_picked_is_wrapped_for_ours_are_in_another_entr
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_an_edit_that_comes_while_we_write_is_not_lost(
-    person: Person, monkeypatch: pytest.MonkeyPatch, moment: int
-) -> None:
-    """Another program writes before we begin, or whenever we have written and synced something on our way."""
-    file = person.has("cursor", "{}")
+def test_an_edit_during_our_write_is_not_lost(person: Person, monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+    """Another program writes to the file before we start, or during one of our calls of fsync."""
+    file = person.write_config("cursor", "{}")
     found = find_config("cursor", "user", home=person.home, project=person.project, platform="linux", environ={})
     plan = plan_entry(found, "coatcheck", {"command": "coatcheck", "args": ["mcp"]})
     synced, sync = 0, os.fsync
@@ -466,8 +462,8 @@ ODD_FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("data", ODD_FILES.values(), ids=list(ODD_FILES))
-def test_odd_files_keep_what_they_have_and_come_back_to_the_byte(data: bytes, person: Person) -> None:
-    file = person.has("cursor", data.decode())
+def test_unusual_files_keep_their_content_and_are_restored_byte_for_byte(data: bytes, person: Person) -> None:
+    file = person.write_config("cursor", data.decode())
     person.run("cursor", "--write")
     person.run("cursor", "--wrap", "--write")
     text = file.read_bytes().decode().removeprefix("\ufeff")
@@ -498,21 +494,21 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("client", "data", "said"), WRONG.values(), ids=list(WRONG))
-def test_what_cannot_be_edited_is_refused_and_left_as_it_is(
-    client: str, data: bytes, said: str, person: Person
+@pytest.mark.parametrize(("client", "data", "message"), WRONG.values(), ids=list(WRONG))
+def test_a_file_that_cannot_be_edited_is_refused_and_left_unchanged(
+    client: str, data: bytes, message: str, person: Person
 ) -> None:
     file = person.usual(client)
     file.parent.mkdir(parents=True)
     file.write_bytes(data)
     done = person.run(client, "--write", code=2)
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert file.read_bytes() == data
     assert files_below(file.parent) == {file.name}
 
 
-def test_a_link_is_written_through_with_the_mode_of_what_it_leads_to(person: Person) -> None:
+def test_a_symlink_is_followed_and_its_target_keeps_its_mode(person: Person) -> None:
     real = person.home / "dotfiles" / "cursor.json"
     real.parent.mkdir()
     real.write_text("{}")
@@ -524,14 +520,16 @@ def test_a_link_is_written_through_with_the_mode_of_what_it_leads_to(person: Per
     assert link.is_symlink()
     assert "coatcheck" in real.read_text()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
-    assert files_below(real.parent) == {"cursor.json"}  # no secret's copy beside what may be in a repository
+    assert files_below(real.parent) == {
+        "cursor.json"
+    }  # no backup with secrets beside a file that may be in a repository
     person.run("cursor", "--undo", "--write")
     assert real.read_text() == "{}"
     assert link.is_symlink()
 
 
 def test_files_that_cannot_be_written_or_read_are_left_alone(person: Person) -> None:
-    file = person.has("cursor")
+    file = person.write_config("cursor")
     file.chmod(0o444)
     assert "read-only" in person.run("cursor", "--write", code=2).stderr
     file.unlink()
@@ -544,8 +542,8 @@ def test_files_that_cannot_be_written_or_read_are_left_alone(person: Person) -> 
     assert not files_below(file.parent)
 
 
-def test_a_copy_of_an_original_is_never_written_over(person: Person) -> None:
-    file = person.has("cursor")
+def test_an_existing_backup_is_never_overwritten(person: Person) -> None:
+    file = person.write_config("cursor")
     kept = file.with_name("mcp.json.coatcheck-backup")
     kept.write_text("the only one")
     assert "move it away" in person.run("cursor", "--write", code=2).stderr
@@ -553,19 +551,19 @@ def test_a_copy_of_an_original_is_never_written_over(person: Person) -> None:
     assert file.read_text() == JSON % "mcpServers"
 
 
-def test_there_is_nothing_to_undo_where_nothing_was_done(person: Person) -> None:
-    file = person.has("cursor")
+def test_undo_without_recorded_changes_is_an_error(person: Person) -> None:
+    file = person.write_config("cursor")
     assert "no changes by Coatcheck are recorded" in person.run("cursor", "--undo", code=3).stderr
     file.with_name("mcp.json.coatcheck-undo").write_text("{]")
     assert "damaged" in person.run("cursor", "--undo", code=2).stderr
 
 
-def test_options_that_do_not_go_together_are_refused(person: Person) -> None:
+def test_incompatible_options_are_refused(person: Person) -> None:
     for words in (["cursor", "git"], ["cursor", "--undo", "--wrap"], ["cursor", "--name", "a b"], ["notepad"], []):
         person.run(*words, code=2)
 
 
-def test_the_variables_of_clients_and_platforms_lead_to_their_files(tmp_path: Path) -> None:
+def test_environment_variables_and_the_platform_decide_the_config_file(tmp_path: Path) -> None:
     def file(client: str, platform: str = "linux", **environ: str) -> str:
         return str(
             find_config(client, "user", home=Path("/h"), project=tmp_path, platform=platform, environ=environ).file
@@ -581,9 +579,7 @@ def test_the_variables_of_clients_and_platforms_lead_to_their_files(tmp_path: Pa
     assert file("vscode", "win32", APPDATA="/a") == "/a/Code/User/mcp.json"
 
 
-def test_the_command_that_is_written_is_the_one_that_runs_or_uvx_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_written_command_is_the_running_one_or_uvx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "bin" / "coatcheck"
     script.parent.mkdir()
     script.touch()
@@ -593,30 +589,35 @@ def test_the_command_that_is_written_is_the_one_that_runs_or_uvx_again(
     for name in ("uvx", "uv"):
         (script.parent / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(script.parent))
-    asked = ["--from", "coatcheck[mcp]==1.2", "coatcheck"]
-    assert launcher(f"{cached}/bin/coatcheck", "/py", cached, "1.2", {}) == [str(script.parent / "uvx"), *asked]
+    arguments = ["--from", "coatcheck[mcp]==1.2", "coatcheck"]
+    assert launcher(f"{cached}/bin/coatcheck", "/py", cached, "1.2", {}) == [str(script.parent / "uvx"), *arguments]
     (script.parent / "uvx").unlink()
     (script.parent / "uv").unlink()
-    assert launcher("", "/py", cached, "1.2", {"UV": "/opt/uv"}) == ["/opt/uv", "tool", "run", *asked]
-    for words in ([str(script.parent / "uvx"), *asked, "mcp"], ["/opt/uv", "tool", "run", *asked, "proxy", "--", "x"]):
+    assert launcher("", "/py", cached, "1.2", {"UV": "/opt/uv"}) == ["/opt/uv", "tool", "run", *arguments]
+    for words in (
+        [str(script.parent / "uvx"), *arguments, "mcp"],
+        ["/opt/uv", "tool", "run", *arguments, "proxy", "--", "x"],
+    ):
         assert after_launcher({"command": words[0], "args": words[1:]}) == words[words.index("coatcheck") + 1 :]
 
 
-def test_what_was_written_starts_and_answers(person: Person, speaking: Callable[[dict[str, Any]], list[str]]) -> None:
+def test_written_entries_start_servers_that_answer(
+    person: Person, tool_names: Callable[[dict[str, Any]], list[str]]
+) -> None:
     odd = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
     text = json.dumps({"mcpServers": {"odd": {"command": odd[0], "args": odd[1:]}}})
-    file = person.has("cursor", text)
+    file = person.write_config("cursor", text)
     person.run("cursor", "--write", "--store", "a store")
     person.run("cursor", "--wrap", "--write", "--store", "a store")
     now = servers("cursor", file)
-    ours, behind = speaking(now["coatcheck"]), speaking(now["odd"])
+    ours, behind = tool_names(now["coatcheck"]), tool_names(now["odd"])
     assert ours == ["get_artifact", "list_artifacts", "store_artifact"]
     assert len(behind) > 3
     assert not set(ours) & set(behind)
 
 
-def test_an_address_that_was_wrapped_is_reached_with_its_headers(
-    person: Person, speaking: Callable[[dict[str, Any]], list[str]], tmp_path: Path
+def test_a_wrapped_url_is_reached_with_its_headers(
+    person: Person, tool_names: Callable[[dict[str, Any]], list[str]], tmp_path: Path
 ) -> None:
     token = "a-token-of-some-length"
     command = [sys.executable, "-m", "coatcheck", "mcp", "--http", "--port", "0"]
@@ -626,11 +627,11 @@ def test_an_address_that_was_wrapped_is_reached_with_its_headers(
             assert process.stderr is not None
             url = process.stderr.readline().split()[-1]
             entry = {"url": url, "headers": {"Authorization": f"Bearer {token}"}}
-            file = person.has("cursor", json.dumps({"mcpServers": {"web": entry}}))
+            file = person.write_config("cursor", json.dumps({"mcpServers": {"web": entry}}))
             assert token not in person.run("cursor", "--wrap", "--write").output
             wrapped = servers("cursor", file)["web"]
             assert not [word for word in wrapped["args"] if token in word]
-            assert speaking(wrapped) == ["get_artifact", "list_artifacts", "store_artifact"]
+            assert tool_names(wrapped) == ["get_artifact", "list_artifacts", "store_artifact"]
         finally:
             process.terminate()
 
@@ -638,7 +639,7 @@ def test_an_address_that_was_wrapped_is_reached_with_its_headers(
 def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(person: Person) -> None:
     odd = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
     entry = {"command": odd[0], "args": odd[1:]}
-    file = person.has("cursor", json.dumps({"mcpServers": {"one": entry, "two": entry}}))
+    file = person.write_config("cursor", json.dumps({"mcpServers": {"one": entry, "two": entry}}))
     person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
     env = environment(person.home / "store")
@@ -660,8 +661,8 @@ def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(per
         assert there.call("echo", rows=pointer)["isError"]  # another folder has another session
 
 
-def test_a_server_that_is_wrapped_later_joins_the_session_that_is_there(person: Person) -> None:
-    file = person.has("cursor")
+def test_a_server_that_is_wrapped_later_joins_the_existing_session(person: Person) -> None:
+    file = person.write_config("cursor")
     person.run("cursor", "--wrap", "git", "--session", "work", "--write")
     person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
@@ -673,21 +674,21 @@ def test_a_server_that_is_wrapped_later_joins_the_session_that_is_there(person: 
 
 def test_wrapping_leaves_another_server_of_our_name_alone(person: Person) -> None:
     text = json.dumps({"mcpServers": {"coatcheck": {"command": "somebody-elses"}, "git": {"command": "git-server"}}})
-    file = person.has("cursor", text)
+    file = person.write_config("cursor", text)
     assert "--name" in person.run("cursor", "--wrap", "git", "--write", code=2).stderr
     assert file.read_text() == text
     person.run("cursor", "--wrap", "--name", "reader", "--write")
     assert list(servers("cursor", file)) == ["coatcheck", "git", "reader"]
 
 
-def test_a_server_with_a_working_folder_of_its_own_is_noted(person: Person) -> None:
-    person.has("cursor", json.dumps({"mcpServers": {"git": {"command": "git-server", "cwd": "/"}}}))
+def test_a_server_with_its_own_working_folder_is_reported(person: Person) -> None:
+    person.write_config("cursor", json.dumps({"mcpServers": {"git": {"command": "git-server", "cwd": "/"}}}))
     assert "'git' has its own working folder" in person.run("cursor", "--wrap").stderr
 
 
 @pytest.fixture
-def speaking(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
-    """The tools of the server that an entry starts."""
+def tool_names(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
+    """Start the server of an entry and return the names of its tools."""
 
     def tools(entry: dict[str, Any]) -> list[str]:
         found: list[str] = []
@@ -696,18 +697,18 @@ def speaking(tmp_path: Path) -> Callable[[dict[str, Any]], list[str]]:
             speaker.begin()
             cursor: dict[str, str] = {}
             while True:
-                said = speaker.ask("tools/list", cursor)["result"]
-                found += [tool["name"] for tool in said["tools"]]
-                if "nextCursor" not in said:
+                page = speaker.ask("tools/list", cursor)["result"]
+                found += [tool["name"] for tool in page["tools"]]
+                if "nextCursor" not in page:
                     return found
-                cursor = {"cursor": said["nextCursor"]}
+                cursor = {"cursor": page["nextCursor"]}
 
     return tools
 
 
 @pytest.mark.parametrize("words", [["cursor"], ["cursor", "--wrap"]])
 def test_without_the_extra_nothing_is_written(person: Person, words: list[str]) -> None:
-    file = person.has("cursor")
+    file = person.write_config("cursor")
     before = file.read_bytes()
     code = "import sys; sys.modules['mcp'] = None; from coatcheck.cli import main; main()"
     env = environment(person.home / "store", HOME=str(person.home))
@@ -720,6 +721,6 @@ def test_without_the_extra_nothing_is_written(person: Person, words: list[str]) 
 
 def test_the_arguments_of_a_shell_line_are_not_guessed(person: Person) -> None:
     line = shlex.join(["npx", "-y", "a b"])
-    file = person.has("cursor", json.dumps({"mcpServers": {"a": {"command": line}}}))
+    file = person.write_config("cursor", json.dumps({"mcpServers": {"a": {"command": line}}}))
     assert "shell command line" in person.run("cursor", "--wrap", "--write").stderr
     assert servers("cursor", file) == {"a": {"command": line}}

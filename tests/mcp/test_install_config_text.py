@@ -93,7 +93,7 @@ def comments(text: str) -> int:
 
 
 @given(st.data(), configurations)
-def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, Any]) -> None:
+def test_jsonc_and_json_parse_to_the_same_value(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
     root = JsonText(text).root
     assert root is not None
@@ -104,7 +104,7 @@ def test_jsonc_is_read_as_what_it_means(data: st.DataObject, value: dict[str, An
 
 
 @given(st.data(), configurations)
-def test_what_was_added_to_json_can_be_taken_out_again(data: st.DataObject, value: dict[str, Any]) -> None:
+def test_a_server_added_to_json_can_be_removed_again(data: st.DataObject, value: dict[str, Any]) -> None:
     text = data.draw(jsonc_texts(value))
     before = JsonConfig(text, SECTION)
     added = before.with_server("new", ENTRY)
@@ -117,14 +117,14 @@ def test_what_was_added_to_json_can_be_taken_out_again(data: st.DataObject, valu
 
 
 @given(configurations, st.sampled_from([None, 1, 2, "\t"]), st.sampled_from(["\n", "\r\n"]))
-def test_json_as_programs_write_it_comes_back_to_the_byte(value: dict[str, Any], indent: Any, eol: str) -> None:
+def test_json_written_by_programs_is_restored_byte_for_byte(value: dict[str, Any], indent: Any, eol: str) -> None:
     assume(value["mcpServers"])
     text = json.dumps(value, indent=indent).replace("\n", eol)
     assert JsonConfig(text, SECTION).with_server("new", ENTRY).with_server("new", None).text == text
 
 
 @given(st.data(), configurations)
-def test_a_json_server_behind_the_proxy_keeps_all_else_and_comes_back(
+def test_wrapping_a_json_server_keeps_everything_else_and_can_be_undone(
     data: st.DataObject, value: dict[str, Any]
 ) -> None:
     assume(value["mcpServers"])
@@ -139,7 +139,7 @@ def test_a_json_server_behind_the_proxy_keeps_all_else_and_comes_back(
 
 
 @given(toml_texts())
-def test_toml_keeps_all_else_when_a_table_comes_and_goes(text: str) -> None:
+def test_toml_keeps_everything_else_when_a_table_is_added_and_removed(text: str) -> None:
     before = TomlConfig(text, TABLES)
     added = before.with_server("new", ENTRY)
     assert added.text.startswith(text)
@@ -151,7 +151,7 @@ def test_toml_keeps_all_else_when_a_table_comes_and_goes(text: str) -> None:
 
 
 @given(toml_texts())
-def test_a_toml_server_behind_the_proxy_keeps_all_else_and_comes_back(text: str) -> None:
+def test_wrapping_a_toml_server_keeps_everything_else_and_can_be_undone(text: str) -> None:
     before = TomlConfig(text, TABLES)
     for name, entry in before.servers.items():
         wrapped = before.with_server(name, behind_proxy(entry))
@@ -160,14 +160,14 @@ def test_a_toml_server_behind_the_proxy_keeps_all_else_and_comes_back(text: str)
         assert wrapped.with_server(name, entry).value == before.value
 
 
-def test_toml_servers_that_an_array_of_tables_separates_keep_every_line() -> None:
+def test_toml_servers_separated_by_an_array_of_tables_keep_every_line() -> None:
     text = '[mcp_servers.a]\ncommand = "x" # mine\n[[hooks]]\nz = 1\n[mcp_servers.b]\ncommand = "y"\n'
     wrapped = TomlConfig(text, TABLES).with_server("b", behind_proxy({"command": "y"}))
     assert sorted(wrapped.with_server("b", {"command": "y"}).text.splitlines()) == sorted(text.splitlines())
 
 
 @given(st.text("{}[]\"',:/*#= \n\\atn1-.", max_size=30))
-def test_junk_is_an_error_of_ours_or_a_document(text: str) -> None:
+def test_junk_either_parses_or_raises_invalid_argument(text: str) -> None:
     for kind, section in ((JsonConfig, SECTION), (TomlConfig, TABLES)):
         try:
             found = kind(text, section)
@@ -212,7 +212,7 @@ def test_secrets_among_arguments_are_not_shown(words: list[str], indent: int | N
     assert shown.count('"plain"') == 2
 
 
-def test_nothing_of_an_environment_is_shown_however_it_is_written() -> None:
+def test_no_part_of_an_environment_is_shown_however_it_is_written() -> None:
     secret = "4711081500"
     text = f"""{{"mcpServers": {{"a": {{"env": {{ // {secret}
         "A": {secret}, /* {secret}

@@ -94,7 +94,7 @@ def test_an_older_plugin_of_ours_is_replaced(owner: Owner) -> None:
     assert not owner.folder.exists()
 
 
-def test_a_plugin_of_somebody_else_is_left_alone(owner: Owner) -> None:
+def test_a_plugin_by_somebody_else_is_left_alone(owner: Owner) -> None:
     other = owner.folder / ".claude-plugin" / "plugin.json"
     other.parent.mkdir(parents=True)
     other.write_text('{"name": "coatcheck"}')
@@ -122,7 +122,7 @@ def test_the_folder_follows_the_scope_the_configuration_and_the_option(owner: Ow
 
 
 @pytest.mark.parametrize("words", [["--wrap"], ["--name", "other"], ["--scope", "local"]])
-def test_options_that_do_not_fit_are_refused(words: list[str], owner: Owner) -> None:
+def test_options_that_do_not_apply_are_refused(words: list[str], owner: Owner) -> None:
     owner.run(*words, "--write", ok=False)
     assert not owner.folder.exists()
     assert CliRunner().invoke(main, ["install", "cursor", "--plugin"]).exit_code == 2
@@ -188,7 +188,7 @@ def test_a_model_cannot_call_the_hook(server: Speaker) -> None:
     assert "unknown tool" in called(server, HOOK, "t1", hook_event_name="PreToolUse")["error"]["message"]
 
 
-def test_each_call_has_the_session_that_its_hook_named(server: Speaker) -> None:
+def test_each_call_uses_the_session_named_by_its_hook(server: Speaker) -> None:
     hook(server, "PreToolUse", session_id="one", tool_use_id="t1", tool_input="{}")
     hook(server, "PreToolUse", session_id="two", tool_use_id="t2", tool_input="{}")
     stored = called(server, "store_artifact", "t1", name="kept", value="words of one")

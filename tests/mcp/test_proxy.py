@@ -16,7 +16,7 @@ import coatcheck
 from coatcheck import Limit, Policy
 from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, Counts, ProxySettings, Rewriter
 from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
-from tests.mcp.speaking import ODD, Speaker, environment, proxy, stub_in, text_of, told
+from tests.mcp.speaking import ODD, Speaker, environment, proxy, scripted_server, stub_in, text_of
 
 OURS = ["get_artifact", "list_artifacts", "store_artifact"]
 Speak = Callable[..., Speaker]
@@ -33,7 +33,7 @@ def all_tools(speaker: Speaker) -> list[dict[str, Any]]:
         params = {"cursor": page["nextCursor"]}
 
 
-def test_the_handshake_passes_with_all_that_we_do_not_know(speak: Speak) -> None:
+def test_the_handshake_passes_with_its_unknown_fields(speak: Speak) -> None:
     speaker = speak(begin=False)
     result = speaker.begin()["result"]
     assert result["instructions"] == "be careful"
@@ -42,7 +42,7 @@ def test_the_handshake_passes_with_all_that_we_do_not_know(speak: Speak) -> None
     assert result["capabilities"] == {"tools": {}, "resources": {}, "experimental": {"odd": {"kept": 1}}}
 
 
-def test_the_three_tools_come_last_and_once(odd: Speaker) -> None:
+def test_the_three_tools_are_listed_last_and_once(odd: Speaker) -> None:
     first = odd.ask("tools/list")["result"]
     assert "nextCursor" in first
     assert not {tool["name"] for tool in first["tools"]} & set(OURS)
@@ -50,7 +50,7 @@ def test_the_three_tools_come_last_and_once(odd: Speaker) -> None:
     assert names == [tool["name"] for tool in TOOLS] + OURS
 
 
-def test_definitions_pass_but_for_schemas_of_results_that_may_become_stubs(odd: Speaker) -> None:
+def test_definitions_pass_except_for_schemas_of_results_that_may_become_stubs(odd: Speaker) -> None:
     listed = {tool["name"]: tool for tool in all_tools(odd)}
     for tool in TOOLS:
         hidden = {"outputSchema"} if tool["name"] == "table" else set()
@@ -65,12 +65,12 @@ def test_a_small_result_passes_byte_for_byte(odd: Speaker) -> None:
     )
 
 
-def test_errors_of_the_server_pass(odd: Speaker) -> None:
+def test_errors_of_the_server_pass_unchanged(odd: Speaker) -> None:
     error = odd.ask("no/such/method")["error"]
     assert error == {"code": -32601, "message": "Method not found", "data": {"method": "no/such/method", "kept": 1.0}}
 
 
-def test_what_is_not_json_is_for_the_server_to_judge(odd: Speaker) -> None:
+def test_a_line_that_is_not_json_is_passed_to_the_server(odd: Speaker) -> None:
     odd.write(b"{nonsense")
     assert odd.until(lambda one: "error" in one)["error"]["code"] == -32700
 
@@ -86,7 +86,7 @@ def test_a_large_text_becomes_a_stub_that_reads_back_exactly(speak: Speak, place
         assert store.session("one").get(stub["artifact"]) == words(100_000)
 
 
-def test_each_block_is_judged_for_itself_and_keeps_its_type(odd: Speaker) -> None:
+def test_each_block_is_checked_separately_and_keeps_its_type(odd: Speaker) -> None:
     result = odd.call("blocks", size=50_000)
     small, image, text, audio, resource, link, future = result["content"]
     assert small == {"type": "text", "text": "a small one", "annotations": {"audience": ["user"]}}
@@ -102,7 +102,7 @@ def test_each_block_is_judged_for_itself_and_keeps_its_type(odd: Speaker) -> Non
     assert (result["_meta"], result["fromTheFuture"]) == ({"kept": True}, {"kept": 1})
 
 
-def test_an_error_stays_one_with_all_that_is_beside_it(odd: Speaker) -> None:
+def test_a_tool_error_keeps_its_flag_and_other_fields(odd: Speaker) -> None:
     result = odd.call("error", size=100_000)
     assert stub_in(text_of(result))
     assert (result["isError"], result["_meta"]) == (True, {"kept": [1.0]})
@@ -120,7 +120,7 @@ def test_small_structured_content_stays_valid(odd: Speaker) -> None:
     assert odd.call("table", size=2)["structuredContent"] == rows(2)
 
 
-def test_a_tool_that_is_left_alone_keeps_schema_and_content(odd: Speaker) -> None:
+def test_an_inline_tool_keeps_its_schema_and_content(odd: Speaker) -> None:
     assert odd.call("small_table", size=2_000)["structuredContent"] == rows(2_000)
 
 
@@ -135,7 +135,7 @@ def test_the_limit_can_be_set(speak: Speak) -> None:
     assert stub_in(text_of(speak("--max-tokens", "100").call("text", size=2_000)))
 
 
-def test_what_is_read_of_a_resource_becomes_a_stub_at_its_address(odd: Speaker) -> None:
+def test_large_resource_contents_become_stubs_under_their_uri(odd: Speaker) -> None:
     text, blob, image = odd.ask("resources/read", {"uri": "odd://read/60000"})["result"]["contents"]
     assert (text["uri"], text["_meta"]) == ("odd://read/60000", {"kept": 1})
     assert stub_in(text["text"])["size_bytes"] == 60_000
@@ -144,13 +144,13 @@ def test_what_is_read_of_a_resource_becomes_a_stub_at_its_address(odd: Speaker) 
     assert image == {"uri": "odd://read/60000", "mimeType": "image/png", "blob": PIXEL}
 
 
-def test_small_reads_of_resources_pass(odd: Speaker) -> None:
+def test_small_resource_contents_pass_unchanged(odd: Speaker) -> None:
     contents = odd.ask("resources/read", {"uri": "odd://read/60"})["result"]["contents"]
     assert contents[0]["text"] == words(60)
     assert base64.b64decode(contents[1]["blob"]) == b"\7" * 60
 
 
-def test_pointers_in_arguments_become_what_the_schema_takes(odd: Speaker) -> None:
+def test_pointers_in_arguments_become_values_of_the_type_in_the_schema(odd: Speaker) -> None:
     all_tools(odd)
     table = stub_in(text_of(odd.call("table", size=2_000)))["artifact"]
     stored = text_of(odd.call("store_artifact", name="note", value="a note"))
@@ -163,7 +163,7 @@ def test_pointers_in_arguments_become_what_the_schema_takes(odd: Speaker) -> Non
     assert base64.b64decode(seen["arguments"]["data"]) == b"a note"
 
 
-def test_a_pointer_that_leads_nowhere_is_an_error_that_a_model_can_read(odd: Speaker) -> None:
+def test_an_unknown_pointer_is_an_error_that_a_model_can_read(odd: Speaker) -> None:
     result = odd.call("echo", value="art:000000000000")
     assert result["isError"] is True
     assert "art:000000000000" in text_of(result)
@@ -179,7 +179,7 @@ def test_our_tools_are_answered_while_the_server_hangs(odd: Speaker) -> None:
     assert odd.call("list_artifacts")["isError"] is False
 
 
-def test_a_wrong_use_of_our_tools_is_reported_in_the_result(odd: Speaker) -> None:
+def test_invalid_calls_of_our_tools_are_reported_in_the_result(odd: Speaker) -> None:
     assert odd.call("get_artifact", pointer="nothing")["isError"] is True
     assert odd.call("get_artifact", nonsense=1)["isError"] is True
     assert odd.ask("tools/call", {"name": "get_artifact", "arguments": [1]})["result"]["isError"] is True
@@ -193,7 +193,7 @@ def test_a_named_session_gives_pointers_that_work_in_the_next_run(speak: Speak) 
     assert speak().call("get_artifact", pointer=pointer)["isError"] is True
 
 
-def test_what_a_page_shows_is_never_slimmed_again_by_a_proxy_before_a_proxy(speak: Speak, place: Path) -> None:
+def test_a_page_is_not_slimmed_again_by_a_second_proxy(speak: Speak, place: Path) -> None:
     inner = proxy("--session", "inner", "--store", str(place.with_name("inner")), "--max-tokens", "3000", server=ODD)
     speaker = speak("--max-tokens", "400", server=inner)
     names = [tool["name"] for tool in all_tools(speaker)]
@@ -215,7 +215,7 @@ def test_proxies_of_one_store_know_each_others_pages(speak: Speak) -> None:
         assert len(text_of(speaker.call(tool, pointer=stub["artifact"]))) > 6_000
 
 
-def test_a_line_at_the_end_and_a_report_say_what_was_saved(speak: Speak, place: Path) -> None:
+def test_a_final_line_and_a_report_show_the_savings(speak: Speak, place: Path) -> None:
     speaker = speak("--report", "--session", "told")
     pointer = stub_in(text_of(speaker.call("text", size=100_000)))["artifact"]
     speaker.call("get_artifact", pointer=pointer, lines="1:5")
@@ -223,8 +223,8 @@ def test_a_line_at_the_end_and_a_report_say_what_was_saved(speak: Speak, place: 
     assert re.search(r"1 results slimmed, about [\d,]+ tokens saved, [1-9]\d* read back", speaker.complained("slimmed"))
     assert speaker.complained("  text: 1 results")
     command = proxy("--report", "--json")
-    said = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
-    found = json.loads(said)
+    output = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
+    found = json.loads(output)
     (row,) = found["rows"]
     assert (row["surface"], row["tool"], row["results"], row["reads"]) == ("proxy", "text", 1, 1)
     assert row["server"].startswith("python")
@@ -257,10 +257,10 @@ def test_structured_content_that_repeats_the_text_is_one_artifact_and_counted_on
     text = words(100_000) if wrapped else json.dumps(rows(4_000))
     structured = {"result": text} if wrapped else rows(4_000)
     answer = {"content": [{"type": "text", "text": text}], "structuredContent": structured}
-    speaker = speak("--report", "--json", "--session", "kept", server=told("it"))
-    held = speaker.start("tools/call", {"name": "it_hold", "arguments": {}})
-    speaker.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": held, "result": answer})])
-    result = speaker.answer(held)["result"]
+    speaker = speak("--report", "--json", "--session", "kept", server=scripted_server("it"))
+    pending = speaker.start("tools/call", {"name": "it_hold", "arguments": {}})
+    speaker.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": pending, "result": answer})])
+    result = speaker.answer(pending)["result"]
     assert stub_in(text_of(result)) == result["structuredContent"]
     speaker.leave()
     counts = json.loads(speaker.complained("slimmed_results"))
@@ -271,20 +271,20 @@ def test_structured_content_that_repeats_the_text_is_one_artifact_and_counted_on
         assert store.session("kept").get(ref) == (text if wrapped else structured)
 
 
-def test_without_tools_of_its_own_a_proxy_adds_none_and_its_stubs_name_the_one_elsewhere(speak: Speak) -> None:
+def test_a_proxy_without_tools_adds_none_and_its_stubs_name_the_shared_one(speak: Speak) -> None:
     speaker = speak("--no-tools", "--session", "shared")
     assert not {tool["name"] for tool in all_tools(speaker)} & set(OURS)
     stub = stub_in(text_of(speaker.call("text", size=100_000)))
     assert stub["hint"].startswith("get_artifact(")
-    assert json.loads(text_of(speaker.call("list_artifacts")))["name"] == "list_artifacts"  # the server's to answer
+    assert json.loads(text_of(speaker.call("list_artifacts")))["name"] == "list_artifacts"  # answered by the server
     names = ("get_artifact", "it_say", "it_hold")
     taken = {"tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
-    other = speak("--no-tools", "--session", "shared", server=told("it", **taken))
+    other = speak("--no-tools", "--session", "shared", server=scripted_server("it", **taken))
     other.ask("tools/list")
-    held = other.start("tools/call", {"name": "it_hold", "arguments": {}})
+    pending = other.start("tools/call", {"name": "it_hold", "arguments": {}})
     answer = {"content": [{"type": "text", "text": words(100_000)}]}
-    other.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": held, "result": answer})])
-    assert stub_in(text_of(other.answer(held)["result"]))["hint"].startswith("get_artifact of the server coatcheck(")
+    other.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": pending, "result": answer})])
+    assert stub_in(text_of(other.answer(pending)["result"]))["hint"].startswith("get_artifact of the server coatcheck(")
 
 
 def test_a_proxy_without_tools_needs_a_session_to_share(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_proxy_without_tools_needs_a_session_to_share(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
-def test_a_foreign_sessions_pointer_is_like_one_that_does_not_exist_to_a_model(speak: Speak) -> None:
+def test_a_model_cannot_tell_a_foreign_pointer_from_an_unknown_one(speak: Speak) -> None:
     pointer = stub_in(text_of(speak("--session", "one").call("text", size=100_000)))["artifact"]
     other = speak("--session", "two")
     for tool, argument in (("get_artifact", "pointer"), ("echo", "value")):
@@ -300,7 +300,7 @@ def test_a_foreign_sessions_pointer_is_like_one_that_does_not_exist_to_a_model(s
         assert foreign.split(" ~")[0].replace(pointer, "") == unknown.split(" ~")[0].replace("art:0123456789ab", "")
 
 
-def test_the_proxy_goes_by_the_policy_of_the_settings(place: Path, tmp_path: Path) -> None:
+def test_the_proxy_follows_the_policy_in_the_settings(place: Path, tmp_path: Path) -> None:
     (tmp_path / "coatcheck.toml").write_text(
         '[policy]\nmax_chars = 5000\n[policy.tools]\ntext = "never"\necho = "always"\nblocks = { max_chars = 100 }\n'
     )
@@ -314,7 +314,7 @@ def test_the_proxy_goes_by_the_policy_of_the_settings(place: Path, tmp_path: Pat
         assert "stub" in json.dumps(speaker.call("blocks", size=200))
 
 
-def test_an_option_wins_over_the_limits_of_the_settings(place: Path, tmp_path: Path) -> None:
+def test_an_option_overrides_the_limits_in_the_settings(place: Path, tmp_path: Path) -> None:
     (tmp_path / "coatcheck.toml").write_text('[policy]\nmax_chars = 500\n[policy.tools]\ntext = "never"\n')
     with Speaker(proxy("--max-tokens", "9000", server=ODD), environment(place), cwd=tmp_path) as speaker:
         speaker.begin()
@@ -333,7 +333,7 @@ def test_a_policy_that_is_off_lets_everything_pass(place: Path, tmp_path: Path) 
         assert speaker.call("table", size=5_000)["structuredContent"] == rows(5_000)
 
 
-def test_never_stays_never_whatever_a_server_says_of_itself() -> None:
+def test_never_applies_whatever_limit_a_server_declares() -> None:
     session = coatcheck.open("memory:").session("s")
     policy = Policy(max_chars=500, tools={"quiet": "never", "limited": Limit(max_chars=5_000)}, redact="store")
     rewriter = Rewriter(session, ProxySettings(policy), Counts())

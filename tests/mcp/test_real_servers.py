@@ -1,5 +1,5 @@
-"""Real servers, through the official client: bare, and behind a proxy. What a client sees is the same, but for the
-three tools that are added, the stubs in place of what is large, and the schemas of results that may become stubs.
+"""Real servers, called by the official client directly and behind a proxy. The client sees the same, except for the
+three added tools, the stubs in place of large results, and the schemas of results that may become stubs.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Watched:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.news = asyncio.Event()
 
     async def sample(self, context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
         self.asked.append(plain(params))
-        said = types.TextContent(type="text", text="a sampled answer")
-        return types.CreateMessageResult(role="assistant", content=said, model="none", stop_reason="endTurn")
+        content = types.TextContent(type="text", text="a sampled answer")
+        return types.CreateMessageResult(role="assistant", content=content, model="none", stop_reason="endTurn")
 
     async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
         self.asked.append(plain(params))
@@ -62,13 +62,13 @@ class Watched:
         )
 
     async def log(self, params: types.LoggingMessageNotificationParams) -> None:
-        self.told.append("log")
+        self.notified.append("log")
         self.news.set()
 
     async def handle(self, message: Any) -> None:
         method = getattr(message, "method", None)
         if method is not None:
-            self.told.append(method)
+            self.notified.append(method)
             self.news.set()
 
 
@@ -134,8 +134,8 @@ async def lists(client: Client) -> dict[str, Any]:
     for template in templates.get("resourceTemplates", ()):
         pattern = template["uriTemplate"]
         seen[f"from template {pattern}"] = await outcome(client.read_resource(re.sub(r"\{[^}]*\}", "1", pattern)))
-        asked = client.complete(types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"})
-        seen[f"completion {pattern}"] = await outcome(asked)
+        completion = client.complete(types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"})
+        seen[f"completion {pattern}"] = await outcome(completion)
     seen["unknown resource"] = await outcome(client.read_resource("nowhere://at/all"))
     seen["unknown prompt"] = await outcome(client.get_prompt("no such prompt"))
     seen["unknown tool"] = await outcome(client.call_tool("no such tool"))
@@ -181,7 +181,9 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
         back = TIMES.sub("<time>", stored) if isinstance(stored, str) else json.dumps(stored)
         value = {**value, "text": back, "mimeType": "stub"} if "uri" in value else {**value, "text": back}
     if isinstance(value.get("text"), str) and value["text"][:1] in ("{", "["):
-        with contextlib.suppress(ValueError):  # structured content is kept as a value: the same JSON, other blanks
+        with contextlib.suppress(
+            ValueError
+        ):  # structured content is kept as a value: the same JSON with other whitespace
             value = {**value, "text": json.loads(value["text"])}
     if isinstance(value.get("blob"), str):
         decoded = base64.b64decode(value["blob"]).decode("latin-1")
@@ -271,19 +273,19 @@ def everywhere(npm_server: Callable[[str], list[str]]) -> Iterator[str]:
         env={**os.environ, "PORT": port}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
-    with process, process.stdout as said:
-        while "listening" not in (line := said.readline()):
+    with process, process.stdout as output:
+        while "listening" not in (line := output.readline()):
             assert line, "the server has ended"
         yield f"http://127.0.0.1:{port}/mcp"
         process.kill()
 
 
-def test_everything_is_the_same_at_an_address(everywhere: str, place: Path) -> None:
+def test_everything_is_the_same_over_http(everywhere: str, place: Path) -> None:
     bare, _ = same_but_for_the_changes(place, everywhere, EVERYTHING, mode="legacy")
     assert len(bare["asked of the client"]) == 2
 
 
-def test_logs_updates_and_cancellation_pass_as_they_do_bare(
+def test_logs_updates_and_cancellation_pass_as_without_a_proxy(
     npm_server: Callable[[str], list[str]], place: Path
 ) -> None:
     """Run both at once: the server sends something only every few seconds."""
@@ -296,14 +298,14 @@ def test_logs_updates_and_cancellation_pass_as_they_do_bare(
             await client.subscribe_resource(uri)
             await client.call_tool("toggle-simulated-logging")
             await client.call_tool("toggle-subscriber-updates")
-            with pytest.raises(MCPError):  # the client gives up, and tells the server so
+            with pytest.raises(MCPError):  # the client times out, and cancels the call
                 await client.call_tool("trigger-long-running-operation", {"duration": 60}, read_timeout_seconds=0.2)
-            while not {"log", "notifications/resources/updated"} <= set(watched.told):
+            while not {"log", "notifications/resources/updated"} <= set(watched.notified):
                 watched.news.clear()
                 await asyncio.wait_for(watched.news.wait(), 60)
             await client.unsubscribe_resource(uri)
             assert plain(await client.call_tool("echo", {"message": "still here"}))
-            return set(watched.told)
+            return set(watched.notified)
 
     async def both() -> tuple[set[str], set[str]]:
         return await asyncio.gather(run(command), run(proxy(server=command)))
@@ -432,7 +434,7 @@ def page() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as above
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server uses
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mcp.speaking import Speaker, environment, heard, proxy, stub_in, text_of, told
+from tests.mcp.speaking import Speaker, environment, heard, proxy, scripted_server, stub_in, text_of
 
 Speak = Callable[..., Speaker]
 FAILED = "upstream_failed"
@@ -19,7 +19,7 @@ LONG = "0123456789 " * 5_000
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     """A proxy with a small size limit in front of a scripted server."""
     env = environment(tmp_path_factory.mktemp("relay") / "store")
-    with Speaker(proxy("--max-message", "1", server=told("it")), env) as speaker:
+    with Speaker(proxy("--max-message", "1", server=scripted_server("it")), env) as speaker:
         speaker.begin()
         speaker.ask("tools/list")
         yield speaker
@@ -31,7 +31,7 @@ def say(speaker: Speaker, *lines: Any, **how: Any) -> None:
     assert speaker.call("it_say", lines=written, **how)["content"] == []
 
 
-def held(speaker: Speaker, request_id: Any = None) -> Any:
+def unanswered_call(speaker: Speaker, request_id: Any = None) -> Any:
     """Start a call that the server does not answer."""
     params = {"name": "it_hold", "arguments": {}}
     if request_id is None:
@@ -45,34 +45,34 @@ def result(request_id: Any, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [["a list"], {"an": "object"}, None, 7, True])
-def test_a_call_whose_name_is_not_text_is_for_the_server_to_judge(one: Speaker, name: Any) -> None:
+def test_a_call_whose_name_is_not_a_string_is_passed_to_the_server(one: Speaker, name: Any) -> None:
     assert one.ask("tools/call", {"name": name, "arguments": {}})["error"]["message"] == f"it has no tool {name!r}"
     assert one.call("it_heard")
 
 
 @pytest.mark.parametrize("request_id", [0, -1, "", "0", 1.5, 2**70, "coatcheck-0", "ü\n"])
 def test_every_id_of_json_rpc_is_answered_and_its_result_slimmed(one: Speaker, request_id: Any) -> None:
-    held(one, request_id)
+    unanswered_call(one, request_id)
     say(one, result(request_id, LONG))
     assert stub_in(text_of(one.answer(request_id)["result"]))["size_bytes"] == len(LONG)
 
 
-def test_a_result_with_bytes_that_are_not_utf_8_passes_as_the_bytes_that_it_was(one: Speaker) -> None:
-    waiting = held(one)
+def test_a_result_with_invalid_utf_8_passes_byte_for_byte(one: Speaker) -> None:
+    waiting = unanswered_call(one)
     say(one, result(waiting, "caf@"), hex="e9")
     assert text_of(one.answer(waiting)["result"]) == "caf\ufffd"
     assert json.dumps(result(waiting, "caf@")).encode().replace(b"@", b"\xe9") in one.lines
 
 
-def test_a_large_result_with_bytes_that_are_not_utf_8_becomes_a_stub(one: Speaker) -> None:
-    waiting = held(one)
+def test_a_large_result_with_invalid_utf_8_becomes_a_stub(one: Speaker) -> None:
+    waiting = unanswered_call(one)
     say(one, result(waiting, "@" + LONG), hex="e9")
     assert stub_in(text_of(one.answer(waiting)["result"]))
 
 
 @pytest.mark.parametrize("broken", ['"x', "1e", "[" * 3_000 + "]" * 3_000, "9" * 5_000])
-def test_an_answer_that_cannot_be_read_is_an_error_at_once(one: Speaker, broken: str) -> None:
-    waiting = held(one)
+def test_an_answer_that_cannot_be_parsed_is_an_error_at_once(one: Speaker, broken: str) -> None:
+    waiting = unanswered_call(one)
     say(one, f'{{"jsonrpc":"2.0","id":{waiting},"result":{broken}}}')
     assert one.answer(waiting)["error"]["data"]["code"] == FAILED
 
@@ -82,15 +82,15 @@ def big(**body: Any) -> str:
 
 
 @pytest.mark.parametrize("line", [big(method="notifications/message"), big(method="from/the/future")], ids=["", "new"])
-def test_a_notification_that_is_too_large_costs_no_request_its_answer(one: Speaker, line: str) -> None:
-    waiting = held(one)
+def test_a_notification_that_is_too_large_does_not_affect_pending_requests(one: Speaker, line: str) -> None:
+    waiting = unanswered_call(one)
     say(one, line, result(waiting, "still there"), hex="78", times=2 << 20)
     assert text_of(one.answer(waiting)["result"]) == "still there"
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-def test_a_request_of_the_server_that_is_too_large_is_refused_to_the_server(one: Speaker, id_first: bool) -> None:
-    waiting = held(one)  # under the same id: the two sides count apart
+def test_a_request_of_the_server_that_is_too_large_gets_an_error(one: Speaker, id_first: bool) -> None:
+    waiting = unanswered_call(one)  # with the same id: both sides number their requests independently
     ask = {"method": "sampling/createMessage"}
     line = big(id=waiting, **ask) if id_first else json.dumps({**ask, "params": ["@"], "jsonrpc": "2.0", "id": waiting})
     say(one, line, hex="78", times=2 << 20)
@@ -100,7 +100,7 @@ def test_a_request_of_the_server_that_is_too_large_is_refused_to_the_server(one:
     assert [error["data"]["code"] for error in errors] == [FAILED]
 
 
-def test_an_answer_of_the_client_that_is_too_large_is_refused_to_the_server(one: Speaker) -> None:
+def test_an_answer_of_the_client_that_is_too_large_becomes_an_error(one: Speaker) -> None:
     say(one, {"jsonrpc": "2.0", "id": "sample", "method": "sampling/createMessage", "params": {}})
     one.until(lambda found: found.get("method") == "sampling/createMessage")
     one.send({"jsonrpc": "2.0", "id": "sample", "result": {"content": "x" * (2 << 20)}})
@@ -108,34 +108,34 @@ def test_an_answer_of_the_client_that_is_too_large_is_refused_to_the_server(one:
     assert not [found for found in one.heard if found.get("id") == "sample"]
 
 
-def test_who_was_given_up_gets_no_second_answer(speak: Speak) -> None:
-    speaker = speak("--timeout", "1", server=told("it"))
-    waiting = held(speaker)
+def test_a_request_that_timed_out_gets_no_second_answer(speak: Speak) -> None:
+    speaker = speak("--timeout", "1", server=scripted_server("it"))
+    waiting = unanswered_call(speaker)
     assert speaker.answer(waiting)["error"]["data"]["code"] == FAILED
     say(speaker, result(waiting, "too late"))
     assert not [found for found in speaker.heard if found.get("id") == waiting]
 
 
 @pytest.mark.parametrize("end", ["", None])
-def test_a_last_page_is_one_whose_cursor_is_empty(speak: Speak, end: str | None) -> None:
+def test_a_page_with_an_empty_cursor_is_the_last(speak: Speak, end: str | None) -> None:
     page = {"tools": [{"name": "x", "inputSchema": {"type": "object"}}], "nextCursor": end}
-    listed = speak(server=told("it", **{"tools/list": [page]})).ask("tools/list")["result"]["tools"]
+    listed = speak(server=scripted_server("it", **{"tools/list": [page]})).ask("tools/list")["result"]["tools"]
     assert [tool["name"] for tool in listed] == ["x", "get_artifact", "list_artifacts", "store_artifact"]
 
 
-def test_the_result_of_a_task_is_judged_as_that_of_its_tool(speak: Speak) -> None:
+def test_the_result_of_a_task_follows_the_rule_for_its_tool(speak: Speak) -> None:
     whole = {"content": [{"type": "text", "text": LONG}]}
-    speaker = speak("--inline", "it_hold", server=told("it", **{"tasks/result": whole}))
+    speaker = speak("--inline", "it_hold", server=scripted_server("it", **{"tasks/result": whole}))
     speaker.ask("tools/list")
-    waiting = held(speaker)
+    waiting = unanswered_call(speaker)
     say(speaker, {"jsonrpc": "2.0", "id": waiting, "result": {"task": {"taskId": "mine", "status": "working"}}})
     assert speaker.answer(waiting)["result"]["task"]["taskId"] == "mine"
     assert speaker.ask("tasks/result", {"taskId": "mine"})["result"] == whole
     assert stub_in(text_of(speaker.ask("tasks/result", {"taskId": "another"})["result"]))
 
 
-def test_a_few_links_stay_links_where_very_many_blocks_become_one_stub(one: Speaker) -> None:
-    waiting = held(one)
+def test_links_are_kept_when_many_blocks_become_one_stub(one: Speaker) -> None:
+    waiting = unanswered_call(one)
     link = {"type": "resource_link", "uri": "it://1", "name": "a link", "annotations": {"priority": 1.0}}
     texts = [{"type": "text", "text": f"row number {number}"} for number in range(3_000)]
     say(one, {"jsonrpc": "2.0", "id": waiting, "result": {"content": [*texts, link]}})
@@ -160,13 +160,13 @@ def test_a_call_with_arguments_of_any_depth_is_answered(one: Speaker, depth: int
     assert "result" in found or "error" in found
 
 
-def test_a_listing_that_leads_in_a_circle_is_left(speak: Speak) -> None:
+def test_a_listing_whose_cursor_repeats_is_abandoned(speak: Speak) -> None:
     page = {"tools": [{"name": "it_heard", "inputSchema": {"type": "object"}}], "nextCursor": "0"}
-    speaker = speak(server=told("it", **{"tools/list": [page]}))
+    speaker = speak(server=scripted_server("it", **{"tools/list": [page]}))
     assert [one["method"] for one in heard(speaker, "it")].count("tools/list") == 2
 
 
-SMALL = 20_000  # bytes of an answer that holds a stub, or words of ours, and nothing else
+SMALL = 20_000  # more bytes than an answer with only a stub or our own error message
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ SMALL = 20_000  # bytes of an answer that holds a stub, or words of ours, and no
     ],
 )
 def test_a_large_error_of_the_server_becomes_a_stub_that_can_be_read(one: Speaker, error: dict[str, Any]) -> None:
-    request = held(one)
+    request = unanswered_call(one)
     say(one, {"jsonrpc": "2.0", "id": request, "error": error})
     answer = one.answer(request)
     assert len(json.dumps(answer)) < SMALL
@@ -189,7 +189,7 @@ def test_a_large_error_of_the_server_becomes_a_stub_that_can_be_read(one: Speake
 
 def test_a_small_error_passes_byte_for_byte(one: Speaker) -> None:
     line = '{"id": %s,  "error":{"code":-1,"message":"' + "no " * 400 + '","data":1.50}}'
-    request = held(one)
+    request = unanswered_call(one)
     say(one, line % request)
     one.answer(request)
     assert (line % request).encode() in one.lines
@@ -197,7 +197,7 @@ def test_a_small_error_passes_byte_for_byte(one: Speaker) -> None:
 
 @pytest.mark.parametrize("second", ["result", "error"])
 def test_a_second_answer_to_one_request_is_not_passed_on(one: Speaker, second: str) -> None:
-    request = held(one)
+    request = unanswered_call(one)
     more = result(request, LONG) if second == "result" else {"id": request, "error": {"code": 1, "message": LONG}}
     say(one, result(request, "the answer"), more, result("of nobody", LONG))
     assert text_of(one.answer(request)["result"]) == "the answer"
@@ -214,30 +214,30 @@ def test_a_second_answer_to_one_request_is_not_passed_on(one: Speaker, second: s
         {"result": {"content": [{"type": "text", "text": LONG}]}, "error": {"code": 1, "message": "both"}},
     ],
 )
-def test_results_of_shapes_that_are_not_allowed_are_bounded_too(one: Speaker, body: dict[str, Any]) -> None:
-    request = held(one)
+def test_invalid_results_are_bounded_too(one: Speaker, body: dict[str, Any]) -> None:
+    request = unanswered_call(one)
     say(one, {"jsonrpc": "2.0", "id": request, **body})
     assert len(json.dumps(one.answer(request))) < SMALL
 
 
 @pytest.mark.parametrize("contents", [LONG, [LONG], {"text": LONG}, None])
-def test_what_is_read_of_a_resource_in_a_shape_that_is_not_allowed_is_an_error(speak: Speak, contents: Any) -> None:
-    speaker = speak(server=told("it", **{"resources/read": {"contents": contents, "x": LONG}}))
+def test_invalid_resource_contents_are_an_error(speak: Speak, contents: Any) -> None:
+    speaker = speak(server=scripted_server("it", **{"resources/read": {"contents": contents, "x": LONG}}))
     assert speaker.ask("resources/read", {"uri": "it://x"})["error"]["data"]["code"] == FAILED
 
 
-def test_an_error_about_no_request_is_bounded(one: Speaker) -> None:
+def test_an_error_without_a_request_id_is_bounded(one: Speaker) -> None:
     say(one, {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": LONG}})
     answer = one.until(lambda message: "error" in message and message.get("id") is None)
     assert stub_in(answer["error"]["message"])
 
 
 def test_a_tool_that_only_looks_like_ours_is_slimmed(speak: Speak) -> None:
-    ours = speak(server=told("it")).ask("tools/list")["result"]["tools"]
+    ours = speak(server=scripted_server("it")).ask("tools/list")["result"]["tools"]
     schema = next(tool["inputSchema"] for tool in ours if tool["name"] == "get_artifact")
     tools = [{"name": name, "inputSchema": schema} for name in ("it_say", "it_hold")]
-    speaker = speak(server=told("it", **{"tools/list": {"tools": tools}}))
+    speaker = speak(server=scripted_server("it", **{"tools/list": {"tools": tools}}))
     speaker.ask("tools/list")
-    request = held(speaker)
+    request = unanswered_call(speaker)
     say(speaker, result(request, LONG * 2))
     assert stub_in(text_of(speaker.answer(request)["result"]))

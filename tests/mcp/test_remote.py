@@ -1,5 +1,5 @@
-"""Servers at an address that do what few servers do, but all may: events of every shape, streams that break and are
-taken up again, sessions that end, orders that must be kept."""
+"""Remote servers with rare but valid behaviour: events of every shape, streams that break and are resumed, sessions
+that end, and messages whose order matters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = "upstream_failed"
 EVENTS = "text/event-stream"
 
 
-class Asked:
+class Request:
     """A received request, and methods to respond: status, headers, and a body in pieces."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
@@ -54,31 +54,31 @@ class Script:
     """A server scripted by HTTP verb and MCP method. It does the handshake and lists one tool by itself."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
-        self.does: dict[str, Callable[[Asked], None]] = {
-            "initialize": self.shake,
-            "tools/list": lambda asked: asked.answer(tools=[{"name": "do", "inputSchema": {"type": "object"}}]),
+        self.requests: list[Request] = []
+        self.handlers: dict[str, Callable[[Request], None]] = {
+            "initialize": self.handshake,
+            "tools/list": lambda request: request.answer(tools=[{"name": "do", "inputSchema": {"type": "object"}}]),
         }
 
     @staticmethod
-    def shake(asked: Asked) -> None:
-        asked.begin(Mcp_Session_Id="first")
-        version = asked.body["params"]["protocolVersion"]
+    def handshake(request: Request) -> None:
+        request.begin(Mcp_Session_Id="first")
+        version = request.body["params"]["protocolVersion"]
         info = {"name": "scripted", "version": "1"}
-        asked.write(asked.result(protocolVersion=version, capabilities={"tools": {}}, serverInfo=info))
+        request.write(request.result(protocolVersion=version, capabilities={"tools": {}}, serverInfo=info))
 
-    def __call__(self, asked: Asked) -> None:
-        self.asked.append(asked)
-        done = self.does.get(asked.body.get("method", asked.verb))
-        if done is not None:
-            done(asked)
-        elif asked.verb == "GET":
-            asked.begin(405, None)
+    def __call__(self, request: Request) -> None:
+        self.requests.append(request)
+        handler = self.handlers.get(request.body.get("method", request.verb))
+        if handler is not None:
+            handler(request)
+        elif request.verb == "GET":
+            request.begin(405, None)
         else:
-            asked.begin(202, None)
+            request.begin(202, None)
 
-    def seen(self, what: str) -> list[Asked]:
-        return [one for one in self.asked if what in (one.verb, one.body.get("method"))]
+    def seen(self, what: str) -> list[Request]:
+        return [one for one in self.requests if what in (one.verb, one.body.get("method"))]
 
 
 @pytest.fixture
@@ -95,11 +95,11 @@ def client(script: Script, tmp_path: Path) -> Iterator[Speaker]:
 
         def do(self) -> None:
             try:
-                script(Asked(self))
+                script(Request(self))
             except BrokenPipeError:
                 pass
 
-        do_GET = do_POST = do_DELETE = do  # noqa: N815 - the names that http.server wants
+        do_GET = do_POST = do_DELETE = do  # noqa: N815 - the names that http.server requires
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -125,14 +125,14 @@ def content(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}]}
 
 
-def streamed(*pieces: str) -> Callable[[Asked], None]:
+def streamed(*pieces: str) -> Callable[[Request], None]:
     """Respond to a call with these pieces as an event stream; PRETTY is the result."""
 
-    def do(asked: Asked) -> None:
-        asked.begin(kind=EVENTS)
-        result = asked.result(**content("streamed")).encode()
+    def do(request: Request) -> None:
+        request.begin(kind=EVENTS)
+        result = request.result(**content("streamed")).encode()
         for piece in pieces:
-            asked.write(piece.encode().replace(b"PRETTY", _pretty(result)))
+            request.write(piece.encode().replace(b"PRETTY", _pretty(result)))
 
     return do
 
@@ -143,38 +143,38 @@ def _pretty(result: bytes) -> bytes:
 
 
 def test_an_event_over_several_lines_is_one_line_for_the_client(script: Script, client: Speaker) -> None:
-    script.does["tools/call"] = streamed("event: message\r\nid: 1\r\n", "PRETTY\n\n")
+    script.handlers["tools/call"] = streamed("event: message\r\nid: 1\r\n", "PRETTY\n\n")
     client.begin()
     assert text_of(call(client)) == "streamed"
 
 
 def test_json_over_several_lines_is_one_line_for_the_client(script: Script, client: Speaker) -> None:
-    def pretty(asked: Asked) -> None:
-        asked.begin()
-        asked.write(json.dumps(json.loads(asked.result(**content("pretty"))), indent=1).replace("\n", "\r\n"))
+    def pretty(request: Request) -> None:
+        request.begin()
+        request.write(json.dumps(json.loads(request.result(**content("pretty"))), indent=1).replace("\n", "\r\n"))
 
-    script.does["tools/call"] = pretty
+    script.handlers["tools/call"] = pretty
     client.begin()
     assert text_of(call(client)) == "pretty"
     assert b"\r" not in client.lines[-1]
 
 
-def test_a_stream_that_breaks_is_taken_up_again_behind_the_last_event(script: Script, client: Speaker) -> None:
-    asked_first: list[Asked] = []
+def test_a_broken_stream_is_resumed_after_the_last_event(script: Script, client: Speaker) -> None:
+    first_requests: list[Request] = []
 
-    def breaks(asked: Asked) -> None:
-        asked_first.append(asked)
-        streamed("id: 41\nretry: 1\ndata:\n\n")(asked)
+    def break_off(request: Request) -> None:
+        first_requests.append(request)
+        streamed("id: 41\nretry: 1\ndata:\n\n")(request)
 
-    def goes_on(asked: Asked) -> None:
-        if "last-event-id" not in asked.headers:
-            asked.begin(405, None)
+    def resume(request: Request) -> None:
+        if "last-event-id" not in request.headers:
+            request.begin(405, None)
             return
-        asked.begin(kind=EVENTS)
-        if len(script.seen("GET")) > 4:  # it may close the stream as often as it likes
-            asked.write(f"id: 42\ndata: {asked_first[0].result(**content('resumed'))}\n\n")
+        request.begin(kind=EVENTS)
+        if len(script.seen("GET")) > 4:  # a server may close the stream any number of times
+            request.write(f"id: 42\ndata: {first_requests[0].result(**content('resumed'))}\n\n")
 
-    script.does |= {"tools/call": breaks, "GET": goes_on}
+    script.handlers |= {"tools/call": break_off, "GET": resume}
     client.begin()
     assert text_of(call(client)) == "resumed"
     resumed = [one for one in script.seen("GET") if "last-event-id" in one.headers]
@@ -182,61 +182,61 @@ def test_a_stream_that_breaks_is_taken_up_again_behind_the_last_event(script: Sc
     assert {one.headers["mcp-session-id"] for one in resumed} == {"first"}
 
 
-def test_a_stream_that_breaks_and_has_no_numbers_is_an_error(script: Script, client: Speaker) -> None:
-    script.does["tools/call"] = streamed("data: {}\n\n")
+def test_a_broken_stream_without_event_ids_is_an_error(script: Script, client: Speaker) -> None:
+    script.handlers["tools/call"] = streamed("data: {}\n\n")
     client.begin()
     assert call(client)["data"]["code"] == FAILED
 
 
-def test_no_request_overtakes_the_word_that_the_client_has_begun(script: Script, client: Speaker) -> None:
-    begun, asked_early = threading.Event(), threading.Event()
+def test_no_request_overtakes_the_initialized_notification(script: Script, client: Speaker) -> None:
+    begun, listed_early = threading.Event(), threading.Event()
 
-    def initialized(asked: Asked) -> None:
-        assert not asked_early.wait(1.0)  # time enough for what comes after it, were it sent
+    def initialized(request: Request) -> None:
+        assert not listed_early.wait(1.0)  # long enough for a request that was sent too early to arrive
         begun.set()
-        asked.begin(202, None)
+        request.begin(202, None)
 
-    def listed(asked: Asked) -> None:
+    def listed(request: Request) -> None:
         if not begun.is_set():
-            asked_early.set()
-        asked.answer(tools=[])
+            listed_early.set()
+        request.answer(tools=[])
 
-    script.does |= {"notifications/initialized": initialized, "tools/list": listed}
+    script.handlers |= {"notifications/initialized": initialized, "tools/list": listed}
     client.begin()
     assert client.ask("tools/list")["result"]["tools"]
-    assert not asked_early.is_set()
+    assert not listed_early.is_set()
 
 
 def test_a_session_is_named_in_every_request_and_deleted_at_the_end(script: Script, client: Speaker) -> None:
     client.begin()
     client.ask("tools/list")
     client.leave()
-    hello, *others = script.asked
+    hello, *others = script.requests
     assert "mcp-session-id" not in hello.headers
     assert {one.headers.get("mcp-session-id") for one in others} == {"first"}
     assert {one.headers.get("mcp-protocol-version") for one in others} == {"2025-06-18"}
-    assert [one.verb for one in script.asked][-1] == "DELETE"
+    assert [one.verb for one in script.requests][-1] == "DELETE"
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain"])
-def test_a_session_that_is_over_is_begun_again_and_the_request_made_once_more(
+def test_an_expired_session_is_started_again_and_the_request_repeated(
     script: Script, client: Speaker, kind: str
 ) -> None:
     alive = ["first"]
 
-    def shake(asked: Asked) -> None:
-        asked.begin(Mcp_Session_Id=alive[-1])
-        asked.write(asked.result(protocolVersion="2025-03-26", capabilities={"tools": {}}, serverInfo={}))
+    def new_handshake(request: Request) -> None:
+        request.begin(Mcp_Session_Id=alive[-1])
+        request.write(request.result(protocolVersion="2025-03-26", capabilities={"tools": {}}, serverInfo={}))
 
-    def do(asked: Asked) -> None:
-        if asked.headers.get("mcp-session-id") != alive[-1]:
-            asked.begin(404, kind)
+    def do(request: Request) -> None:
+        if request.headers.get("mcp-session-id") != alive[-1]:
+            request.begin(404, kind)
             error = {"code": -32001, "message": "Session not found"}
-            asked.write(json.dumps({"jsonrpc": "2.0", "id": asked.body.get("id"), "error": error}))
+            request.write(json.dumps({"jsonrpc": "2.0", "id": request.body.get("id"), "error": error}))
         else:
-            asked.answer(**content(alive[-1]))
+            request.answer(**content(alive[-1]))
 
-    script.does |= {"initialize": shake, "tools/call": do}
+    script.handlers |= {"initialize": new_handshake, "tools/call": do}
     client.begin()
     assert text_of(call(client)) == "first"
     alive.append("second")
@@ -249,78 +249,80 @@ def test_a_session_that_is_over_is_begun_again_and_the_request_made_once_more(
     assert not [one for one in client.heard if "id" in one]
 
 
-def test_a_server_that_forgets_every_session_is_an_error_and_no_circle(script: Script, client: Speaker) -> None:
-    script.does["tools/call"] = lambda asked: asked.begin(404, "text/plain")
+def test_a_server_that_forgets_every_session_is_an_error_not_an_endless_loop(script: Script, client: Speaker) -> None:
+    script.handlers["tools/call"] = lambda request: request.begin(404, "text/plain")
     client.begin()
     assert call(client)["data"]["code"] == FAILED
     assert len(script.seen("initialize")) == 2
 
 
-def test_what_a_server_says_unasked_is_heard_again_after_it_was_away(script: Script, client: Speaker) -> None:
-    def listen(asked: Asked) -> None:
+def test_notifications_are_received_again_after_a_server_was_unavailable(script: Script, client: Speaker) -> None:
+    def listen(request: Request) -> None:
         count = len(script.seen("GET"))
         if count < 4:
-            asked.begin(503, None)
+            request.begin(503, None)
             return
-        asked.begin(kind=EVENTS)
-        asked.write('data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
+        request.begin(kind=EVENTS)
+        request.write('data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
 
-    script.does["GET"] = listen
+    script.handlers["GET"] = listen
     client.begin()
     client.until(lambda one: one.get("method") == "notifications/tools/list_changed")
 
 
-def test_a_page_for_people_is_not_a_stream(script: Script, client: Speaker) -> None:
-    def page(asked: Asked) -> None:
-        asked.begin(kind="text/html")
-        asked.write("<p>hello\n\n")
+def test_an_html_page_is_not_read_as_a_stream(script: Script, client: Speaker) -> None:
+    def page(request: Request) -> None:
+        request.begin(kind="text/html")
+        request.write("<p>hello\n\n")
 
-    script.does["GET"] = page
+    script.handlers["GET"] = page
     client.begin()
     client.ask("tools/list")
     client.leave()
     assert len(script.seen("GET")) == 1
 
 
-def test_a_server_without_sessions_is_listened_to_as_well(script: Script, client: Speaker) -> None:
-    def shake(asked: Asked) -> None:
-        asked.answer(protocolVersion="2025-06-18", capabilities={"tools": {}}, serverInfo={})
+def test_notifications_of_a_server_without_sessions_are_received(script: Script, client: Speaker) -> None:
+    def new_handshake(request: Request) -> None:
+        request.answer(protocolVersion="2025-06-18", capabilities={"tools": {}}, serverInfo={})
 
-    def listen(asked: Asked) -> None:
-        asked.begin(kind=EVENTS)
-        asked.write('data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
+    def listen(request: Request) -> None:
+        request.begin(kind=EVENTS)
+        request.write('data: {"jsonrpc":"2.0","method":"notifications/tools/list_changed"}\n\n')
 
-    script.does |= {"initialize": shake, "GET": listen}
+    script.handlers |= {"initialize": new_handshake, "GET": listen}
     client.begin()
     client.until(lambda one: one.get("method") == "notifications/tools/list_changed")
 
 
-def test_a_server_that_wants_a_sign_in_is_reported_as_such(script: Script, client: Speaker) -> None:
-    def refuse(asked: Asked) -> None:
+def test_a_server_that_requires_a_sign_in_is_reported_as_such(script: Script, client: Speaker) -> None:
+    def refuse(request: Request) -> None:
         where = 'Bearer resource_metadata="https://example.org/.well-known/oauth-protected-resource"'
-        asked.begin(401, WWW_Authenticate=where)
-        asked.write('{"error":"invalid_token","error_description":"Missing"}')
+        request.begin(401, WWW_Authenticate=where)
+        request.write('{"error":"invalid_token","error_description":"Missing"}')
 
-    script.does["initialize"] = refuse
-    said = client.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
-    assert "OAuth" in said
-    assert "--header" in said
+    script.handlers["initialize"] = refuse
+    message = client.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
+    assert "OAuth" in message
+    assert "--header" in message
 
 
-def test_a_cancelled_request_is_cancelled_there_and_its_connection_given_up(script: Script, client: Speaker) -> None:
+def test_a_cancelled_request_is_cancelled_at_the_server_and_its_connection_closed(
+    script: Script, client: Speaker
+) -> None:
     gone = threading.Event()
     started = threading.Event()
 
-    def hang(asked: Asked) -> None:
-        asked.begin(kind=EVENTS)
+    def hang(request: Request) -> None:
+        request.begin(kind=EVENTS)
         started.set()
         try:
             while not gone.wait(0.05):
-                asked.write(": still here\n\n")
+                request.write(": still here\n\n")
         except OSError:
             gone.set()
 
-    script.does["tools/call"] = hang
+    script.handlers["tools/call"] = hang
     client.begin()
     client.ask("tools/list")
     waiting = client.start("tools/call", {"name": "do", "arguments": {}})

@@ -138,7 +138,7 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(work)
 
 
-def test_the_tools_are_the_toolkits_with_what_they_may_do(opened: Open) -> None:
+def test_the_tools_are_those_of_the_toolkit_with_annotations(opened: Open) -> None:
     async def look() -> list[types.Tool]:
         async with opened() as client:
             return (await client.list_tools()).tools
@@ -152,7 +152,7 @@ def test_the_tools_are_the_toolkits_with_what_they_may_do(opened: Open) -> None:
     assert store.output_schema is not None
 
 
-def test_a_server_may_offer_the_reading_tool_alone(tmp_path: Path) -> None:
+def test_a_server_can_offer_only_the_reading_tool(tmp_path: Path) -> None:
     async def look() -> list[str]:
         command = serve("--only", "get")
         with silence() as quiet:
@@ -163,7 +163,7 @@ def test_a_server_may_offer_the_reading_tool_alone(tmp_path: Path) -> None:
     assert run(look()) == ["get_artifact"]
 
 
-def test_storing_answers_a_pointer_a_link_and_what_the_schema_says(opened: Open) -> None:
+def test_storing_returns_a_pointer_a_link_and_structured_content(opened: Open) -> None:
     async def store() -> tuple[types.CallToolResult, types.ReadResourceResult, types.CallToolResult]:
         async with opened() as client:
             await client.list_tools()
@@ -179,7 +179,7 @@ def test_storing_answers_a_pointer_a_link_and_what_the_schema_says(opened: Open)
     assert got.content[0].text.endswith("\nsome words")
 
 
-def test_wrong_calls_are_errors_in_the_result_and_unknown_tools_are_not(opened: Open) -> None:
+def test_invalid_calls_are_tool_errors_and_unknown_tools_are_protocol_errors(opened: Open) -> None:
     async def call() -> tuple[types.CallToolResult, int]:
         async with opened() as client:
             wrong = await client.call_tool("get_artifact", {"pointer": "art:000000000000"})
@@ -192,7 +192,7 @@ def test_wrong_calls_are_errors_in_the_result_and_unknown_tools_are_not(opened: 
     assert code == -32602
 
 
-def test_resources_are_listed_in_pages_each_once(opened: Open) -> None:
+def test_each_resource_is_listed_once_across_all_pages(opened: Open) -> None:
     async def look() -> list[list[str]]:
         async with opened() as client:
             pages, cursor = [], None
@@ -210,7 +210,7 @@ def test_resources_are_listed_in_pages_each_once(opened: Open) -> None:
     assert len(uris) == len(set(uris)) >= 62
 
 
-def test_a_text_is_read_in_pieces_that_together_are_all_of_it(opened: Open) -> None:
+def test_a_text_is_read_completely_in_pieces(opened: Open) -> None:
     async def read() -> str:
         async with opened() as client:
             whole, uri = "", "art://name/a%20log"
@@ -226,7 +226,7 @@ def test_a_text_is_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
     assert run(read()) == LOG
 
 
-def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> None:
+def test_bytes_are_read_completely_in_pieces(opened: Open) -> None:
     async def read() -> bytes:
         async with opened() as client:
             whole, uri = b"", "art://name/binary"
@@ -248,7 +248,7 @@ def test_bytes_are_read_in_pieces_that_together_are_all_of_it(opened: Open) -> N
         "art://000000000000#/a", "art://../../etc", "art://name/a%20log?lines=nonsense",
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_an_error_with_the_protocols_code(place: Path, uri: str) -> None:
+def test_an_unknown_or_invalid_uri_is_an_error(place: Path, uri: str) -> None:
     with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
         server.read(store.session(SESSION), types.ReadResourceRequestParams(uri=uri))
 
@@ -272,7 +272,7 @@ def test_pointers_and_names_are_completed(opened: Open) -> None:
     assert {"note 1", "note 10", "note 19"} <= set(names)
 
 
-def test_a_session_sees_only_its_own(place: Path) -> None:
+def test_a_session_sees_only_its_own_artifacts(place: Path) -> None:
     async def look() -> tuple[int, bool]:
         command = serve("--session", "another")
         with silence() as quiet:
@@ -286,7 +286,7 @@ def test_a_session_sees_only_its_own(place: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(30 * 86_400.0, 30 * 86_400.0), (None, None), (60.0, 86_400.0)])
-def test_a_session_that_lives_longer_than_a_day_stays_so(
+def test_a_session_lives_at_least_a_day_and_keeps_a_longer_ttl(
     tmp_path: Path, before: float | None, after: float | None
 ) -> None:
     async def use() -> bool:
@@ -302,7 +302,7 @@ def test_a_session_that_lives_longer_than_a_day_stays_so(
         assert store.session("shared").ttl == after
 
 
-def test_connections_over_http_have_sessions_of_their_own(place: Path) -> None:
+def test_each_http_connection_has_its_own_session(place: Path) -> None:
     async def look(found: Web) -> bool:
         headers = {"authorization": f"Bearer {found.token}"}
         async with (
@@ -318,14 +318,14 @@ def test_connections_over_http_have_sessions_of_their_own(place: Path) -> None:
         assert run(look(found))
 
 
-def test_logs_and_changes_reach_those_who_want_them(place: Path) -> None:
-    told: list[str] = []
+def test_logs_and_change_notifications_reach_the_client(place: Path) -> None:
+    received: list[str] = []
 
     async def log(params: types.LoggingMessageNotificationParams) -> None:
-        told.append(f"{params.level} {params.data}")
+        received.append(f"{params.level} {params.data}")
 
     async def handle(message: Any) -> None:
-        told.append(str(getattr(message, "method", "")))
+        received.append(str(getattr(message, "method", "")))
 
     async def work() -> None:
         command = serve("--session", SESSION)
@@ -334,38 +334,38 @@ def test_logs_and_changes_reach_those_who_want_them(place: Path) -> None:
             wire = stdio_client(parameters, errlog=quiet)
             async with Client(wire, mode="legacy", logging_callback=log, message_handler=handle) as client:
                 await client.call_tool("list_artifacts", {})
-                assert not told
+                assert not received
                 await client.session.set_logging_level("debug")
                 await client.call_tool("store_artifact", {"name": "new", "value": "new"})
                 await client.session.send_ping()
 
     run(work())
-    assert any(one.startswith("debug store_artifact") for one in told)
-    assert "notifications/resources/list_changed" in told
+    assert any(one.startswith("debug store_artifact") for one in received)
+    assert "notifications/resources/list_changed" in received
 
 
-def test_a_client_that_asked_for_progress_gets_it_while_a_call_runs(opened: Open, place: Path) -> None:
-    told: list[tuple[float, str | None]] = []
+def test_a_client_that_asks_for_progress_receives_it_while_a_call_runs(opened: Open, place: Path) -> None:
+    received: list[tuple[float, str | None]] = []
     lock = sqlite3.connect(place / "catalog.sqlite", isolation_level=None)
 
     async def progressed(progress: float, total: float | None, message: str | None) -> None:
-        told.append((progress, message))
-        if len(told) == 2:
-            lock.execute("ROLLBACK")  # what the call waits for
+        received.append((progress, message))
+        if len(received) == 2:
+            lock.execute("ROLLBACK")  # the call waits for this lock
 
     async def store() -> types.CallToolResult:
         async with opened() as client:
             await client.call_tool("list_artifacts", {})
             lock.execute("BEGIN IMMEDIATE")
-            value = {"name": "slow", "value": f"waited for {len(told)}"}
+            value = {"name": "slow", "value": f"waited for {len(received)}"}
             return await client.call_tool("store_artifact", value, progress_callback=progressed)
 
     try:
         assert not run(store()).is_error
     finally:
         lock.close()
-    assert [progress for progress, _ in told] == sorted({progress for progress, _ in told})
-    assert all(message for _, message in told)
+    assert [progress for progress, _ in received] == sorted({progress for progress, _ in received})
+    assert all(message for _, message in received)
 
 
 HUGE = "n" * 60_000
@@ -390,7 +390,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_no_answer_exceeds_the_cap_whatever_is_in_names_types_and_addresses(tmp_path: Path) -> None:
+def test_no_answer_exceeds_the_limit_whatever_names_types_and_uris_contain(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store") as store:
         session = store.session("long", ttl=None)
         session.put("a text", name=HUGE, media_type=f"text/{'m' * 5_000}")
@@ -414,78 +414,78 @@ def test_no_answer_exceeds_the_cap_whatever_is_in_names_types_and_addresses(tmp_
 
 # Access over HTTP
 
-ASKED = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 
 
-def asked(found: Web, path: str = "", method: str = "POST", **headers: str | None) -> int:
+def status_of(found: Web, path: str = "", method: str = "POST", **headers: str | None) -> int:
     given = {**HEADERS, "authorization": f"Bearer {found.token}", **headers}
     with httpx2.Client() as client:
         kept = {key: value for key, value in given.items() if value is not None}
-        return client.request(method, found.url + path, json=ASKED, headers=kept).status_code
+        return client.request(method, found.url + path, json=PING, headers=kept).status_code
 
 
-def test_who_has_the_token_passes(web: Web) -> None:
-    assert asked(web) not in (401, 403, 404)
+def test_a_request_with_the_token_is_accepted(web: Web) -> None:
+    assert status_of(web) not in (401, 403, 404)
     port = web.url.split(":")[2].split("/")[0]
-    assert asked(web, host=f"localhost:{port}") not in (401, 403, 404)
-    assert asked(web, origin=f"http://127.0.0.1:{port}") not in (401, 403, 404)
+    assert status_of(web, host=f"localhost:{port}") not in (401, 403, 404)
+    assert status_of(web, origin=f"http://127.0.0.1:{port}") not in (401, 403, 404)
 
 
 @pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}"])
-def test_who_has_no_token_does_not(web: Web, token: str | None) -> None:
-    assert asked(web, authorization=token if token is None else token.format(web.token)) == 401
+def test_a_request_without_the_token_is_refused(web: Web, token: str | None) -> None:
+    assert status_of(web, authorization=token if token is None else token.format(web.token)) == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"])
 def test_a_foreign_host_is_refused_even_with_the_token(web: Web, host: str) -> None:
-    assert asked(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
+    assert status_of(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
 
 
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1", "file://"]
 )
 def test_a_foreign_origin_is_refused_even_with_the_token(web: Web, origin: str) -> None:
-    assert asked(web, origin=origin) == 403
+    assert status_of(web, origin=origin) == 403
 
 
 @pytest.mark.parametrize("path", ["/", "/more", "/../etc/passwd", "?x=1"])
-def test_nothing_else_is_served(web: Web, path: str) -> None:
-    found = asked(web, path, method="GET")
+def test_no_other_path_is_served(web: Web, path: str) -> None:
+    found = status_of(web, path, method="GET")
     assert found in ((404,) if path != "?x=1" else (400, 406))
 
 
 def test_the_token_comes_from_the_environment_and_is_not_printed(place: Path) -> None:
     secret = "a-token-of-at-least-16"
     with served(place, "--allow-origin", "https://friend.example", COATCHECK_MCP_TOKEN=secret) as found:
-        assert asked(found) not in (401, 403)
-        assert asked(found, origin="https://friend.example") not in (401, 403)
+        assert status_of(found) not in (401, 403)
+        assert status_of(found, origin="https://friend.example") not in (401, 403)
 
 
-def test_a_page_whose_origin_is_allowed_can_really_ask(place: Path) -> None:
+def test_a_page_from_an_allowed_origin_can_make_requests(place: Path) -> None:
     friend, wanted = "https://friend.example", "authorization,content-type,mcp-session-id"
-    asks = {"access-control-request-method": "POST", "access-control-request-headers": wanted}
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": wanted}
     with served(place, "--allow-origin", friend) as found, httpx2.Client() as client:
-        before = client.options(found.url, headers={"origin": friend, **asks})
+        before = client.options(found.url, headers={"origin": friend, **preflight})
         assert before.status_code == 200
         assert before.headers["access-control-allow-origin"] == friend
         assert before.headers["access-control-allow-headers"] == wanted
         assert {"POST", "GET", "DELETE"} == set(before.headers["access-control-allow-methods"].split(", "))
         given = {**HEADERS, "authorization": f"Bearer {found.token}"}
-        said = client.post(found.url, json=ASKED, headers={**given, "origin": friend})
-        assert said.headers["access-control-allow-origin"] == friend
-        assert "mcp-session-id" in said.headers["access-control-expose-headers"]
-        refused = client.post(found.url, json=ASKED, headers={**HEADERS, "origin": friend})
+        answered = client.post(found.url, json=PING, headers={**given, "origin": friend})
+        assert answered.headers["access-control-allow-origin"] == friend
+        assert "mcp-session-id" in answered.headers["access-control-expose-headers"]
+        refused = client.post(found.url, json=PING, headers={**HEADERS, "origin": friend})
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, friend)
-        for foreign in (client.options(found.url, headers={"origin": "https://evil.example", **asks}),
-                        client.post(found.url, json=ASKED, headers={**given, "origin": "https://evil.example"}),
-                        client.post(found.url, json=ASKED, headers=given)):  # fmt: skip
+        for foreign in (client.options(found.url, headers={"origin": "https://evil.example", **preflight}),
+                        client.post(found.url, json=PING, headers={**given, "origin": "https://evil.example"}),
+                        client.post(found.url, json=PING, headers=given)):  # fmt: skip
             assert not [name for name in foreign.headers if name.startswith("access-control")]
-        assert client.options(found.url, headers={"origin": "https://evil.example", **asks}).status_code == 403
+        assert client.options(found.url, headers={"origin": "https://evil.example", **preflight}).status_code == 403
         assert client.options(found.url).status_code == 401
 
 
-def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
+def test_a_weak_token_is_refused_at_startup(place: Path) -> None:
     done = subprocess.run(
         serve("--http", "--port", "0"), env=environment(place, COATCHECK_MCP_TOKEN="short"), capture_output=True,
         text=True, check=False,
@@ -494,12 +494,12 @@ def test_a_weak_token_is_refused_at_the_start(place: Path) -> None:
     assert "short" not in done.stderr
 
 
-# Clients that do not go on
+# Clients that stop halfway
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
 @pytest.mark.parametrize("beginning", [b"", b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
-def test_connections_without_a_token_do_not_shut_clients_out(place: Path, beginning: bytes) -> None:
+def test_connections_without_a_token_do_not_lock_clients_out(place: Path, beginning: bytes) -> None:
     with served(place, is_warm=False) as found, contextlib.ExitStack() as stack:
         resource.prlimit(found.pid, resource.RLIMIT_NOFILE, (256, 256))
         port = int(found.url.split(":")[2].split("/")[0])
@@ -507,10 +507,10 @@ def test_connections_without_a_token_do_not_shut_clients_out(place: Path, beginn
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(OSError):  # closed already
                 one.sendall(beginning)
-        assert asked(found) not in (401, 403, 404)
+        assert status_of(found) not in (401, 403, 404)
 
 
-def test_a_connection_is_closed_where_no_token_comes_and_stays_where_one_came() -> None:
+def test_a_connection_is_closed_unless_a_token_arrives() -> None:
     async def wait() -> list[str]:
         closed: list[str] = []
         over = asyncio.Event()
@@ -533,7 +533,7 @@ def test_a_connection_is_closed_where_no_token_comes_and_stays_where_one_came() 
     assert run(wait()) == ["evicted", "a", "b", "c"]
 
 
-def test_a_handshake_that_is_never_finished_is_freed() -> None:
+def test_an_unfinished_handshake_is_freed() -> None:
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
 
     async def work() -> tuple[int, list[int]]:
@@ -573,7 +573,7 @@ def test_a_handshake_that_is_never_finished_is_freed() -> None:
     assert run(work()) == (200, [404, 404, 404, 404])
 
 
-# A server by its address, behind a proxy
+# A remote server behind a proxy
 
 
 @pytest.fixture(scope="module")
@@ -584,7 +584,7 @@ def behind(web: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speak
         yield speaker
 
 
-def test_a_proxy_before_an_address_passes_all_and_names_its_own_apart(behind: Speaker) -> None:
+def test_a_proxy_in_front_of_a_url_passes_everything_and_prefixes_its_own_tools(behind: Speaker) -> None:
     names = [tool["name"] for tool in behind.ask("tools/list")["result"]["tools"]]
     assert names[:3] == [one.removeprefix("coatcheck_") for one in names[3:]]
     assert "line 4999" in text_of(behind.call("get_artifact", pointer="a log", lines="-1:"))
@@ -592,7 +592,7 @@ def test_a_proxy_before_an_address_passes_all_and_names_its_own_apart(behind: Sp
     assert stub_in(contents[0]["text"])["size_bytes"] == server.PART_BYTES
 
 
-def test_calls_at_once_through_an_address_are_not_swapped(behind: Speaker) -> None:
+def test_concurrent_calls_to_a_url_are_not_swapped(behind: Speaker) -> None:
     waiting = {
         behind.start("tools/call", {"name": "get_artifact", "arguments": {"pointer": f"note {n}"}}): n
         for n in range(60)
@@ -628,9 +628,7 @@ def test_everything_over_http_is_the_same_behind_a_proxy(web: Web, tmp_path: Pat
     ("url", "reason"),
     [("http://127.0.0.1:1/mcp", "cannot be reached"), ("{}", "answered 401"), ("{}/elsewhere", "answered 401")],
 )
-def test_an_address_that_does_not_answer_is_an_error_for_each_request(
-    web: Web, tmp_path: Path, url: str, reason: str
-) -> None:
+def test_an_unusable_url_is_an_error_for_each_request(web: Web, tmp_path: Path, url: str, reason: str) -> None:
     with Speaker(proxy("--url", url.format(web.url)), environment(tmp_path / "store")) as speaker:
         error = speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]
         assert reason in error["message"]
@@ -638,12 +636,12 @@ def test_an_address_that_does_not_answer_is_an_error_for_each_request(
         assert "no artifacts yet" in text_of(speaker.call("list_artifacts"))
 
 
-def test_an_address_of_another_kind_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_url_with_another_scheme_is_refused_at_startup(tmp_path: Path) -> None:
     with Speaker(proxy("--url", "file:///etc/passwd"), environment(tmp_path / "store")) as speaker:
         assert speaker.leave() == 10
 
 
-def test_a_header_that_cannot_be_sent_is_refused_at_the_start_and_not_shown(tmp_path: Path) -> None:
+def test_a_header_that_cannot_be_sent_is_refused_at_startup_and_not_shown(tmp_path: Path) -> None:
     words = proxy("--url", "http://127.0.0.1:1/mcp", "--header", "X-Key: geheim\u20ac")
     with Speaker(words, environment(tmp_path / "store")) as speaker:
         assert speaker.leave() == 10
@@ -665,7 +663,7 @@ def test_a_missing_extra_names_its_fix(tmp_path: Path, command: list[str]) -> No
     assert "pip install 'coatcheck[mcp]'" in done.stderr
 
 
-def test_options_that_do_not_go_together_are_a_usage_error(tmp_path: Path) -> None:
+def test_incompatible_options_are_a_usage_error(tmp_path: Path) -> None:
     for options in ([], ["--url", "http://x", "--config", "y"], ["--header", "a: b", "--", *ODD]):
         done = subprocess.run(proxy(*options), env=environment(tmp_path), capture_output=True, check=False)
         assert done.returncode == 2
@@ -689,7 +687,7 @@ def with_long_line(place: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["server", "proxy"])
-def test_a_short_call_is_answered_beside_slow_ones_and_a_signal_ends_them_all(tmp_path: Path, kind: str) -> None:
+def test_a_short_call_is_answered_during_slow_ones_and_a_signal_ends_them_all(tmp_path: Path, kind: str) -> None:
     pointer = with_long_line(tmp_path / "store")
     if kind == "server":
         command = serve("--session", SESSION, is_warm=False)
@@ -739,7 +737,7 @@ def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path
                 one.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
 
-    with contextlib.suppress(ExceptionGroup, httpx2.HTTPError, MCPError):  # the server is gone before the client is
+    with contextlib.suppress(ExceptionGroup, httpx2.HTTPError, MCPError):  # the server ends before the client
         asyncio.run(main())
     try:
         assert process.wait(30) == 128 + 15

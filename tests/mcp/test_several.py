@@ -76,7 +76,7 @@ def test_an_unknown_tool_is_an_error(both: Speaker) -> None:
     assert both.call("echo")["code"] == -32602
 
 
-def test_an_unknown_method_goes_to_anyone_who_knows_it(both: Speaker) -> None:
+def test_an_unknown_method_goes_to_the_server_that_knows_it(both: Speaker) -> None:
     assert both.ask("odd/verbatim")["result"]["number"] == 1.5
     assert both.ask("nobody/knows")["error"]["code"] == -32601
 
@@ -90,7 +90,7 @@ def test_a_newer_handshake_is_declined_so_that_clients_fall_back(both: Speaker) 
     assert both.ask("server/discover")["error"]["code"] == -32601
 
 
-def test_capabilities_and_instructions_of_all_are_reported(speak: Speak, tmp_path: Path) -> None:
+def test_capabilities_and_instructions_of_all_servers_are_reported(speak: Speak, tmp_path: Path) -> None:
     config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=time_server())
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         result = speaker.begin()["result"]
@@ -100,7 +100,7 @@ def test_capabilities_and_instructions_of_all_are_reported(speak: Speak, tmp_pat
     assert {"tools", "resources"} <= set(result["capabilities"])
 
 
-def test_the_end_of_one_server_is_not_the_end_of_the_others(tmp_path: Path) -> None:
+def test_the_other_servers_keep_running_when_one_ends(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(tmp_path / "servers.json", one=entry, two=entry, gone={"command": "no-such-command"})
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
@@ -122,7 +122,7 @@ def test_servers_that_end_because_the_client_leaves_are_not_logged(tmp_path: Pat
     assert speaker.complaints == []
 
 
-def test_what_was_asked_right_before_the_client_left_is_answered(tmp_path: Path) -> None:
+def test_a_request_sent_right_before_the_client_leaves_is_answered(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(tmp_path / "servers.json", one=entry, two=entry)
     client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
@@ -146,12 +146,12 @@ def test_what_was_asked_right_before_the_client_left_is_answered(tmp_path: Path)
         "nothing",
     ],
 )
-def test_a_wrong_entry_is_an_error_that_names_it(entry: Any) -> None:
+def test_an_invalid_entry_is_an_error(entry: Any) -> None:
     with pytest.raises(InvalidArgument):
         configured_servers({"mcpServers": {"wrong": entry}})
 
 
-def test_a_file_may_have_a_mark_comments_and_commas_as_clients_write_it(tmp_path: Path) -> None:
+def test_a_file_may_have_a_byte_order_mark_comments_and_trailing_commas(tmp_path: Path) -> None:
     text = f"""\ufeff{{ // VS Code's
         "servers": {{
             "odd": {{"type": "stdio", "command": {json.dumps(ODD[0])}, "args": ["{ODD[1]}",], /* here */ }},
@@ -167,7 +167,7 @@ def test_a_file_may_have_a_mark_comments_and_commas_as_clients_write_it(tmp_path
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000, "\udcff", None]
 )
-def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str | None) -> None:
+def test_a_file_without_servers_is_an_error(tmp_path: Path, text: str | None) -> None:
     config = tmp_path / "servers.json"
     if text is not None:
         config.write_text(text, "utf-8", "surrogateescape")
@@ -176,7 +176,7 @@ def test_a_file_that_names_no_servers_is_an_error(tmp_path: Path, text: str | No
     assert done.stderr.startswith("coatcheck: ")
 
 
-def test_variables_of_the_environment_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
     assert remote_headers(["Authorization: Bearer ${COATCHECK_TEST_TOKEN}"]) == {"Authorization": "Bearer secret"}
     assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
@@ -192,7 +192,7 @@ NAMES = st.text("ab", min_size=1, max_size=3)
 
 
 @given(st.dictionaries(st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)))
-def test_every_tool_has_one_name_and_leads_back_to_its_server(listed: dict[str, list[str]]) -> None:
+def test_every_tool_has_a_unique_name_that_is_prefixed_only_on_a_clash(listed: dict[str, list[str]]) -> None:
     owned = [(server, name) for server, names in listed.items() for name in names]
     shown = merged_server.unique_names(owned)
     assert len(set(shown)) == len(owned)
@@ -200,7 +200,7 @@ def test_every_tool_has_one_name_and_leads_back_to_its_server(listed: dict[str, 
         assert (one == name) == (sum(name in names for names in listed.values()) == 1)
 
 
-def test_a_rule_for_a_plain_name_holds_for_its_prefixed_names(tmp_path: Path) -> None:
+def test_a_rule_for_a_plain_name_applies_to_its_prefixed_names(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(tmp_path / "servers.json", one=entry, two=entry)
     large = "row of the table\n" * 5_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.mcp.speaking import Speaker, environment, heard, proxy, told
+from tests.mcp.speaking import Speaker, environment, heard, proxy, scripted_server
 
 Board = Callable[..., Speaker]
 FAILED = "upstream_failed"
@@ -27,7 +27,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
 
         def start(*options: str, version: str = "2025-06-18", **servers: dict[str, Any]) -> Speaker:
             config = tmp_path / "servers.json"
-            commands = {name: told(name, **answers) for name, answers in servers.items()}
+            commands = {name: scripted_server(name, **answers) for name, answers in servers.items()}
             entries = {name: {"command": words[0], "args": words[1:]} for name, words in commands.items()}
             config.write_text(json.dumps({"mcpServers": entries}))
             inline = [word for name in servers for word in ("--inline", f"{name}_heard")]
@@ -49,7 +49,7 @@ def methods(speaker: Speaker, server: str) -> list[str]:
     return [one["method"] for one in heard(speaker, server) if "method" in one]
 
 
-def test_requests_of_servers_under_one_id_get_each_its_own_answer(board: Board) -> None:
+def test_requests_of_two_servers_with_the_same_id_each_get_their_own_answer(board: Board) -> None:
     client = board(a={}, b={})
     meta = {"_meta": {"progressToken": 5}}
     for server in "ab":
@@ -66,7 +66,7 @@ def test_requests_of_servers_under_one_id_get_each_its_own_answer(board: Board) 
         assert seen[1]["result"] == {"to": server}
 
 
-def test_a_server_takes_back_what_it_asked_under_the_id_that_the_client_knows(board: Board) -> None:
+def test_a_server_cancels_its_request_under_the_id_that_the_client_knows(board: Board) -> None:
     client = board(a={}, b={})
     say(client, "b", {"id": "x", "method": "elicitation/create", "params": {}})
     asked = client.until(lambda one: one.get("method") == "elicitation/create")
@@ -77,7 +77,7 @@ def test_a_server_takes_back_what_it_asked_under_the_id_that_the_client_knows(bo
 
 
 @pytest.mark.parametrize("request_id", [0, "", "1", 1.5, "coatcheck-1"])
-def test_a_call_comes_back_under_every_id(board: Board, request_id: Any) -> None:
+def test_a_call_is_answered_under_any_valid_id(board: Board, request_id: Any) -> None:
     client = board(a={}, b={})
     params = {"name": "b_heard", "arguments": {}}
     client.send({"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params})
@@ -85,14 +85,14 @@ def test_a_call_comes_back_under_every_id(board: Board, request_id: Any) -> None
 
 
 @pytest.mark.parametrize("line", [b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}', b"{nonsense", b"[]", b"[1]"])
-def test_what_is_not_a_request_is_refused_and_no_server_hears_of_it(board: Board, line: bytes) -> None:
+def test_an_invalid_request_is_refused_and_reaches_no_server(board: Board, line: bytes) -> None:
     client = board(a={}, b={})
     client.write(line)
     assert client.until(lambda one: "error" in one)["error"]["code"] in (-32600, -32700)
     assert methods(client, "a") == ["initialize", "notifications/initialized", "tools/list"]
 
 
-def test_a_cancelled_call_is_cancelled_at_its_server_alone(board: Board) -> None:
+def test_a_cancelled_call_is_cancelled_only_at_its_server(board: Board) -> None:
     client = board(a={}, b={})
     client.ask("tools/list")
     waiting = client.start("tools/call", {"name": "b_hold", "arguments": {}})
@@ -102,7 +102,7 @@ def test_a_cancelled_call_is_cancelled_at_its_server_alone(board: Board) -> None
     assert "notifications/cancelled" not in methods(client, "a")
 
 
-def test_a_method_that_nobody_here_knows_has_all_the_time_it_wants_and_can_be_cancelled(board: Board) -> None:
+def test_an_unknown_method_has_no_timeout_and_can_be_cancelled(board: Board) -> None:
     client = board(a={"new/wait": UNKNOWN}, b={})
     waiting = client.start("new/wait", {"_meta": {"progressToken": "t"}})
     while "new/wait" not in methods(client, "b"):
@@ -111,8 +111,8 @@ def test_a_method_that_nobody_here_knows_has_all_the_time_it_wants_and_can_be_ca
     client.tell("notifications/cancelled", {"requestId": waiting})
     while "notifications/cancelled" not in methods(client, "b"):
         pass
-    told_off = next(one for one in heard(client, "b") if one.get("method") == "notifications/cancelled")
-    assert told_off["params"]["requestId"] == asked["id"]
+    cancelled = next(one for one in heard(client, "b") if one.get("method") == "notifications/cancelled")
+    assert cancelled["params"]["requestId"] == asked["id"]
 
 
 def test_a_task_is_found_at_the_server_that_has_it(board: Board) -> None:
@@ -125,7 +125,7 @@ def test_a_task_is_found_at_the_server_that_has_it(board: Board) -> None:
     assert [one["taskId"] for one in client.ask("tasks/list")["result"]["tasks"]] == ["s", "t"]
 
 
-def test_an_address_that_nobody_lists_is_looked_for_everywhere(board: Board) -> None:
+def test_an_unlisted_uri_is_looked_up_at_every_server(board: Board) -> None:
     has = {"capabilities": {"resources": {"subscribe": True}}, **RESOURCES}
     found = {"contents": [{"uri": "x://1", "text": "here"}]}
     client = board(
@@ -136,7 +136,7 @@ def test_an_address_that_nobody_lists_is_looked_for_everywhere(board: Board) -> 
     assert client.ask("resources/subscribe", {"uri": "x://1"})["result"] == {}
 
 
-def test_the_template_that_says_most_of_an_address_has_it(board: Board) -> None:
+def test_the_most_specific_template_decides_which_server_reads_a_uri(board: Board) -> None:
     def has(template: str, text: str) -> dict[str, Any]:
         templates = {"resourceTemplates": [{"uriTemplate": template, "name": "t"}]}
         read = {"contents": [{"uri": "x://items/5", "text": text}]}
@@ -151,7 +151,7 @@ def test_the_template_that_says_most_of_an_address_has_it(board: Board) -> None:
     assert client.ask("resources/read", {"uri": "x://items/5"})["result"]["contents"][0]["text"] == "b"
 
 
-def test_the_end_of_a_server_is_reported_with_all_that_goes_with_it(board: Board) -> None:
+def test_the_end_of_a_server_cancels_its_requests_and_reports_changed_lists(board: Board) -> None:
     client = board(a={"capabilities": {"prompts": {}}, "prompts/list": {"prompts": []}}, b={})
     assert client.hello["capabilities"]["tools"] == {"listChanged": True}  # type: ignore[attr-defined]
     client.ask("tools/list")
@@ -165,7 +165,7 @@ def test_the_end_of_a_server_is_reported_with_all_that_goes_with_it(board: Board
     assert [tool["name"] for tool in client.ask("tools/list")["result"]["tools"]][:1] == ["b_say"]
 
 
-def test_the_clock_runs_on_when_the_server_that_stopped_it_has_ended(board: Board) -> None:
+def test_the_timeout_resumes_when_the_server_that_paused_it_has_ended(board: Board) -> None:
     client = board("--timeout", "2", a={}, b={})
     client.ask("tools/list")
     say(client, "a", {"id": 1, "method": "elicitation/create", "params": {}})
@@ -173,7 +173,7 @@ def test_the_clock_runs_on_when_the_server_that_stopped_it_has_ended(board: Boar
     assert client.call("b_hold")["data"]["code"] == FAILED
 
 
-def test_a_tool_keeps_the_name_that_it_was_once_given(board: Board) -> None:
+def test_a_tool_keeps_the_name_that_it_was_given_first(board: Board) -> None:
     def has(server: str) -> dict[str, Any]:
         names = ["shared", f"{server}_say", f"{server}_heard", f"{server}_hold", f"{server}_end"]
         return {"tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
@@ -188,7 +188,7 @@ def test_a_tool_keeps_the_name_that_it_was_once_given(board: Board) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "0"])
-def test_pages_end_where_a_cursor_is_empty_or_leads_in_a_circle(board: Board, cursor: str) -> None:
+def test_paging_stops_when_a_cursor_is_empty_or_repeats(board: Board, cursor: str) -> None:
     page = {"tools": [{"name": "x", "inputSchema": {"type": "object"}}], "nextCursor": cursor}
     client = board(a={"tools/list": [page]}, b={})
     names = [tool["name"] for tool in client.ask("tools/list")["result"]["tools"]]
@@ -196,7 +196,7 @@ def test_pages_end_where_a_cursor_is_empty_or_leads_in_a_circle(board: Board, cu
     assert "b_heard" in names
 
 
-def test_pages_of_all_servers_are_one(board: Board) -> None:
+def test_the_pages_of_all_servers_are_merged(board: Board) -> None:
     def page(*names: str, **more: str) -> dict[str, Any]:
         return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names], **more}
 
@@ -217,19 +217,17 @@ def test_pages_of_all_servers_are_one(board: Board) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "spoken"), [("2024-11-05", "2024-11-05"), ("2025-06-18", "2025-11-25")])
-def test_the_version_that_the_client_wants_is_spoken_where_a_server_speaks_it(
-    board: Board, wanted: str, spoken: str
-) -> None:
+def test_the_clients_protocol_version_is_used_if_a_server_supports_it(board: Board, wanted: str, spoken: str) -> None:
     client = board(version=wanted, a={"version": spoken}, b={"version": "2025-11-25"})
     assert client.hello["protocolVersion"] == spoken  # type: ignore[attr-defined]
 
 
-def test_a_level_that_every_server_refuses_is_refused(board: Board) -> None:
+def test_a_log_level_that_every_server_refuses_is_refused(board: Board) -> None:
     logs = {"capabilities": {"logging": {}}, "logging/setLevel": {"code": -32602, "message": "no such level"}}
     assert board(a=logs, b={}).ask("logging/setLevel", {"level": "loud"})["error"]["message"] == "no such level"
 
 
-def test_a_server_that_does_not_begin_does_not_keep_the_others(board: Board) -> None:
+def test_a_server_that_does_not_start_does_not_block_the_others(board: Board) -> None:
     client = board("--timeout", "4", a={"silent": True}, b={})
     assert [tool["name"] for tool in client.ask("tools/list")["result"]["tools"]][:1] == ["b_say"]
     assert "handshake" in client.complained("coatcheck: a:")

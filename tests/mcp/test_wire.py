@@ -1,4 +1,4 @@
-"""Lines and messages, however the stream is split."""
+"""Lines and messages are parsed the same, however the stream is split."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line)), st.lists(st.integers(0, 20)))
-def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list[int]) -> None:
+def test_lines_are_the_same_however_the_stream_is_split(lines: list[bytes], sizes: list[int]) -> None:
     cutter = LineBuffer()
     found = [
         whole(line) for piece in cut(b"".join(line + b"\n" for line in lines), sizes) for line in cutter.feed(piece)
@@ -41,7 +41,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], sizes: list
 
 
 @given(st.binary(min_size=1).filter(lambda line: b"\n" not in line))
-def test_a_last_line_without_its_end_is_one_too(line: bytes) -> None:
+def test_a_last_line_without_a_newline_is_returned(line: bytes) -> None:
     cutter = LineBuffer()
     assert list(cutter.feed(line)) == []
     assert [whole(one) for one in cutter.end()] == [line]
@@ -55,7 +55,7 @@ def test_a_last_line_without_its_end_is_one_too(line: bytes) -> None:
 )
 @example(20_000, [], "\\", False)
 @example(200, [201], "\U0001f600" * 10, True)
-def test_a_line_over_the_cap_is_measured_and_tells_its_id(
+def test_the_size_and_id_of_a_line_over_the_limit_are_reported(
     size: int, sizes: list[int], request_id: Any, first: bool
 ) -> None:
     named = f'"id":{json.dumps(request_id)}'
@@ -69,7 +69,7 @@ def test_a_line_over_the_cap_is_measured_and_tells_its_id(
 
 
 @given(st.dictionaries(st.text(), JSON))
-def test_what_is_encoded_is_parsed_again_on_one_line(body: dict[str, Any]) -> None:
+def test_an_encoded_message_is_one_line_and_parses_back(body: dict[str, Any]) -> None:
     raw = encode(body)
     assert b"\n" not in raw
     (message,) = parse(raw)
@@ -78,12 +78,12 @@ def test_what_is_encoded_is_parsed_again_on_one_line(body: dict[str, Any]) -> No
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON), min_size=1, max_size=3))
-def test_a_batch_is_its_messages(bodies: list[dict[str, Any]]) -> None:
+def test_a_batch_is_parsed_into_its_messages(bodies: list[dict[str, Any]]) -> None:
     assert [message.body for message in parse(encode(bodies))] == bodies
 
 
 @given(st.binary() | JSON.filter(lambda value: not isinstance(value, dict | list)).map(encode))
-def test_what_is_not_a_message_is_none(raw: bytes) -> None:
+def test_only_objects_are_parsed_as_messages(raw: bytes) -> None:
     for message in parse(raw):
         assert isinstance(message.body, dict)
 

@@ -23,8 +23,8 @@ def write(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def answer(request_id: Any, **said: Any) -> None:
-    write(json.dumps({"jsonrpc": "2.0", "id": request_id, **said}).encode())
+def answer(request_id: Any, **body: Any) -> None:
+    write(json.dumps({"jsonrpc": "2.0", "id": request_id, **body}).encode())
 
 
 def call(request_id: Any, params: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def handle(message: dict[str, Any]) -> None:
         HEARD.append(message)
     if "id" not in message or method is None:
         return
-    told = ANSWERS.get(method)
+    scripted = ANSWERS.get(method)
     if method == "initialize" and ANSWERS.get("silent"):
         return
     if method == "initialize":
@@ -57,10 +57,10 @@ def handle(message: dict[str, Any]) -> None:
         answer(request_id, result={"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
     elif method == "tools/call":
         call(request_id, params)
-    elif isinstance(told, list):
-        answer(request_id, result=told[int(params.get("cursor") or 0)])
-    elif isinstance(told, dict):
-        answer(request_id, **({"error": told} if "code" in told else {"result": told}))
+    elif isinstance(scripted, list):
+        answer(request_id, result=scripted[int(params.get("cursor") or 0)])
+    elif isinstance(scripted, dict):
+        answer(request_id, **({"error": scripted} if "code" in scripted else {"result": scripted}))
     elif method == "tools/list":
         answer(request_id, result={"tools": TOOLS})
 

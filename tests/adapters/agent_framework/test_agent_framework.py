@@ -33,7 +33,7 @@ from tests.adapters.pages import figures_of, run_example, run_page
 
 
 class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
-    """A client that makes the calls of a script, then says "Done.", and notes the names of the tools."""
+    """A client that makes the calls of a script, then says "Done.", and records the names of the tools."""
 
     def __init__(self, *script: tuple[str, dict[str, Any]], **options: Any) -> None:
         super().__init__(**options)
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_a_result_with_which_a_middleware_ends_the_run_is_whole(store: Store) -> None:
+def test_a_result_that_ends_the_run_in_a_middleware_is_whole(store: Store) -> None:
     @function_middleware
     async def stop(context: Any, call_next: Any) -> None:
         await call_next()
@@ -92,7 +92,7 @@ def test_tools_of_another_provider_keep_their_names(store: Store) -> None:
     assert client.results[0].result == "an amphora, number 7"
 
 
-def test_an_approval_is_asked_for_once_and_shows_the_pointer(store: Store) -> None:
+def test_an_approval_is_requested_once_and_shows_the_pointer(store: Store) -> None:
     seen: list[int] = []
 
     def count(text: str) -> str:
@@ -119,7 +119,7 @@ def test_an_approval_is_asked_for_once_and_shows_the_pointer(store: Store) -> No
     assert seen == [len(LOG)]
 
 
-def test_a_pointer_behind_security_middleware_is_refused_in_words(store: Store) -> None:
+def test_a_pointer_behind_security_middleware_is_refused_with_a_message(store: Store) -> None:
     def count(text: str) -> str:
         """Count the characters of a text."""
         return f"{len(text)} characters"

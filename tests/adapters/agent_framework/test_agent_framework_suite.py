@@ -58,7 +58,7 @@ class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """What a provider would be sent for a message."""
+    """A message as it would be sent to a provider."""
     return {"role": str(message.role), "contents": [content_json(one) for one in message.contents]}
 
 
@@ -88,7 +88,7 @@ def results_in(contents: Sequence[Content]) -> list[SeenResult]:
 class AgentFrameworkDriver(Driver):
     lacks: ClassVar[Mapping[Ability, str]] = {
         "final_answer": "only a middleware can end a run with a result; test_agent_framework.py covers it",
-        "hand_off": "it is in a package of its own, for workflows",
+        "hand_off": "it is in a separate package, for workflows",
         "offloader": "the framework drops or summarizes old messages, and offloads none",
         "retry": "a function cannot ask for it",
     }
@@ -105,11 +105,11 @@ class AgentFrameworkDriver(Driver):
             while True:
                 response = asyncio.run(self.play(agent, message, session))
                 final = response.text
-                asked = response.user_input_requests
-                if not asked:
+                requested = response.user_input_requests
+                if not requested:
                     break
-                events += [f"approval: {one.function_call.name}" for one in asked]
-                message = Message(role="user", contents=[one.to_function_approval_response(True) for one in asked])
+                events += [f"approval: {one.function_call.name}" for one in requested]
+                message = Message(role="user", contents=[one.to_function_approval_response(True) for one in requested])
         except BaseException as raised:  # noqa: BLE001 - the suite compares it
             error = raised
         return Run(scenario.model, final, error, json.dumps(session.to_dict()).encode(), tuple(events))

@@ -24,7 +24,7 @@ _PASSED_ON: Final = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 def environment(home: Path, address: str) -> dict[str, str]:
-    """The environment of the program: its own home, a key that is none, and no traffic but to the stand-in."""
+    """The environment of the program: its own home, a dummy key, and no traffic except to the stand-in."""
     return {
         **{name: value for name, value in os.environ.items() if name in _PASSED_ON},
         "HOME": str(home),
@@ -35,8 +35,8 @@ def environment(home: Path, address: str) -> dict[str, str]:
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_ERROR_REPORTING": "1",
         "DISABLE_TELEMETRY": "1",
-        "MCP_CONNECT_TIMEOUT_MS": "120000",  # a busy machine may take longer than the 5 s of the default,
-        "MCP_TIMEOUT": "120000",  # and than these 30 s
+        "MCP_CONNECT_TIMEOUT_MS": "120000",  # the default of 5 s is too short for a busy machine,
+        "MCP_TIMEOUT": "120000",  # and so is this one of 30 s
     }
 
 
@@ -51,7 +51,7 @@ def coatcheck(home: Path, *words: str) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """What one result was for the model."""
+    """One result as the model saw it."""
 
     name: str
     text: str

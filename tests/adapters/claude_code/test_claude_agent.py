@@ -28,13 +28,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def test_without_options_it_returns_what_is_ours(store: Store) -> None:
+def test_without_options_only_our_own_are_returned(store: Store) -> None:
     added = slim(store)
     assert set(added) == {"env", "hooks", "mcp_servers"}
     assert list(ClaudeAgentOptions(**added).mcp_servers) == ["coatcheck"]
 
 
-def test_options_of_the_user_stay(store: Store) -> None:
+def test_options_of_the_user_are_kept(store: Store) -> None:
     async def mine(event: Any, call_id: Any, context: Any) -> dict[str, Any]:
         return {}
 
@@ -68,7 +68,7 @@ def test_a_disabled_policy_adds_nothing(store: Store) -> None:
     assert slim(store, policy=Policy(enabled=False)) == {}
 
 
-def test_without_tools_results_are_stubs_all_the_same(store: Store) -> None:
+def test_results_become_stubs_even_without_our_tools(store: Store) -> None:
     added = slim(store, only=())
     assert set(added) == {"env", "hooks"}
 
@@ -99,7 +99,7 @@ def pointer(heard: Heard) -> str:
     return found
 
 
-def test_queries_side_by_side_share_nothing(store: Store, tmp_path: Path) -> None:
+def test_concurrent_queries_share_nothing(store: Store, tmp_path: Path) -> None:
     """Two conversations with one object of options."""
     stored: Step = Reply("", (Call("mcp__coatcheck__store_artifact", {"name": "note", "value": "mine alone"}),))
     listed: Step = Reply("", (Call("mcp__coatcheck__list_artifacts", {}),))
@@ -114,12 +114,12 @@ def test_queries_side_by_side_share_nothing(store: Store, tmp_path: Path) -> Non
         options = ClaudeAgentOptions(**slim(store, given))
 
         async def both() -> list[str]:
-            return await asyncio.gather(*(asked(question, options) for question in scripts))
+            return await asyncio.gather(*(ask(question, options) for question in scripts))
 
         assert asyncio.run(both()) == ["found", "nothing"]
 
 
-async def asked(question: str, options: ClaudeAgentOptions) -> str:
+async def ask(question: str, options: ClaudeAgentOptions) -> str:
     found = ""
     async for message in query(prompt=question, options=options):
         found = message.result or "" if isinstance(message, ResultMessage) else found

@@ -52,15 +52,15 @@ class Always(Sequence[Step]):
 
 
 class Play:
-    """The scripted models of a scenario behind the stand-in. Names of tools are without their server, unless two have
-    the same; what Claude Code adds to messages is left out, and so are paths that differ between runs."""
+    """The scripted models of a scenario behind the stand-in. Names of tools have no server in front, unless two
+    tools have the same name. Text that Claude Code adds to messages is removed, and so are paths that vary by run."""
 
     def __init__(self, scenario: Scenario, home: Path) -> None:
         self.home = home
         self.models = {one.name: one.model for one in scenario.agents}
         self.main = scenario.model
         self.taken = {one.__name__ for one in scenario.tools}
-        self.ids: dict[str, str] = {}  # ids of the API by those of the script, and the other way
+        self.ids: dict[str, str] = {}  # the script's ids of calls, by agent, turn and number
 
     def reply(self, heard: Heard) -> Reply:
         found = COLLEAGUE.search(json.dumps(heard.body.get("system", "")))

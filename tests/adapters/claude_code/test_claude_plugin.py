@@ -1,4 +1,4 @@
-"""The plugin in the real program: what the model is sent, with it and without it."""
+"""The plugin in the real program: the requests to the model, with it and without it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call(name: str, **arguments: Any) -> Reply:
 
 
 def with_pointer(of: str, answer: Callable[[str], Reply]) -> Step:
-    """A step that uses the pointer in the newest result of a tool; without Coatcheck, one that does nothing."""
+    """A step that uses the pointer in the newest result of a tool; without Coatcheck, it does nothing."""
 
     def step(heard: Heard) -> Reply:
         pointer = pointer_in(heard.last(of))
@@ -84,7 +84,7 @@ def sub_script() -> list[Step]:
 
 
 class World:
-    """A home and a project of their own."""
+    """A separate home and project."""
 
     def __init__(self, place: Path) -> None:
         self.home, self.folder = place / "home", place / "project"
@@ -139,19 +139,23 @@ def stub(text: str) -> dict[str, Any]:
     return found
 
 
-def test_a_long_output_of_bash_is_a_stub_with_all_of_it_behind(run: Conversation, session: library.Session) -> None:
+def test_a_long_output_of_bash_becomes_a_stub_and_is_stored_completely(
+    run: Conversation, session: library.Session
+) -> None:
     shown = results(run)[0]
     assert stub(shown.text)["size_bytes"] == len(NUMBERS)
     assert session.get(stub(shown.text)["artifact"]) == NUMBERS
     assert READER in stub(shown.text)["hint"]
 
 
-def test_an_output_that_claude_code_would_show_whole_is_a_stub_too(run: Conversation, without: Conversation) -> None:
+def test_an_output_that_claude_code_would_show_whole_becomes_a_stub_too(
+    run: Conversation, without: Conversation
+) -> None:
     assert "\n2500\n" in results(without)[14].text
     assert stub(results(run)[14].text)["lines"] == 5_000
 
 
-def test_the_model_reads_it_back_without_a_permission_of_the_user(run: Conversation) -> None:
+def test_the_model_reads_it_back_without_asking_for_permission(run: Conversation) -> None:
     shown = results(run)[1]
     assert not shown.is_error
     assert "39999" in shown.text
@@ -161,14 +165,16 @@ def test_write_gets_the_text_behind_a_pointer(plugged: World, run: Conversation)
     assert (plugged.folder / "copy.txt").read_text() == NUMBERS
 
 
-def test_a_pointer_that_leads_nowhere_is_answered_in_words(plugged: World, run: Conversation) -> None:
+def test_an_unknown_pointer_is_answered_with_an_error(plugged: World, run: Conversation) -> None:
     shown = results(run)[3]
     assert shown.is_error
     assert "no artifact found for 'art:0123456789ab'" in shown.text
     assert not (plugged.folder / "never.txt").exists()
 
 
-def test_a_large_file_is_a_stub_of_its_text_without_line_numbers(run: Conversation, session: library.Session) -> None:
+def test_a_large_file_becomes_a_stub_of_its_text_without_line_numbers(
+    run: Conversation, session: library.Session
+) -> None:
     text = results(run)[4].text
     assert text.startswith('1\t{"stub"')
     assert session.get(stub(text.removeprefix("1\t"))["artifact"]) == LINES
@@ -179,13 +185,13 @@ def test_a_file_that_was_read_as_a_stub_can_be_edited(plugged: World, run: Conve
     assert "value_700 = 7 " in (plugged.folder / "settings.py").read_text()
 
 
-def test_the_lines_that_grep_finds_are_a_stub(run: Conversation, session: library.Session) -> None:
+def test_the_lines_that_grep_finds_become_a_stub(run: Conversation, session: library.Session) -> None:
     found = session.get(stub(results(run)[6].text)["artifact"])
     assert isinstance(found, str)
     assert found.count("value_") == 1_200
 
 
-def test_an_error_stays_as_claude_code_cuts_it_with_a_pointer_to_all(
+def test_an_error_cut_by_claude_code_gets_a_pointer_to_the_whole(
     run: Conversation, without: Conversation, session: library.Session
 ) -> None:
     shown = results(run)[7]
@@ -199,7 +205,7 @@ def test_an_error_stays_as_claude_code_cuts_it_with_a_pointer_to_all(
     assert whole.endswith("\n4999\n5000")
 
 
-def test_rows_of_an_mcp_server_are_a_stub_and_go_to_another_tool_as_their_text(run: Conversation) -> None:
+def test_rows_of_an_mcp_server_become_a_stub_and_reach_another_tool_as_text(run: Conversation) -> None:
     shown = results(run)
     assert stub(shown[8].text)["media_type"] == "application/json"
     assert f"{len(rows(SOME_ROWS))} characters" in shown[9].text
@@ -262,13 +268,13 @@ def test_a_continued_conversation_opens_its_pointers(plugged: World, run: Conver
     assert "line 77 of 40,000" in results(again)[-1].text
 
 
-def test_another_conversation_does_not_open_them(plugged: World, run: Conversation) -> None:
+def test_another_conversation_cannot_open_them(plugged: World, run: Conversation) -> None:
     pointer = stub(results(run)[0].text)["artifact"]
     other = plugged.run([call(READER, pointer=pointer, lines="77:77"), Reply("Done.")])
     assert "no artifact found" in results(other)[0].text
 
 
-def test_a_server_that_does_not_run_changes_nothing(plugged: World, run: Conversation) -> None:
+def test_a_server_that_cannot_be_started_changes_nothing(plugged: World, run: Conversation) -> None:
     config = plugged.home / ".claude" / "skills" / "coatcheck" / ".mcp.json"
     before = config.read_text()
     try:
@@ -292,7 +298,7 @@ def test_a_sub_agent_without_our_tools_gets_no_stubs(plugged: World) -> None:
     assert "\n4999\n5000" in results(narrow, SUB)[0].text
 
 
-def test_claude_code_lists_the_plugin_and_no_longer_after_undo(tmp_path: Path) -> None:
+def test_claude_code_lists_the_plugin_until_it_is_undone(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.plug_in()
 

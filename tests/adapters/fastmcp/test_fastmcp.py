@@ -1,4 +1,4 @@
-"""What the middleware for FastMCP does beyond the adapter suite: whose session a request has, and what passes by it."""
+"""What the middleware for FastMCP does beyond the adapter suite: the session of a request, and what is unchanged."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def found_by(reader: Client, pointer: str) -> bool:
     return "code 4711" in await text_of(reader, "get_artifact", pointer=pointer, grep="ERROR")
 
 
-def test_users_have_sessions_of_their_own(store: Store) -> None:
+def test_each_user_has_their_own_session(store: Store) -> None:
     tokens: dict[str, Any] = {name: {"client_id": "app", "sub": name, "scopes": []} for name in ("ada", "bob")}
     server = server_of(Coatcheck(store), auth=StaticTokenVerifier(tokens=tokens))
 
@@ -88,7 +88,7 @@ def test_a_connection_with_a_handshake_has_the_session_of_its_state(store: Store
     assert len([one for one in store.sessions() if one.session_id.startswith("fastmcp:")]) == 2
 
 
-def test_a_request_that_nothing_identifies_passes_unchanged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unidentified_request_passes_unchanged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     async def play(connect: Play) -> None:
         client = await connect()
         assert [tool.name for tool in await client.list_tools()] == ["fetch_log", "fetch_rows"]
@@ -148,7 +148,7 @@ def test_a_disabled_policy_leaves_the_list_of_tools_as_it_is(store: Store) -> No
     assert asyncio.run(listed()) == asyncio.run(listed(Coatcheck(store, policy=Policy(enabled=False))))
 
 
-def test_structured_content_that_says_something_else_is_bounded_too(store: Store) -> None:
+def test_structured_content_that_differs_from_the_text_is_bounded_too(store: Store) -> None:
     async def play() -> None:
         server = server_of(Coatcheck(store))
 
@@ -168,7 +168,7 @@ def test_structured_content_that_says_something_else_is_bounded_too(store: Store
     asyncio.run(play())
 
 
-def test_a_long_error_is_bounded_and_of_the_same_kind(store: Store) -> None:
+def test_a_long_error_is_bounded_and_keeps_its_type(store: Store) -> None:
     async def play() -> None:
         server = server_of(Coatcheck(store))
 
@@ -187,7 +187,7 @@ def test_a_long_error_is_bounded_and_of_the_same_kind(store: Store) -> None:
     asyncio.run(play())
 
 
-def test_results_behind_a_cache_become_stubs_of_each_session(store: Store) -> None:
+def test_cached_results_become_stubs_in_each_session(store: Store) -> None:
     async def play() -> None:
         names = iter(["one", "other"])
         current = next(names)

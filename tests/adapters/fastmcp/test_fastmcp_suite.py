@@ -19,7 +19,7 @@ from coatcheck.adapters.fastmcp import Coatcheck
 from coatcheck.testing import AdapterSuite
 from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, SeenResult
 
-_OF_CLIENTS = "it is the client's: a server has no messages and no agents"
+_OF_CLIENTS = "only clients have messages and agents"
 
 
 class FastMCPDriver(Driver):

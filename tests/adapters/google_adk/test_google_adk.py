@@ -35,7 +35,7 @@ SCOPE: dict[str, Any] = {name: FILE[name] for name in ("app_name", "user_id", "s
 
 
 class Scripted(BaseLlm):
-    """A model that makes the calls of a script, then says "Done.", and notes the requests."""
+    """A model that makes the calls of a script, then says "Done.", and records the requests."""
 
     script: list[Any]
     requests: list[LlmRequest] = Field(default_factory=list)
@@ -49,7 +49,7 @@ class Scripted(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
-def played(agent: LlmAgent, plugins: list[BasePlugin], prompt: str, files: Any = None) -> list[Event]:
+def run_agent(agent: LlmAgent, plugins: list[BasePlugin], prompt: str, files: Any = None) -> list[Event]:
     """Run an agent, and return its events."""
 
     async def play() -> list[Event]:
@@ -78,7 +78,7 @@ def store(tmp_path: Path) -> Any:
 
 
 class Listener(BasePlugin):
-    """Notes the results that it sees."""
+    """Records the results that it sees."""
 
     def __init__(self, name: str, seen: list[Any]) -> None:
         super().__init__(name)
@@ -96,7 +96,7 @@ def test_other_plugins_and_callbacks_of_the_agent_get_the_whole_result(store: St
 
     model = Scripted(model="scripted", script=[("fetch_log", {})])
     agent = LlmAgent(name="agent", model=model, tools=[fetch_log], after_tool_callback=after)
-    played(agent, [Listener("one", seen), Coatcheck(store), Listener("two", seen)], "Begin.")
+    run_agent(agent, [Listener("one", seen), Coatcheck(store), Listener("two", seen)], "Begin.")
     assert seen == [LOG] * 3
     assert "art:" in responses(model.requests[-1].contents)[0]["result"]
 
@@ -112,7 +112,7 @@ def test_a_callback_that_returns_a_large_result_is_bounded_too(store: Store) -> 
         return "little"
 
     agent = LlmAgent(name="agent", model=model, tools=[small], after_tool_callback=after)
-    played(agent, [Coatcheck(store)], "Begin.")
+    run_agent(agent, [Coatcheck(store)], "Begin.")
     assert len(json.dumps(responses(model.requests[-1].contents)[0])) < 4_000
 
 
@@ -145,7 +145,7 @@ def test_the_result_of_a_tool_of_an_mcp_server_keeps_its_blocks(store: Store) ->
         return {"content": [{"type": "text", "text": LOG}, {"type": "text", "text": "short"}], "isError": False}
 
     model = Scripted(model="scripted", script=[("call_server", {})])
-    played(LlmAgent(name="agent", model=model, tools=[call_server]), [Coatcheck(store)], "Begin.")
+    run_agent(LlmAgent(name="agent", model=model, tools=[call_server]), [Coatcheck(store)], "Begin.")
     response = responses(model.requests[-1].contents)[0]
     assert [sorted(block) for block in response["content"]] == [["text", "type"]] * 2
     assert response["content"][0]["text"].startswith('{"stub"')
@@ -159,7 +159,7 @@ class Summary(BaseModel):
 def test_a_structured_answer_is_whole(store: Store) -> None:
     model = Scripted(model="scripted", script=[("fetch_log", {}), ("set_model_response", {"text": LOG})])
     agent = LlmAgent(name="agent", model=model, tools=[fetch_log], output_schema=Summary)
-    events = played(agent, [Coatcheck(store)], "Begin.")
+    events = run_agent(agent, [Coatcheck(store)], "Begin.")
     final = events[-1].content
     assert final is not None
     assert json.loads((final.parts or [])[0].text or "") == {"text": LOG}
@@ -167,7 +167,7 @@ def test_a_structured_answer_is_whole(store: Store) -> None:
 
 def test_an_agent_without_functions_that_must_answer_in_a_schema_gets_no_tools(store: Store) -> None:
     model = Scripted(model="scripted", script=[])
-    played(LlmAgent(name="agent", model=model, output_schema=Summary), [Coatcheck(store)], "Begin.")
+    run_agent(LlmAgent(name="agent", model=model, output_schema=Summary), [Coatcheck(store)], "Begin.")
     assert not model.requests[0].config.tools
 
 
@@ -195,7 +195,7 @@ def test_a_file_that_a_tool_saves_is_not_in_the_session_of_the_run(store: Store)
 
     service = CoatcheckArtifacts(store)
     model = Scripted(model="scripted", script=[("save", {})])
-    played(LlmAgent(name="agent", model=model, tools=[save]), [Coatcheck(store)], "Begin.", files=service)
+    run_agent(LlmAgent(name="agent", model=model, tools=[save]), [Coatcheck(store)], "Begin.", files=service)
     assert responses(model.requests[-1].contents) == [{"result": 0}]
     assert asyncio.run(service.load_artifact(**FILE)) == types.Part(text="a report")
 
@@ -233,7 +233,7 @@ def test_a_deleted_file_is_gone_and_a_new_one_begins_at_0(store: Store) -> None:
     asyncio.run(play())
 
 
-def test_files_of_a_user_are_seen_in_all_sessions_and_no_others(store: Store) -> None:
+def test_files_of_a_user_are_visible_in_all_their_sessions_and_no_others(store: Store) -> None:
     async def play() -> None:
         service = CoatcheckArtifacts(store)
         note = types.Part(text="a note")
@@ -250,7 +250,7 @@ def test_files_of_a_user_are_seen_in_all_sessions_and_no_others(store: Store) ->
     asyncio.run(play())
 
 
-def test_a_reference_leads_to_another_file_of_the_same_user_only(store: Store) -> None:
+def test_a_reference_resolves_only_to_a_file_of_the_same_user(store: Store) -> None:
     def reference(user: str) -> types.Part:
         uri = artifact_util.get_artifact_uri("app", user, "report.txt", 0, "session")
         return types.Part(file_data=types.FileData(file_uri=uri, mime_type="text/plain"))
@@ -273,7 +273,7 @@ def test_a_reference_leads_to_another_file_of_the_same_user_only(store: Store) -
     asyncio.run(play())
 
 
-def test_what_a_rewind_removes_is_absent(store: Store) -> None:
+def test_a_file_removed_by_a_rewind_is_absent(store: Store) -> None:
     async def play() -> None:
         service = CoatcheckArtifacts(store)
         await service.save_artifact(artifact=types.Part(text="one"), **FILE)
@@ -285,7 +285,7 @@ def test_what_a_rewind_removes_is_absent(store: Store) -> None:
     asyncio.run(play())
 
 
-def test_savers_in_several_processes_never_get_the_same_version(tmp_path: Path) -> None:
+def test_concurrent_saves_never_get_the_same_version(tmp_path: Path) -> None:
     async def save_all(services: list[CoatcheckArtifacts]) -> list[int]:
         saves = [one.save_artifact(artifact=types.Part(text=f"{n}"), **FILE) for n in range(8) for one in services]
         return await asyncio.gather(*saves)

@@ -85,7 +85,7 @@ class AdkDriver(Driver):
     lacks: ClassVar[Mapping[Ability, str]] = {
         "offloader": "ADK has none; it only summarizes or drops whole events",
         "private": "every run of ADK has an app, a user and a session",
-        "retry": "ADK has no exception for it; a plugin of its own makes an answer of any error",
+        "retry": "ADK has no exception for it; its own plugin turns any error into an answer",
     }
 
     def run(self, scenario: Scenario) -> Run:
@@ -109,11 +109,11 @@ class AdkDriver(Driver):
                 events += [
                     f"hand_off: {one.actions.transfer_to_agent}" for one in seen if one.actions.transfer_to_agent
                 ]
-                asked = [call for one in seen for call in one.get_function_calls() if call.name == CONFIRM]
-                if not asked:
+                requested = [call for one in seen for call in one.get_function_calls() if call.name == CONFIRM]
+                if not requested:
                     break
-                events += [f"approval: {(call.args or {})['originalFunctionCall']['name']}" for call in asked]
-                message = types.Content(role="user", parts=[confirmed(call) for call in asked])
+                events += [f"approval: {(call.args or {})['originalFunctionCall']['name']}" for call in requested]
+                message = types.Content(role="user", parts=[confirmed(call) for call in requested])
         except BaseException as raised:  # noqa: BLE001 - the suite compares it
             error = raised
         saved = sessions.get_session_sync(**names)

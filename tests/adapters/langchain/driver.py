@@ -48,9 +48,9 @@ class LangChainDriver(Driver):
                 messages, interrupts = self.invoke(graph, given, config)
                 if not interrupts:
                     break
-                asked = [one["name"] for each in interrupts for one in each.value["action_requests"]]
-                events += [f"approval: {name}" for name in asked]
-                given = Command(resume={"decisions": [{"type": "approve"} for _ in asked]})
+                requested = [one["name"] for each in interrupts for one in each.value["action_requests"]]
+                events += [f"approval: {name}" for name in requested]
+                given = Command(resume={"decisions": [{"type": "approve"} for _ in requested]})
             final = str(messages[-1].text)
         except BaseException as raised:  # noqa: BLE001 - a cancelled run is an outcome too
             error = raised
@@ -130,7 +130,7 @@ class AsyncLangChainDriver(LangChainDriver):
 
 
 class StreamingLangChainDriver(LangChainDriver):
-    """Streams everything at once: values, updates, messages and what tools write."""
+    """Streams everything at once: values, updates, messages and output of tools."""
 
     def invoke(self, graph: Any, given: Any, config: Any) -> tuple[list[AnyMessage], Sequence[Any]]:
         return asyncio.run(self._streamed(graph, given, config))
@@ -165,7 +165,7 @@ class ScriptedChat(BaseChatModel):
 
 
 def saved_bytes(saver: InMemorySaver) -> bytes:
-    """All that a checkpointer has written: the values of the state, and the writes of each step."""
+    """Everything that a checkpointer has written: the values of the state, and the writes of each step."""
     writes = [each[2] for one in saver.writes.values() for each in one.values()]
     checkpoints = [
         each for one in saver.storage.values() for two in one.values() for three in two.values() for each in three[:2]
@@ -176,7 +176,7 @@ def saved_bytes(saver: InMemorySaver) -> bytes:
 def _tools(functions: Iterable[Callable[..., Any]], final: frozenset[str] = frozenset()) -> list[BaseTool]:
     made = [tool(one, return_direct=one.__name__ in final) for one in functions]
     for one in made:
-        one.handle_tool_error = True  # of `ToolException`, with which a tool asks for another try
+        one.handle_tool_error = True  # for `ToolException`, with which a tool asks for a retry
     return made
 
 

@@ -3,7 +3,8 @@
     python -m tests.adapters.langchain.outermost LANGCHAIN_SOURCE
 
 `LANGCHAIN_SOURCE` (an argument, or the variable `COATCHECK_LANGCHAIN_SOURCE`) is the folder of LangChain's source
-archive, of the version that is installed. The gate: what passes with a middleware that does nothing passes with ours.
+archive, of the installed version. The gate: every test that passes with a middleware that does nothing must pass with
+ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slimmed checkpointers of LangGraph: long texts are in the store once, and end with their thread."""
+"""Slimmed checkpointers of LangGraph: long texts are stored once, and deleted with their thread."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_small_values_are_written_as_before(store: Store) -> None:
     assert [*store.sessions()] == []
 
 
-def test_checkpoints_from_before_can_be_read(store: Store) -> None:
+def test_earlier_checkpoints_can_be_read(store: Store) -> None:
     plain = InMemorySaver()
     expected = begin(plain)
     assert texts(graph(slim(plain, store)).get_state(CONFIG).values) == texts(expected)
@@ -100,7 +100,7 @@ def test_deleting_a_thread_removes_its_texts_and_the_session_of_its_tools(store:
     assert texts(graph(saver).get_state({"configurable": {"thread_id": "other"}}).values)[1] == LOG
 
 
-def test_the_thread_has_the_texts_even_if_a_tool_is_running(store: Store) -> None:
+def test_texts_belong_to_the_thread_even_if_a_tool_is_running(store: Store) -> None:
     with within(store.session("of a tool", ttl=60)):
         begin(slim(InMemorySaver(), store))
     assert store.session("of a tool").list() == []
@@ -160,19 +160,19 @@ def test_a_copy_of_a_thread_outlives_the_first_one(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("strategy", "left"), [("keep_latest", 1), ("delete", 0)])
-def test_pruning_a_thread_whole_removes_its_texts(store: Store, strategy: str, left: int) -> None:
+def test_pruning_a_whole_thread_removes_its_texts(store: Store, strategy: str, left: int) -> None:
     saver = slim(Copying(), store)
     begin(saver)
     saver.prune(["thread"], strategy=strategy)
     assert store.stats().artifacts == left
 
 
-def test_what_a_checkpointer_cannot_do_a_slimmed_one_cannot_either(store: Store) -> None:
+def test_a_slimmed_checkpointer_can_do_no_more_than_the_original(store: Store) -> None:
     with pytest.raises(NotImplementedError):
         slim(InMemorySaver(), store).copy_thread("thread", "copy")
 
 
-def test_an_allow_list_is_passed_on_and_texts_still_leave(store: Store) -> None:
+def test_an_allow_list_is_passed_on_and_texts_are_still_externalized(store: Store) -> None:
     saver = slim(InMemorySaver(), store).with_allowlist([("builtins", "dict")])
     begin(saver)
     assert store.session("langgraph-checkpoints:thread").list() != []
@@ -186,7 +186,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_value_is_read_back_as_it_was(value: Any) -> None:
+def test_any_value_is_read_back_unchanged(value: Any) -> None:
     with coatcheck.open("memory:") as store:
         saver = slim(InMemorySaver(), store, min_bytes=16)
         config: Any = {"configurable": {"thread_id": "thread", "checkpoint_ns": "", "checkpoint_id": "1"}}
@@ -199,7 +199,7 @@ class _State(TypedDict):
     parts: Annotated[list[str], operator.add]
 
 
-def test_texts_in_any_state_leave_not_only_messages(store: Store) -> None:
+def test_texts_in_any_state_are_externalized_not_only_messages(store: Store) -> None:
     made = StateGraph(_State)
     made.add_node("read", lambda _: {"parts": [LOG]})
     made.add_edge(START, "read")

@@ -62,7 +62,7 @@ TOOLS = {tool.name: tool for tool in Coatcheck(STORE.session("tools")).tools}
 
 
 class _OurTool:
-    """What the suites need to know of one of our tools."""
+    """What the suites need to know about one of our tools."""
 
     name = ""
     example: ClassVar[dict[str, Any]] = {}
@@ -104,5 +104,5 @@ class TestStore(_OurTool, ToolsIntegrationTests):
 
 
 @pytest.mark.skipif("COATCHECK_LANGCHAIN_SOURCE" not in os.environ, reason="needs the source archive of LangChain")
-def test_what_passes_with_a_middleware_that_does_nothing_passes_with_ours() -> None:
+def test_the_tests_of_langchain_pass_with_ours_as_with_an_idle_middleware() -> None:
     assert outermost.main(os.environ["COATCHECK_LANGCHAIN_SOURCE"]) == 0

@@ -95,7 +95,7 @@ def test_the_backend_reaches_sub_agents(store: Store) -> None:
     assert "line 4999: worker 1" in texts[1]
 
 
-def test_with_the_middleware_our_stub_comes_first_and_theirs_is_not_made(store: Store) -> None:
+def test_with_the_middleware_our_stub_replaces_theirs(store: Store) -> None:
     messages = run(
         store,
         [("fetch_log", {})],
@@ -120,7 +120,7 @@ def test_our_tools_read_the_files_of_the_agent_by_name(store: Store) -> None:
     assert "line 77: worker 0" in texts[1]
 
 
-def test_threads_have_files_of_their_own(store: Store) -> None:
+def test_each_thread_has_its_own_files(store: Store) -> None:
     write = [("write_file", {"file_path": "/secret.txt", "content": "4711"})]
     read = [("read_file", {"file_path": "/secret.txt"})]
     run(store, write)
@@ -128,7 +128,7 @@ def test_threads_have_files_of_their_own(store: Store) -> None:
         assert "not found" in tool_texts(run(store, read, config=config))[0]
 
 
-def test_runs_without_a_thread_have_files_of_their_own(store: Store) -> None:
+def test_each_run_without_a_thread_has_its_own_files(store: Store) -> None:
     write = [("write_file", {"file_path": "/secret.txt", "content": "4711"})]
     read = [("read_file", {"file_path": "/secret.txt"})]
     assert "4711" in tool_texts(run(store, write, read, config={}))[1]
@@ -153,7 +153,7 @@ def test_forgetting_a_thread_removes_its_files(store: Store) -> None:
     assert store.stats().artifacts == 0
 
 
-def test_a_failing_store_is_an_error_in_words(store: Store) -> None:
+def test_a_failing_store_is_reported_as_an_error(store: Store) -> None:
     backend = Coatcheck(store)
     backend.write("/a.txt", "text")
     store.close()

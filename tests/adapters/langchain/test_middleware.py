@@ -1,4 +1,4 @@
-"""The LangChain middleware, beyond the adapter suite: shapes of results, commands, and graphs of one's own."""
+"""The LangChain middleware, beyond the adapter suite: shapes of results, commands, and custom graphs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ PICTURES = [
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=json.dumps)
-def test_a_picture_stays_as_it_is_beside_a_long_text(store: Store, picture: Any) -> None:
+def test_a_picture_beside_a_long_text_is_unchanged(store: Store, picture: Any) -> None:
     content: Any = first(store, [{"type": "text", "text": LOG}, picture]).content
     assert content[1] == picture
     assert store.session("langgraph:thread").get(pointer_in(content[0]["text"])) == LOG
@@ -128,7 +128,7 @@ def test_the_message_of_a_command_is_slimmed_and_the_rest_of_it_passes(store: St
     assert found[3].text == LOG
 
 
-def test_an_error_that_another_middleware_words_is_bounded(store: Store) -> None:
+def test_an_error_message_of_another_middleware_is_bounded(store: Store) -> None:
     def fail() -> str:
         """Fail."""
         raise ValueError(LOG)
@@ -153,7 +153,7 @@ def test_arguments_that_do_not_fit_are_reported_without_the_payload(store: Store
     assert len(str(found[4].text)) < 5_000
 
 
-def test_a_graph_of_ones_own_uses_the_tools_and_the_wrapper(store: Store) -> None:
+def test_a_custom_graph_can_use_the_tools_and_the_wrapper(store: Store) -> None:
     coat = Coatcheck(store)
     script = ScriptedModel(
         [("fetch_log", {})],
@@ -185,7 +185,7 @@ def test_callbacks_see_the_raw_value(store: Store) -> None:
     assert seen.outputs == [LOG]
 
 
-def test_pointers_of_a_run_without_a_thread_open_in_that_run_alone(store: Store) -> None:
+def test_pointers_of_a_run_without_a_thread_open_only_in_that_run(store: Store) -> None:
     def read(results: Any) -> Any:
         return [("get_artifact", {"pointer": pointer_in(results[0].text), "grep": "ERROR"})]
 

@@ -16,13 +16,13 @@ from langchain_tests.integration_tests import SandboxIntegrationTests
 import coatcheck
 from coatcheck.adapters.deepagents import Coatcheck
 
-ROOT = Path("/tmp/test_sandbox_ops")  # what the suite uses
+ROOT = Path("/tmp/test_sandbox_ops")  # the folder that the suite uses
 ONE_AT_A_TIME = threading.Lock()
 
 
 class WithShell(Coatcheck, SandboxBackendProtocol):
-    """The backend with a shell beside it. The suite prepares and checks files with commands, so each command sees the
-    files on disk, and the backend has afterwards what the command left."""
+    """The backend with a shell beside it. The suite prepares and checks files with commands, so each command runs on a
+    copy of the files on disk, and its changes go back into the backend."""
 
     @property
     def id(self) -> str:

@@ -28,7 +28,7 @@ from coatcheck.adapters.openai_agents import forget, slim
 from coatcheck.testing.adapter_suite import Ability, Ask, Colleague, Driver, Run, Scenario, SeenResult
 from coatcheck.testing.adapter_suite import ScriptedModel as Script
 
-MOST_TURNS = 30
+MAX_TURNS = 30
 
 
 def model_of(script: Script) -> ScriptedModel:
@@ -47,7 +47,7 @@ def model_of(script: Script) -> ScriptedModel:
         calls = [function_call(one.name, one.parsed(), call_id=one.id) for one in turn.calls]
         return calls or [assistant_message(turn.text)]
 
-    return ScriptedModel([ModelStep.respond(respond)] * MOST_TURNS)
+    return ScriptedModel([ModelStep.respond(respond)] * MAX_TURNS)
 
 
 def results_in(messages: Sequence[Any]) -> list[SeenResult]:
@@ -143,7 +143,7 @@ class AgentsDriver(Driver):
 
 
 def failure_text(ctx: Any, error: Exception) -> str:
-    """The SDK's own text does not have that of the error."""
+    """The SDK's own message does not include the text of the error."""
     return f"The tool failed: {error}"
 
 

@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def made(script: Script, *tools: Any, **options: Any) -> Agent:
+def agent_of(script: Script, *tools: Any, **options: Any) -> Agent:
     wrapped = [tool if isinstance(tool, FunctionTool) else function_tool(tool) for tool in tools]
     return Agent(name="main", model=model_of(script), tools=wrapped, **options)
 
@@ -56,7 +56,7 @@ def read(script_results: Any, which: int = 0) -> list[Any]:
 
 def test_the_agent_and_its_tools_are_changed_in_place_and_once(store: Store) -> None:
     script = Script([("fetch_log", {})], lambda results: read(results))
-    agent = made(script, fetch_log)
+    agent = agent_of(script, fetch_log)
     tool, invoker = agent.tools[0], agent.tools[0].on_invoke_tool
     assert slim(slim(agent, store), store) is agent
     assert agent.tools[0] is tool
@@ -71,14 +71,14 @@ def test_a_tool_of_two_agents_is_wrapped_once(store: Store) -> None:
     shared = function_tool(fetch_log)
     scripts = Script([("fetch_log", {})]), Script([("fetch_log", {})])
     for script in scripts:
-        Runner.run_sync(slim(made(script, shared), store), "Begin.", run_config=QUIET)
+        Runner.run_sync(slim(agent_of(script, shared), store), "Begin.", run_config=QUIET)
         assert pointer_in(script.results[0].text)
     assert scripts[0].results[0].text == scripts[1].results[0].text
 
 
 def test_a_copy_of_a_tool_stays_wrapped(store: Store) -> None:
     script = Script([("fetch_log", {})])
-    agent = slim(made(Script(), fetch_log), store)
+    agent = slim(agent_of(Script(), fetch_log), store)
     other = Agent(name="other", model=model_of(script), tools=[copy.copy(agent.tools[0])])
     Runner.run_sync(other, "Begin.", run_config=QUIET)
     assert pointer_in(script.results[0].text)
@@ -90,7 +90,7 @@ def test_a_tool_that_is_made_by_hand_is_wrapped(store: Store) -> None:
 
     schema = {"type": "object", "properties": {}, "additionalProperties": False, "required": []}
     script = Script([("rows", {})])
-    agent = slim(made(script, FunctionTool("rows", "Return rows.", schema, invoke)), store)
+    agent = slim(agent_of(script, FunctionTool("rows", "Return rows.", schema, invoke)), store)
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     found = store.find(pointer_in(script.results[0].text))
     assert found is not None
@@ -111,7 +111,7 @@ def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path, cl
         arguments = [str(SERVER), str(tmp_path / "log"), *(["clash"] if clash else [])]
         params: Any = {"command": sys.executable, "args": arguments}
         async with MCPServerStdio(params, client_session_timeout_seconds=60) as server:
-            await Runner.run(slim(made(script, mcp_servers=[server]), store), "Begin.", run_config=QUIET)
+            await Runner.run(slim(agent_of(script, mcp_servers=[server]), store), "Begin.", run_config=QUIET)
 
     asyncio.run(run())
     log, count, page = script.results
@@ -126,33 +126,33 @@ def test_an_agent_behind_a_handoff_object_is_changed_too(store: Store) -> None:
     other = Script([("fetch_log", {})], ids="other")
     target = Agent(name="specialist", model=model_of(other), tools=[function_tool(fetch_log)])
     script = Script([("transfer_to_specialist", {})])
-    agent = slim(made(script, handoffs=[handoff(target)]), store)
+    agent = slim(agent_of(script, handoffs=[handoff(target)]), store)
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert pointer_in(other.results[-1].text)
 
 
 def test_agents_that_hand_over_to_each_other_are_changed_once(store: Store) -> None:
-    first, second = made(Script(), fetch_log), made(Script(), fetch_rows)
+    first, second = agent_of(Script(), fetch_log), agent_of(Script(), fetch_rows)
     first.handoffs, second.handoffs = [second], [first]
     slim(first, store)
     assert [len(one.tools) for one in (first, second)] == [4, 4]
 
 
-def test_runs_without_an_id_share_nothing_and_within_decides(store: Store) -> None:
+def test_runs_without_an_id_share_nothing_unless_they_are_within_a_session(store: Store) -> None:
     def second_run(pointer: str) -> str:
         script = Script([("get_artifact", {"pointer": pointer, "grep": "ERROR"})])
-        Runner.run_sync(slim(made(script, fetch_log), store), "Begin.", run_config=QUIET)
+        Runner.run_sync(slim(agent_of(script, fetch_log), store), "Begin.", run_config=QUIET)
         return script.results[0].text
 
     script = Script([("fetch_log", {})], lambda results: read(results))
-    agent = slim(made(script, fetch_log), store)
+    agent = slim(agent_of(script, fetch_log), store)
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert "4711" in script.results[1].text
     assert "4711" not in second_run(pointer_in(script.results[0].text))
     session = store.session("conversation of a user")
     with within(session):
         again = Script([("fetch_log", {})])
-        Runner.run_sync(slim(made(again, fetch_log), store), "Begin.", run_config=QUIET)
+        Runner.run_sync(slim(agent_of(again, fetch_log), store), "Begin.", run_config=QUIET)
         assert "4711" in second_run(pointer_in(again.results[0].text))
     assert session.get(pointer_in(again.results[0].text)) == LOG
 
@@ -160,7 +160,7 @@ def test_runs_without_an_id_share_nothing_and_within_decides(store: Store) -> No
 def test_a_session_serves_every_run(store: Store) -> None:
     session = store.session("given")
     script = Script([("fetch_log", {})])
-    Runner.run_sync(slim(made(script, fetch_log), session), "Begin.", run_config=QUIET)
+    Runner.run_sync(slim(agent_of(script, fetch_log), session), "Begin.", run_config=QUIET)
     assert session.get(pointer_in(script.results[0].text)) == LOG
 
 
@@ -169,7 +169,7 @@ def test_strict_schemas_allow_a_pointer_wherever_a_value_may_be_large(store: Sto
         """Place an order."""
         return "placed"
 
-    agent = slim(made(Script(), place_order), store)
+    agent = slim(agent_of(Script(), place_order), store)
     schema = agent.tools[0].params_json_schema
     assert ensure_strict_json_schema(copy.deepcopy(schema)) == schema
     assert "string" in schema["properties"]["labels"]["type"]
@@ -178,10 +178,10 @@ def test_strict_schemas_allow_a_pointer_wherever_a_value_may_be_large(store: Sto
 
 
 def test_a_policy_for_approvals_sees_what_the_model_sent(store: Store) -> None:
-    asked: list[Any] = []
+    seen: list[Any] = []
 
     async def needs_approval(ctx: Any, arguments: dict[str, Any], call_id: str) -> bool:
-        asked.append(arguments)
+        seen.append(arguments)
         return False
 
     def count(text: str) -> str:
@@ -189,16 +189,16 @@ def test_a_policy_for_approvals_sees_what_the_model_sent(store: Store) -> None:
         return f"{len(text.splitlines())} lines"
 
     script = Script([("fetch_log", {})], lambda results: [("count", {"text": pointer_in(results[0].text)})])
-    agent = slim(made(script, fetch_log, function_tool(count, needs_approval=needs_approval)), store)
+    agent = slim(agent_of(script, fetch_log, function_tool(count, needs_approval=needs_approval)), store)
     result = Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert not result.interruptions
-    assert asked == [{"text": pointer_in(script.results[0].text)}]
+    assert seen == [{"text": pointer_in(script.results[0].text)}]
     assert script.results[1].text == "3520 lines"
 
 
 def test_every_result_is_whole_if_the_first_tool_ends_the_run(store: Store) -> None:
     script = Script([("fetch_log", {})])
-    agent = slim(made(script, fetch_log, tool_use_behavior="stop_on_first_tool"), store)
+    agent = slim(agent_of(script, fetch_log, tool_use_behavior="stop_on_first_tool"), store)
     assert Runner.run_sync(agent, "Begin.", run_config=QUIET).final_output == LOG
 
 
@@ -209,7 +209,7 @@ def test_an_exception_that_ends_the_run_is_not_changed(store: Store) -> None:
         """Fail."""
         raise raised
 
-    agent = slim(made(Script([("fail", {"name": "a"})]), function_tool(fail, failure_error_function=None)), store)
+    agent = slim(agent_of(Script([("fail", {"name": "a"})]), function_tool(fail, failure_error_function=None)), store)
     with pytest.raises(Exception, match="INFO") as caught:
         Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert LOG in str(caught.value)
@@ -222,7 +222,7 @@ def test_a_result_with_a_declared_schema_stays_whole(store: Store) -> None:
 
     script = Script([("report", {"name": "a"})])
     schema = Report.model_json_schema()
-    agent = slim(made(script, function_tool(report, output_json_schema=schema)), store)
+    agent = slim(agent_of(script, function_tool(report, output_json_schema=schema)), store)
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert json.loads(script.results[0].text) == {"text": LOG}
 
@@ -234,23 +234,23 @@ def test_structured_texts_of_the_sdk_become_stubs(store: Store, value: Any) -> N
         return value
 
     script = Script([("look", {"name": "a"})])
-    Runner.run_sync(slim(made(script, look), store), "Begin.", run_config=QUIET)
+    Runner.run_sync(slim(agent_of(script, look), store), "Begin.", run_config=QUIET)
     found = store.find(pointer_in(script.results[0].text))
     assert found is not None
     assert found[0].get(pointer_in(script.results[0].text)) == LOG
 
 
 def test_a_disabled_policy_changes_nothing(store: Store) -> None:
-    agent = made(Script(), fetch_log)
+    agent = agent_of(Script(), fetch_log)
     before = dict(vars(agent))
     slim(agent, store, policy=Policy(enabled=False))
     assert vars(agent) == before
 
 
-def test_our_tools_answer_odd_arguments_in_words(store: Store) -> None:
+def test_our_tools_answer_invalid_arguments_with_an_error(store: Store) -> None:
     steps: list[Step] = [[("get_artifact", {})], [("get_artifact", {"pointer": 17})], [("list_artifacts", {"x": 1})]]
     script = Script(*steps)
-    Runner.run_sync(slim(made(script, fetch_log), store), "Begin.", run_config=QUIET)
+    Runner.run_sync(slim(agent_of(script, fetch_log), store), "Begin.", run_config=QUIET)
     assert ["error" in one.text for one in script.results] == [True, True, True]
 
 

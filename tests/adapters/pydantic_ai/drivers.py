@@ -73,7 +73,7 @@ def model_of(script: ScriptedModel) -> FunctionModel:
 
 
 def as_json(message: ModelMessage) -> list[dict[str, Any]]:
-    """What a provider would be sent for a message."""
+    """A message as it would be sent to a provider."""
     found: list[dict[str, Any]] = []
     for part in message.parts:
         if isinstance(part, ToolReturnPart):

@@ -1,4 +1,4 @@
-"""Under durable execution, what needs the store runs as steps of the engine."""
+"""Under durable execution, everything that needs the store runs as a step of the engine."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def played(store: Store, *script: Step, tools: Any = (), capabilities: Any = (), **options: Any) -> Any:
+def run_agent(store: Store, *script: Step, tools: Any = (), capabilities: Any = (), **options: Any) -> Any:
     """Run an agent, and return the result and the returns of its tools."""
     model = ScriptedModel(*script)
     agent = Agent(model_of(model), tools=list(tools), capabilities=[*capabilities, Coatcheck(store)], **options)
@@ -60,7 +60,7 @@ def test_a_tool_return_keeps_its_metadata_and_its_other_content_is_bounded_too(s
         """Write a report."""
         return ToolReturn("written", content=["what it says:", LOG], metadata={"pages": 7})
 
-    result, (part,) = played(store, [("report", {"name": "a"})], tools=[report])
+    result, (part,) = run_agent(store, [("report", {"name": "a"})], tools=[report])
     assert (part.content, part.metadata) == ("written", {"pages": 7})
     sent = result.all_messages_json().decode()
     assert LOG[:2_000] not in json.loads(json.dumps(sent))
@@ -73,16 +73,16 @@ def test_a_tool_return_without_metadata_gets_the_pointers(store: Store) -> None:
         """Write a report."""
         return ToolReturn(LOG)
 
-    _, (part,) = played(store, [("report", {"name": "a"})], tools=[report])
+    _, (part,) = run_agent(store, [("report", {"name": "a"})], tools=[report])
     assert part.metadata == {"artifacts": [pointer_in(part.content)]}
 
 
-def test_models_are_stored_as_the_framework_writes_them(store: Store) -> None:
+def test_models_are_stored_as_the_framework_serializes_them(store: Store) -> None:
     def customers(name: str) -> list[CustomerRow]:
         """Return customers."""
         return [CustomerRow(**row) for row in ROWS]
 
-    _, (part,) = played(store, [("customers", {"name": "a"})], tools=[customers])
+    _, (part,) = run_agent(store, [("customers", {"name": "a"})], tools=[customers])
     found = store.find(pointer_in(part.content))
     assert found is not None
     assert found[0].get(pointer_in(part.content) + "#/7/name") == "customer 7"
@@ -93,7 +93,7 @@ def test_an_odd_value_stays_the_same_object(store: Store) -> None:
         """Return odd values."""
         return {"data": b"\xff\x00", "set": {1}}
 
-    _, (part,) = played(store, [("small", {"name": "a"})], tools=[small])
+    _, (part,) = run_agent(store, [("small", {"name": "a"})], tools=[small])
     assert part.content == {"data": b"\xff\x00", "set": {1}}
 
 
@@ -129,7 +129,7 @@ def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path) ->
     assert "amphora" in theirs.model_response_str()
 
 
-def test_the_result_that_a_host_brings_for_a_deferred_call_is_bounded(store: Store) -> None:
+def test_the_result_that_a_host_provides_for_a_deferred_call_is_bounded(store: Store) -> None:
     def crawl(name: str) -> str:
         """Crawl a site."""
         raise CallDeferred
@@ -158,7 +158,7 @@ def test_a_pointer_to_values_of_another_type_is_a_bounded_error(store: Store) ->
         """Fetch words."""
         return [f"word {number}" for number in range(9_000)]
 
-    _, parts = played(
+    _, parts = run_agent(
         store,
         [("fetch_words", {"name": "a"})],
         lambda results: [("total", {"numbers": pointer_in(results[0].text)})],
@@ -169,7 +169,7 @@ def test_a_pointer_to_values_of_another_type_is_a_bounded_error(store: Store) ->
 
 
 @pytest.mark.parametrize("kind", [ModelRetry, ToolFailed])
-def test_what_a_tool_reports_as_a_failure_is_bounded(store: Store, kind: type[Exception]) -> None:
+def test_a_failure_reported_by_a_tool_is_bounded(store: Store, kind: type[Exception]) -> None:
     def guess(name: str) -> str:
         """Guess."""
         raise kind(LOG) if name == "a" else kind("it begins with B") if name == "b" else AssertionError
@@ -179,7 +179,7 @@ def test_what_a_tool_reports_as_a_failure_is_bounded(store: Store, kind: type[Ex
         return "right"
 
     script: list[Step] = [[("guess", {"name": "a"})], [("guess", {"name": "b"})]]
-    _, parts = played(store, *script, tools=[Tool(guess, max_retries=5), enough])
+    _, parts = run_agent(store, *script, tools=[Tool(guess, max_retries=5), enough])
     assert len(parts[0].model_response_str()) < 3_000
     assert parts[0].outcome == ("retried" if kind is ModelRetry else "failed")
     assert "it begins with B" in parts[1].model_response_str()
@@ -193,12 +193,12 @@ def test_an_exception_that_ends_the_run_is_not_changed(store: Store) -> None:
         raise raised
 
     with pytest.raises(ValueError) as caught:
-        played(store, [("fail", {"name": "a"})], tools=[fail])
+        run_agent(store, [("fail", {"name": "a"})], tools=[fail])
     assert caught.value is raised
     assert str(caught.value) == LOG
 
 
-def test_what_the_framework_reads_again_stays_whole(store: Store) -> None:
+def test_a_result_that_the_framework_reads_again_stays_whole(store: Store) -> None:
     class Manual(AbstractCapability[Any]):
         def get_instructions(self) -> str:
             return LOG
@@ -223,7 +223,7 @@ def test_the_offloader_of_the_harness_comes_after_ours_wherever_it_is_listed(sto
         assert pointer_in(part.model_response_str())
 
 
-def test_a_second_one_replaces_the_first(store: Store) -> None:
+def test_a_second_capability_replaces_the_first(store: Store) -> None:
     model = ScriptedModel([("fetch_log", {})])
     both = [Coatcheck(store), Coatcheck(store, policy=Policy(tools={"fetch_log": "never"}))]
     agent = Agent(model_of(model), tools=[fetch_log], capabilities=both)
@@ -233,7 +233,7 @@ def test_a_second_one_replaces_the_first(store: Store) -> None:
     assert len(names) == len(set(names)) == 4
 
 
-def test_one_for_a_single_run_uses_its_session(store: Store) -> None:
+def test_a_capability_for_a_single_run_uses_its_session(store: Store) -> None:
     session = store.session("given")
     model = ScriptedModel([("fetch_log", {})])
     agent = Agent(model_of(model), tools=[fetch_log])
@@ -259,7 +259,7 @@ def test_our_tool_answers_with_the_picture_itself(store: Store) -> None:
     assert [one.media_type for one in part.files if isinstance(one, BinaryContent)]
 
 
-def test_stream_events_carry_the_stub(store: Store) -> None:
+def test_stream_events_contain_the_stub(store: Store) -> None:
     async def run() -> str:
         model = ScriptedModel([("fetch_log", {})])
         agent = Agent(model_of(model), tools=[fetch_log], capabilities=[Coatcheck(store)])

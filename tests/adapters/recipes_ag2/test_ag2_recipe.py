@@ -1,4 +1,4 @@
-"""The recipe for AG2 on docs/recipes.md works as it is printed."""
+"""The recipe for AG2 in docs/recipes.md works as printed."""
 
 from __future__ import annotations
 

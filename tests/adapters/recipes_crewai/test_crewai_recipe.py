@@ -1,4 +1,4 @@
-"""The recipe for CrewAI on docs/recipes.md works as it is printed."""
+"""The recipe for CrewAI in docs/recipes.md works as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe for Haystack on docs/recipes.md works as it is printed."""
+"""The recipe for Haystack in docs/recipes.md works as printed."""
 
 from __future__ import annotations
 

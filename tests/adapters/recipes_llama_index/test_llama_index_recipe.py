@@ -1,4 +1,4 @@
-"""The recipe for LlamaIndex on docs/recipes.md works as it is printed."""
+"""The recipe for LlamaIndex in docs/recipes.md works as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes for smolagents on docs/recipes.md work as they are printed."""
+"""The recipes for smolagents in docs/recipes.md work as printed."""
 
 from __future__ import annotations
 

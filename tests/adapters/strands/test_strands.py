@@ -172,7 +172,7 @@ def test_a_tool_gets_the_context_of_strands_beside_a_resolved_argument(store: St
 # The storage
 
 
-def test_a_write_replaces_what_was_there_and_keeps_nothing_of_it(store: Store) -> None:
+def test_a_write_replaces_the_old_value_completely(store: Store) -> None:
     async def play() -> None:
         storage = CoatcheckStorage(store)
         for number in range(5):
@@ -200,7 +200,7 @@ def test_equal_content_is_stored_once_and_deleted_by_key(store: Store) -> None:
     asyncio.run(play())
 
 
-def test_a_namespace_sees_its_own_keys(store: Store) -> None:
+def test_a_namespace_sees_only_its_own_keys(store: Store) -> None:
     async def play() -> None:
         storage = CoatcheckStorage(store)
         scoped = storage.namespace("memory").namespace("agent/")

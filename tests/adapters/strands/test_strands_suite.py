@@ -68,7 +68,7 @@ class ScriptedProvider(Model):
 
 
 def as_json(message: Mapping[str, Any]) -> Any:
-    """What a provider would be sent for a message."""
+    """A message as it would be sent to a provider."""
     shown = {"role": message["role"], "content": message["content"]}
     return json.loads(json.dumps(shown, default=lambda one: one.hex()))
 

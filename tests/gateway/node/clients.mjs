@@ -1,4 +1,4 @@
-// Clients from npm: each holds a conversation of three turns through the gateway, and prints what it holds as JSON.
+// Clients from npm: each has a conversation of three turns through the gateway, and prints its history as JSON.
 import Anthropic from '@anthropic-ai/sdk';
 import OpenAI from 'openai';
 import { createAnthropic } from '@ai-sdk/anthropic';
@@ -47,18 +47,18 @@ async function responses() {
   const tools = [{ type: 'function', name: 'search', description: 'Search.', parameters: schema, strict: false }];
   let input = [{ role: 'user', content: 'find it' }];
   let previous;
-  const held = [];
+  const items = [];
   for (const next of [null, 'thanks', undefined]) {
     const stream = client.responses.stream({ model: 'gpt-5.6', input, tools, previous_response_id: previous });
     const answer = await stream.finalResponse();
-    held.push(...answer.output);
+    items.push(...answer.output);
     previous = answer.id;
     const calls = answer.output.filter((item) => item.type === 'function_call');
     input = next === null
       ? calls.map((call) => ({ type: 'function_call_output', call_id: call.call_id, output: result }))
       : [{ role: 'user', content: next ?? '' }];
   }
-  return held;
+  return items;
 }
 
 async function ai(model) {

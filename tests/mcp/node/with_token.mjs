@@ -1,4 +1,4 @@
-// Gives every request of the conformance suite the server's token: the suite itself knows no way to send one.
+// Adds the server's token to every request of the conformance suite, which has no option for it.
 import http from "node:http";
 import { createRequire, syncBuiltinESMExports } from "node:module";
 
@@ -12,7 +12,7 @@ const withToken = (headers) => {
   return { ...headers, authorization: bearer };
 };
 
-// Both of node's fetch and the suite's own undici ask the global dispatcher.
+// Node's fetch and the suite's own undici both use the global dispatcher.
 setGlobalDispatcher(
   new Agent().compose((dispatch) => (options, handler) =>
     dispatch({ ...options, headers: withToken(options.headers) }, handler)
@@ -20,9 +20,9 @@ setGlobalDispatcher(
 );
 
 const request = http.request;
-http.request = (...given) => {
-  const asked = request(...given);
-  asked.setHeader("authorization", bearer);
-  return asked;
+http.request = (...args) => {
+  const outgoing = request(...args);
+  outgoing.setHeader("authorization", bearer);
+  return outgoing;
 };
 syncBuiltinESMExports();
