@@ -568,7 +568,7 @@ def test_a_catalog_that_is_not_a_database_is_a_clear_error(folder: Backend) -> N
     folder.open().close()
     for file in folder.path.glob("catalog.sqlite-*"):
         file.unlink()
-    (folder.path / "catalog.sqlite").write_bytes(b"this is no database" * 1000)
+    (folder.path / "catalog.sqlite").write_bytes(b"this is not a database" * 1000)
     with pytest.raises(Damaged):
         folder.open()
 

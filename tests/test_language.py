@@ -50,7 +50,8 @@ ALLOWED: tuple[str, ...] = ()
 
 def files() -> Iterator[Path]:
     for path in map(ROOT.joinpath, CHECKED):
-        yield from [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix in (".py", ".md"))
+        found = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix in (".py", ".md"))
+        yield from (one for one in found if one != Path(__file__).resolve() and "node_modules" not in one.parts)
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

@@ -51,7 +51,7 @@ from coatcheck.media import (
         (b"SQLite format 3\x00", "application/vnd.sqlite3"),
         (b"\x7fELF\x02", "application/x-elf"),
         (b"some\x00thing", "application/octet-stream"),
-        (b"\xc3\x28 is no UTF-8", "application/octet-stream"),
+        (b"\xc3\x28 is not UTF-8", "application/octet-stream"),
         (b"plain words", "text/plain"),
         ("mots et smörgåsbord".encode(), "text/plain"),
         (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "text/plain"),

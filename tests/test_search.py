@@ -84,7 +84,7 @@ def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     with coatcheck.open(folder) as store:
         store.session("s").put("find me again")
         assert store.session("s").search("again")
-    (folder / NAME).write_bytes(b"this is no database, not at all" * 100)
+    (folder / NAME).write_bytes(b"this is not a database at all" * 100)
     with coatcheck.open(folder) as store:
         assert store.session("s").search("again")
 

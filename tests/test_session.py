@@ -774,7 +774,7 @@ def test_a_stream_over_a_quota_is_refused_before_its_end(backend: Backend) -> No
 def test_invalid_limits_of_a_session_are_refused(store: Store, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s", **wrong)
-    store.session("s").put("the store goes on")
+    store.session("s").put("the store continues")
 
 
 @pytest.mark.on_fleet

@@ -163,8 +163,12 @@ def test_nothing_is_stored_once_the_turn_is_over(tmp_path: Path) -> None:
     assert TurnRuntimeState(deadline=0).is_accepting_writes() is False
 
 
-def test_a_failing_or_unknown_tool_is_an_error(tmp_path: Path) -> None:
-    executor = BoundedToolExecutor({"slow": time.sleep, "fails": lambda: 1 / 0}, ArtifactStore(tmp_path), "s")
+def test_a_slow_failing_or_unknown_tool_is_an_error(tmp_path: Path) -> None:
+    tools = {"slow": lambda: time.sleep(1), "fails": lambda: 1 / 0}
+    executor = BoundedToolExecutor(tools, ArtifactStore(tmp_path), "s")
+    slow = executor.execute("slow", {}, timeout=0.05)
+    assert slow.is_error
+    assert "0.05 s" in slow.text
     assert executor.execute("fails", {}).is_error
     assert executor.execute("unknown", {}).is_error
 

@@ -140,10 +140,10 @@ def test_an_invalid_record_is_an_error_and_does_not_hide_the_others(store: Store
     with pytest.raises(errors.Damaged):
         current(session)
     assert [one.number for one in history(session, before=2)] == [1]
-    held.write(state("anew"))
+    held.write(state("again"))
     newest = current(session)
     assert newest is not None
-    assert newest.state.objective == "anew"
+    assert newest.state.objective == "again"
 
 
 def test_a_shown_snapshot_contains_no_secret(store: Store) -> None:
@@ -303,5 +303,5 @@ def _check(url: str, logs: Path) -> int:
         assert sorted(found) == list(range(1, len(found) + 1))
         assert problems(store) == []
         held = claim(session, "after the fight")
-        assert held.write(state("goes on", "fought for")) == len(found) + 1
+        assert held.write(state("continues", "fought for")) == len(found) + 1
     return sum(line["did"] == "write" for line in logged)

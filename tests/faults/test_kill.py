@@ -33,9 +33,10 @@ def test_acknowledged_artifacts_survive_kill_9_at_any_instant(
             killed = run_and_kill(folder, logs, rng, min(PROCESSES, wanted - kills))
             counts("kills of processes", killed)
             kills += killed
-            acknowledged += check(folder, tmp_path / "logs")
+            in_store = check(folder, tmp_path / "logs")
             round_ += 1
-            if round_ % ROUNDS_PER_STORE == 0:
+            if round_ % ROUNDS_PER_STORE == 0 or kills >= wanted:
+                acknowledged += in_store
                 shutil.rmtree(folder)
                 shutil.rmtree(tmp_path / "logs")
     except BaseException as error:

@@ -177,7 +177,7 @@ def test_a_durable_put_of_content_first_put_without_durability_survives(
         disk.revive()
     careless.close()
     with coatcheck.open(image) as store:
-        found = [store.session(info.session_id).get(ref) for info in store.sessions() for ref in refs_of(store)]
+        found = [store.session(ref.session_id).get(ref) for ref in refs_of(store)]
         assert data in found
         assert problems(store) == []
 

@@ -112,7 +112,7 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_a_database_is_a_typed_error(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     _made(folder)
-    (folder / "catalog.sqlite").write_bytes(b"this is no database, whatever its name says\n" * 200)
+    (folder / "catalog.sqlite").write_bytes(b"this is not a database, despite its name\n" * 200)
     with pytest.raises(Damaged):
         coatcheck.open(folder)
 

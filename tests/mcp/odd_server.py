@@ -101,7 +101,7 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
     elif name == "hang":
         threading.Event().wait()
     elif name == "junk":
-        write("this is no JSON")
+        write("this is not JSON")
         write('["neither", "is", "this"]')
         write("")
         answer(request_id, text("after the junk"))

@@ -51,7 +51,7 @@ def test_a_command_that_exits_at_once_fails_the_handshake(speak: Speak) -> None:
 def test_junk_on_stdout_is_reported_on_stderr_and_harms_nothing(odd: Speaker) -> None:
     assert text_of(odd.call("junk")) == "after the junk"
     assert text_of(odd.call("deep")) == "after the brackets"
-    assert odd.complained("this is no JSON")
+    assert odd.complained("this is not JSON")
 
 
 @pytest.mark.parametrize("id_first", [True, False])

@@ -74,14 +74,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(place: Path | str, *options: str, is_warm: bool = True, **env: str) -> Iterator[Web]:
+def served(
+    place: Path | str, *options: str, is_warm: bool = True, printed: list[str] | None = None, **env: str
+) -> Iterator[Web]:
+    """Start a server. At its end, `printed` gets the lines that it has written to stderr."""
     command = serve("--http", "--port", "0", *options, is_warm=is_warm)
     process = subprocess.Popen(command, env=environment(place, **env), stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        url = process.stderr.readline().split()[-1]
+        first = process.stderr.readline()
         token = env.get("COATCHECK_MCP_TOKEN") or process.stderr.readline().split()[-1]
-        yield Web(url, token, process.pid)
+        yield Web(first.split()[-1], token, process.pid)
+        if printed is not None:
+            process.terminate()
+            printed += [first, *process.stderr]
     finally:
         process.terminate()
         process.wait(30)
@@ -457,9 +463,12 @@ def test_no_other_path_is_served(web: Web, path: str) -> None:
 
 def test_the_token_comes_from_the_environment_and_is_not_printed(place: Path) -> None:
     secret = "a-token-of-at-least-16"
-    with served(place, "--allow-origin", "https://friend.example", COATCHECK_MCP_TOKEN=secret) as found:
+    printed: list[str] = []
+    given = ("--allow-origin", "https://friend.example")
+    with served(place, *given, printed=printed, COATCHECK_MCP_TOKEN=secret) as found:
         assert status_of(found) not in (401, 403)
         assert status_of(found, origin="https://friend.example") not in (401, 403)
+    assert secret not in "".join(printed)
 
 
 def test_a_page_from_an_allowed_origin_can_make_requests(place: Path) -> None:

@@ -146,8 +146,8 @@ def test_a_request_sent_right_before_the_client_leaves_is_answered(tmp_path: Pat
         "nothing",
     ],
 )
-def test_an_invalid_entry_is_an_error(entry: Any) -> None:
-    with pytest.raises(InvalidArgument):
+def test_an_invalid_entry_is_an_error_that_names_it(entry: Any) -> None:
+    with pytest.raises(InvalidArgument, match="wrong"):
         configured_servers({"mcpServers": {"wrong": entry}})
 
 

@@ -132,7 +132,7 @@ def test_refs_released_by_the_previous_version_are_counted_and_collected(
         kept = old.session("kept").put("kept")
         upgrade()
         coatcheck.open(first).close()
-        ref = old.session("old").put("let go by one of the version before")
+        ref = old.session("old").put("dropped by a process of the previous version")
         old.session("old").forget(ref)
         assert old.stats().artifacts == 1
         assert old.session("kept").get(kept) == "kept"

@@ -74,15 +74,15 @@ def _server(name: str, entry: object, max_message: int) -> Upstream:
         where = ".".join(map(str, problem["loc"])) or "its entry"
         raise InvalidArgument(f"the server {name!r} is invalid: {where}: {problem['msg']}") from error
     if server.command and server.url is None:
-        words = [expanded(word) for word in (server.command, *server.args)]
-        cwd = None if server.cwd is None else expanded(server.cwd)
-        return ProcessServer(words, name=name, env=_expanded(server.env), cwd=cwd, max_message=max_message)
+        words = [expanded(word, name) for word in (server.command, *server.args)]
+        cwd = None if server.cwd is None else expanded(server.cwd, name)
+        return ProcessServer(words, name=name, env=_expanded(server.env, name), cwd=cwd, max_message=max_message)
     if server.url is None or server.command is not None:
         raise InvalidArgument(f"the server {name!r} must have either a command or a url")
     if server.type not in HTTP:
         text = f"the server {name!r} has the unsupported transport {server.type!r}"
         raise InvalidArgument(text, hint="use streamable HTTP or a command")
-    return remote_server(expanded(server.url), _expanded(server.headers), max_message)
+    return remote_server(expanded(server.url, name), _expanded(server.headers, name), max_message)
 
 
 def remote_server(url: str, headers: Mapping[str, str], max_message: int) -> Upstream:
@@ -104,23 +104,24 @@ def remote_headers(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def expanded(text: str) -> str:
-    """Replace environment variables in a text. One that is not set is an error."""
+def expanded(text: str, server: str | None = None) -> str:
+    """Replace environment variables in a text. One that is not set is an error, which names the server."""
+    where = "" if server is None else f"the server {server!r} is invalid: "
 
     def value(match: re.Match[str]) -> str:
         if match[1] is None:
             hint = "use an environment variable: ${NAME}"
-            raise InvalidArgument(f"{match[0][:80]} is defined only in the client", hint=hint)
+            raise InvalidArgument(f"{where}{match[0][:80]} is defined only in the client", hint=hint)
         found = os.environ.get(match[1]) or match[2]
         if found is None:
-            raise InvalidArgument(f"the environment variable {match[1]} is not set", hint=f"export {match[1]}=…")
+            raise InvalidArgument(f"{where}the environment variable {match[1]} is not set", hint=f"export {match[1]}=…")
         return found
 
     return _VARIABLE.sub(value, text)
 
 
-def _expanded(texts: Mapping[str, str] | None) -> dict[str, str]:
-    return {key: expanded(text) for key, text in (texts or {}).items()}
+def _expanded(texts: Mapping[str, str] | None, server: str) -> dict[str, str]:
+    return {key: expanded(text, server) for key, text in (texts or {}).items()}
 
 
 class ProcessServer:

@@ -68,7 +68,7 @@ def test_a_disabled_policy_adds_nothing(store: Store) -> None:
     assert slim(store, policy=Policy(enabled=False)) == {}
 
 
-def test_results_become_stubs_even_without_our_tools(store: Store) -> None:
+def test_without_our_tools_only_hooks_and_the_environment_are_added(store: Store) -> None:
     added = slim(store, only=())
     assert set(added) == {"env", "hooks"}
 
