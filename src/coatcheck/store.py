@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -31,6 +30,7 @@ from coatcheck.storage import (
     SessionInfo,
     Totals,
 )
+from coatcheck.storage.forks import Mutex
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, Progress, VerifyReport
@@ -77,7 +77,7 @@ class Store:
         self._clock = clock
         self._open_tenant = tenants
         self._tenants: dict[str, Store] = {}
-        self._opening_tenant = threading.Lock()
+        self._opening_tenant = Mutex()
         self._closed = False
         self._secret: bytes | None = None
         self._activity = Activity(catalog)
@@ -170,12 +170,14 @@ class Store:
         check_name(name, "tenant")
         if self._open_tenant is None:
             raise InvalidArgument("a tenant's store has no tenants", hint="call tenant() of the main store")
-        with self._opening_tenant:
-            if self._closed:
-                raise StoreClosed("the store is closed")
-            if name not in self._tenants:
-                self._tenants[name] = self._open_tenant(name, quota_bytes)
-            return self._tenants[name]
+        return self._opening_tenant.run(lambda: self._opened_tenant(name, quota_bytes))
+
+    def _opened_tenant(self, name: str, quota_bytes: int | None) -> Store:
+        if self._closed or self._open_tenant is None:
+            raise StoreClosed("the store is closed")
+        if name not in self._tenants:
+            self._tenants[name] = self._open_tenant(name, quota_bytes)
+        return self._tenants[name]
 
     def sessions(self) -> Iterator[SessionInfo]:
         """All sessions of the store, with expired ones until they are collected."""
@@ -352,8 +354,7 @@ class Store:
         return self._closed
 
     def close(self) -> None:
-        with self._opening_tenant:
-            self._closed = True
+        self._opening_tenant.run(lambda: setattr(self, "_closed", True))  # no tenant is opened after this
         for tenant in self._tenants.values():
             tenant.close()
         self._activity.flush()

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -391,6 +392,28 @@ def _counted(prepare: Callable[[], object], act: Callable[[object], object]) -> 
     return counted
 
 
+@contextlib.contextmanager
+def _watched(seconds: float = 60.0) -> Iterator[Callable[[], None]]:
+    """Yield a function. If this thread does not call it for this long, it waits for a lock, and is interrupted."""
+    over, calls, thread = threading.Event(), [time.monotonic()], threading.get_ident()
+
+    def watch() -> None:
+        while not over.wait(1):
+            if time.monotonic() - calls[-1] > seconds:
+                signal.pthread_kill(thread, signal.SIGINT)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield lambda: calls.__setitem__(0, time.monotonic())
+    finally:
+        over.set()
+
+
+def _one_of(instants: list[int], rng: random.Random) -> list[int]:
+    return rng.sample(instants, min(1, len(instants)))
+
+
 @pytest.mark.parametrize(("of", "names"), list(_parts()))
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
@@ -402,6 +425,7 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
     with (
         coatcheck.open(tmp_path / "store", durability="process") as store,
         coatcheck.open("memory:") as other,
+        _watched() as is_alive,
     ):
         world = World(store, tmp_path, other)
         known = _known_before(of, names[0], world)
@@ -409,17 +433,19 @@ def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
             prepare, act = _prepared(of, name, world)
             world.number = next(numbers)
             counted = _counted(prepare, act)
-            for instant in counted.new(known) if LONG_FAULTS else rng.sample(counted.distinct(), 1):
+            for instant in counted.new(known) if LONG_FAULTS else _one_of(counted.distinct(), rng):
+                is_alive()
                 world.number = next(numbers)
                 if world.number % 50 == 0:
                     world.clear()
-                prepared = prepare()
                 kept: BaseException | None = None
                 interrupt = Interrupt(instant)
                 try:
+                    prepared = prepare()
                     with interrupt:
                         act(prepared)
                 except KeyboardInterrupt as error:
+                    assert interrupt.where, f"{name} waits for a lock that the interrupt before {instant} left behind"
                     kept = error
                 try:
                     in_thread(store.session("t").put, f"from a thread {world.number}")

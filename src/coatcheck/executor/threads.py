@@ -389,7 +389,8 @@ class Job:
 
 
 class Workers:
-    """At most `size` daemon threads that process a queue and end when it is empty."""
+    """At most `size` daemon threads that process a queue and end when it is empty. Each counts itself, so that an
+    interrupt before it starts leaves no count behind."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -400,20 +401,24 @@ class Workers:
     def submit(self, job: Callable[[], None]) -> None:
         def append() -> bool:
             self._waiting.append(job)
-            is_more = self._working < self._size
-            self._working += is_more
-            return is_more
+            return self._working < self._size
 
         if self._lock.run(append) and not start_thread(self._work):
             self._work()
 
     def _work(self) -> None:
+        def begin() -> bool:
+            self._working += (is_needed := self._working < self._size)
+            return is_needed
+
         def take() -> Callable[[], None] | None:
             if not self._waiting:
                 self._working -= 1
                 return None
             return self._waiting.popleft()
 
+        if not self._lock.run(begin):
+            return
         while (job := self._lock.run(take)) is not None:
             job()
 
