@@ -68,7 +68,8 @@ _T = TypeVar("_T")
 
 
 class Passages:
-    """The index of one store, in memory if `path` is None."""
+    """The index of one store, in memory if `path` is None. Rows are fetched at once: a cursor that an interrupt leaves
+    open would block other processes."""
 
     rank = 1
 
@@ -175,17 +176,17 @@ class Passages:
                 held = _HELD.format(sessions=marks, digest="digest")
                 found = _FOUND.format(score="bm25(words)", sessions=marks)
                 sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
-                return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit))]
+                return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit)).fetchall()]
             held = _HELD.format(sessions=marks, digest="p.digest")
             found = _FOUND.format(score=f"{_NEWEST} * words.rowid", sessions=marks)
             sql = f"{found} AND {held} ORDER BY words.rowid DESC LIMIT ?"
-            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit))]
+            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit)).fetchall()]
 
         return self._run(ask)
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
         def drop(db: sqlite3.Connection) -> int:
-            rows = db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held")
+            rows = db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held").fetchall()
             digests = [_checked(row, str)[0] for row in rows]
             if not all(map(_DIGEST.fullmatch, digests)):
                 raise ValueError("the search index contains an invalid digest")
