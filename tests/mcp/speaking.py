@@ -183,8 +183,8 @@ def gone(*pids: int) -> bool:
 
 
 def scripted_server(name: str, **answers: Any) -> list[str]:
-    """The command for a scripted server: see `told_server.py`."""
-    return [sys.executable, str(Path(__file__).with_name("told_server.py")), name, json.dumps(answers)]
+    """The command for a scripted server: see `scripted_server.py`."""
+    return [sys.executable, str(Path(__file__).with_name("scripted_server.py")), name, json.dumps(answers)]
 
 
 def heard(speaker: Speaker, name: str) -> list[dict[str, Any]]:
