@@ -19,7 +19,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Store, transcript
-from coatcheck.errors import CoatcheckError, Damaged
+from coatcheck.errors import CoatcheckError, Damaged, StoreError
 from tests.backends import edit_catalog
 from tests.counting import Counts
 from tests.faults.world import chosen_seed
@@ -194,6 +194,24 @@ def test_content_whose_type_was_changed_by_a_flip_is_damage(changed: str, in_mem
         assert _reports(store)
         session.put(b"some bytes")
         assert session.get(ref) == b"some bytes"
+
+
+@pytest.mark.parametrize("column", ["place", "coding"])
+def test_a_file_whose_row_has_bytes_in_place_of_text_is_reported_and_a_put_heals_it(
+    column: str, in_memory: Path
+) -> None:
+    folder = in_memory / "store"
+    held = _made(as_files, folder)
+    edit_catalog(folder, f"UPDATE blob SET {column} = CAST({column} AS BLOB)")
+    _check(folder, held)
+    with coatcheck.open(folder) as store:
+        session = store.session("s")
+        with pytest.raises(StoreError):
+            session.get("art:" + next(iter(held)))
+        assert _reports(store)
+        for digest, data in held.items():
+            session.put(data)
+            assert session.get("art:" + digest) == data
 
 
 @pytest.mark.parametrize("name", ["session.jsonl", ".session.jsonl.coatcheck-backup"])

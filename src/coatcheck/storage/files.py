@@ -120,7 +120,7 @@ class FileBlobs(BlobStore):
     def sync(self, blob: Blob, *, always: bool = False) -> None:
         """Make a copy that will be reused as durable as a new one: its publisher may not have synced it. `always` is
         for a copy that replaces another, which may be durable."""
-        if not (always or self._disk.durable) or blob.place in self._synced or not frames.PLACE.fullmatch(blob.place):
+        if not (always or self._disk.durable) or blob.place in self._synced or not _is_place(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with self._opened(blob) as file, self._errors("syncing a blob"), self._named_in(blob) as (fan, _):
             for one in (file, fan, self._blobs):
@@ -354,7 +354,7 @@ class FileBlobs(BlobStore):
     def _named_in(self, blob: Blob) -> Iterator[tuple[int, str]]:
         """Open the folder of a copy, and give its name there. No part of the path is a link or comes from an unchecked
         name."""
-        if not (frames.DIGEST.fullmatch(blob.digest) and frames.PLACE.fullmatch(blob.place)):
+        if not (frames.DIGEST.fullmatch(blob.digest) and _is_place(blob.place)):
             raise StoreUnavailable(
                 "the catalog references a blob by an invalid digest or place", hint="run 'coatcheck verify'"
             )
@@ -430,6 +430,10 @@ def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
         wrong = {stat.S_IFDIR: files, stat.S_IFREG: folders}.get(stat.S_IFMT(mode), ".*")
         if wrong and re.fullmatch(wrong, name):
             yield f"{path}{name!r} is {KINDS.get(stat.S_IFMT(mode), 'something else')}: move it away"
+
+
+def _is_place(place: object) -> bool:
+    return isinstance(place, str) and frames.PLACE.fullmatch(place) is not None  # a damaged row may have bytes
 
 
 def _read_all(file: int, length: int, offset: int) -> bytes:
