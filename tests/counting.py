@@ -35,6 +35,11 @@ def counts(request: pytest.FixtureRequest) -> Counts:
     return add
 
 
+def counted_in(item: pytest.Item) -> dict[str, int]:
+    """Return the counts of a test so far, to read or to add to."""
+    return next((cast(dict[str, int], value) for key, value in item.user_properties if key == _KEY), {})
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the reports of all workers come together where the terminal is
         config.pluginmanager.register(_Table(), "coatcheck-counts")

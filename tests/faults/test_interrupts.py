@@ -40,7 +40,7 @@ from tests.counting import Counts
 from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.in_child]
 
 OURS = (str(Path(coatcheck.__file__).parent), contextlib.__file__)
 LARGE = random.Random(20).randbytes(140_000)
@@ -160,7 +160,8 @@ def another(tmp_path: Path) -> Iterator[Callable[[], None]]:
         def put() -> None:
             assert process.stdin is not None
             assert process.stdout is not None
-            timer = threading.Timer(20, process.kill)  # a process that waits for a lock would wait forever
+            # A process that waits for a lock would wait forever.
+            timer = threading.Timer(20, os.kill, (process.pid, signal.SIGKILL))
             timer.start()
             process.stdin.write(f"from another process {next(numbers)}\n")
             process.stdin.flush()

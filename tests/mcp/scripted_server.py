@@ -1,8 +1,9 @@
 """A scripted server: the test decides every byte on the wire. It uses only the standard library.
 
-Run as a script: `scripted_server.py NAME [JSON]`. Its tool `NAME_say` writes the given lines (each @ in them is replaced by
-a number of bytes), `NAME_heard` returns all other messages it has received, and `NAME_hold` is never answered. The JSON
-has the responses to other requests, by method: a result, an error, or a list of pages. Other methods get no response.
+Run as a script: `scripted_server.py NAME [JSON]`. Its tool `NAME_say` writes the given lines (each @ in them is
+replaced by a number of bytes), `NAME_heard` returns all other messages it has received, and `NAME_hold` is never
+answered. The JSON has the responses to other requests, by method: a result, an error, or a list of pages. Other methods
+get no response.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +41,7 @@ from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
+from coatcheck.storage.forks import Mutex
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
 from coatcheck.transcript.prune import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
@@ -429,26 +429,28 @@ class _Writer(Keeper):
         super().__init__(session.store, None, session=session, policy=policy)
         self._session = session
         self._path = path
-        self._mutex = threading.Lock()
+        self._mutex = Mutex()
         self._format: str | None = None
         self._recorded = False
         self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
         """Return lines without their line ends, each with the reason if a payload could not be stored."""
-        with self._mutex:
-            if not any(len(line) >= self.least or MARK in line or _SCHEME in line for line in lines):
-                self.passes(lines)
-                return [(Slimmed(line), None) for line in lines]
-            if self._format is None:
-                self._format = fmt.name
-                self._recorded = any(self.is_ours({one}) for one in _sessions_near_the_end(self._path))
-            try:
-                with self.store.batching:
-                    return [self._written(line, fmt) for line in lines]
-            except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
-                self._held.clear()
-                return [(Slimmed(line), str(error)) for line in lines]
+        return self._mutex.run(lambda: self._slimmed(lines, fmt))
+
+    def _slimmed(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
+        if not any(len(line) >= self.least or MARK in line or _SCHEME in line for line in lines):
+            self.passes(lines)
+            return [(Slimmed(line), None) for line in lines]
+        if self._format is None:
+            self._format = fmt.name
+            self._recorded = any(self.is_ours({one}) for one in _sessions_near_the_end(self._path))
+        try:
+            with self.store.batching:
+                return [self._written(line, fmt) for line in lines]
+        except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
+            self._held.clear()
+            return [(Slimmed(line), str(error)) for line in lines]
 
     def _written(self, line: bytes, fmt: Format) -> tuple[Slimmed, str | None]:
         try:
@@ -556,47 +558,52 @@ class Appender:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
-        self._mutex = threading.Lock()
+        self._mutex = Mutex(self._unlock)
         self._handle: int | None = None
         self._pid = os.getpid()
 
     def close(self) -> None:
-        with self._mutex:
-            self._close()
+        self._mutex.run(self._close)
 
     def append(self, data: bytes) -> int:
         """Append lines, each with its line end, and return their offset. On an error the file is unchanged."""
-        with self._mutex:
-            with self._locked(create=True) as handle:
-                assert handle is not None
-                size = os.fstat(handle).st_size
-                lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
-                self._write(handle, lead + data, size)
-            try:
-                self._disk.sync_data(handle)
-            except OSError as error:
-                raise storage_error(error, "syncing a transcript") from error
+        return self._mutex.run(lambda: self._append(data))
+
+    def _append(self, data: bytes) -> int:
+        handle = self._locked(create=True)
+        assert handle is not None
+        size = os.fstat(handle).st_size
+        lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
+        self._write(handle, lead + data, size)
+        self._unlock()
+        try:
+            self._disk.sync_data(handle)
+        except OSError as error:
+            raise storage_error(error, "syncing a transcript") from error
         return size + len(lead)
 
     def recover(self) -> Torn | None:
         """Move an unfinished last line aside. A complete line that only lacks its line end stays."""
-        with self._mutex, self._locked(create=False) as handle:
-            if handle is None:
-                return None
-            size = os.fstat(handle).st_size
-            if not size or os.pread(handle, 1, size - 1) == b"\n":
-                return None
-            start = next(starts_backwards(handle, size), 0)
-            if size - start > _MAX_LINE:
-                return Torn(start, size - start, None)
-            if not _is_torn(os.pread(handle, size - start, start)) or not _has_lines(handle, start):
-                return None
-            aside = self._path.with_name(f".{self._path.name}{TORN}")
-            try:
-                self._set_aside(handle, start, size, aside)
-            except OSError as error:
-                raise storage_error(error, "moving a torn line aside") from error
-            return Torn(start, size - start, aside)
+        return self._mutex.run(self._recover)
+
+    def _recover(self) -> Torn | None:
+        handle = self._locked(create=False)
+        if handle is None:
+            return None
+        size = os.fstat(handle).st_size
+        if not size or os.pread(handle, 1, size - 1) == b"\n":
+            return None
+        start = next(starts_backwards(handle, size), 0)
+        if size - start > _MAX_LINE:
+            return Torn(start, size - start, None)
+        if not _is_torn(os.pread(handle, size - start, start)) or not _has_lines(handle, start):
+            return None
+        aside = self._path.with_name(f".{self._path.name}{TORN}")
+        try:
+            self._set_aside(handle, start, size, aside)
+        except OSError as error:
+            raise storage_error(error, "moving a torn line aside") from error
+        return Torn(start, size - start, aside)
 
     def _set_aside(self, handle: int, start: int, size: int, aside: Path) -> None:
         with closing(os.open(aside, _OPEN | os.O_CREAT, 0o600)) as kept:
@@ -619,23 +626,23 @@ class Appender:
                     self._disk.truncate(handle, size)
             raise storage_error(error, "appending to a transcript") from error
 
-    @contextmanager
-    def _locked(self, *, create: bool) -> Iterator[int | None]:
-        """Lock the file at the path, and yield its descriptor, or None if there is no file."""
+    def _locked(self, *, create: bool) -> int | None:
+        """Lock the file at the path, and return its descriptor, or None if there is no file. The mutex unlocks it when
+        it is released."""
         for _ in range(ATTEMPTS):
             handle = self._opened(create)
             if handle is None:
-                yield None
-                return
+                return None
             fcntl.flock(handle, fcntl.LOCK_EX)
-            try:
-                if is_at(handle, self._path):
-                    yield handle
-                    return
-            finally:
-                fcntl.flock(handle, fcntl.LOCK_UN)
+            if is_at(handle, self._path):
+                return handle
             self._close()
         raise keeps_changing(self._path.name)
+
+    def _unlock(self) -> None:
+        if self._handle is not None and self._pid == os.getpid():
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _opened(self, create: bool) -> int | None:
         if self._pid != os.getpid():  # a fork shares the parent's lock, so it needs its own descriptor
@@ -665,9 +672,10 @@ class Appender:
             self._disk.sync(folder)
 
     def _close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        self._unlock()
+        handle, self._handle = self._handle, None  # first: once it is closed, its number may be another file's
+        if handle is not None:
+            os.close(handle)
 
 
 def _is_torn(line: bytes) -> bool:

@@ -251,8 +251,11 @@ def _each(path: Paths, store: Store, call: Callable[[SwapFile, int], FileReport]
                 if missing and not os.path.lexists(name):
                     found.append(call(file, -1))
                     continue
-                with file.reading() as handle:
-                    found.append(call(file, handle))
+                try:
+                    with file.reading() as handle:
+                        found.append(call(file, handle))
+                finally:
+                    file.unlock()
         except (CoatcheckError, OSError, RecursionError) as error:
             if not is_folder:
                 raise

@@ -192,6 +192,7 @@ class SwapFile:
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self.path = Path(path)
         self._durable = durable
+        self._locked: int | None = None
         self._name = self.path.name
         if not self._name:
             raise InvalidArgument(f"{clip(str(path))} is not a file name")
@@ -229,9 +230,20 @@ class SwapFile:
                         )
                     time.sleep(0.01)
                 if is_at(handle, self._name, self._folder):
-                    yield handle
+                    self._locked = handle
+                    try:
+                        yield handle
+                    finally:
+                        self.unlock()
                     return
         raise keeps_changing(self._name)
+
+    def unlock(self) -> None:
+        """Release the lock of `reading`. Call it after the context too: an interrupt may have ended that early."""
+        if self._locked is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._locked, fcntl.LOCK_UN)
+            self._locked = None
 
     def size_of_backup(self) -> int | None:
         """Return the size of the backup, or None if there is none."""
