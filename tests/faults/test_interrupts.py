@@ -260,7 +260,8 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "find": lambda w, _: w.store.find(w.ref.pointer),
         "has_session": lambda w, _: w.store.has_session("s"),
         "holders": lambda w, _: w.store.holders(w.ref.pointer),
-        "import_": lambda w, _: w.other.import_(io.BytesIO(w.archive.getvalue()), sessions={"s": f"i {w.number}"}),
+        "import_": lambda w, _: w.other.import_(  # the other process may already have a session in the archive
+            io.BytesIO(w.archive.getvalue()), sessions={"s": f"i {w.number}"}, merge=True),
         "lasting_session": lambda w, _: w.store.lasting_session(w.new, ttl=5),
         "note_collected": lambda w, _: w.store.note_collected(),
         "secret": lambda w, _: w.store.secret,
