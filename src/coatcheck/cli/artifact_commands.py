@@ -201,7 +201,7 @@ def show(target: str, any_session: bool, session_id: str, url: str | None, as_js
 def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str | None, as_json: bool) -> int:
     """Drop artifacts from a session.
 
-    A TARGET is a pointer, an id or a name. The bytes are removed when no other session holds them."""
+    A TARGET is a pointer, an id or a name. The bytes are removed when no other session has them."""
     if bool(targets) == everything:
         raise cli.usage_error("specify the artifacts to forget, or --all")
     forgotten = code = 0

@@ -1,6 +1,6 @@
 """OpenAI's Responses API: requests, and the merging of answers.
 
-An answer is a list of items: reasoning, messages and calls. A client holds them itself, or leaves them to the provider
+An answer is a list of items: reasoning, messages and calls. A client keeps them itself, or leaves them to the provider
 and names the response before (`previous_response_id`) or a `conversation`. Steps of one answer are then tied the same
 way, and the client's name for the answer, its first id, is replaced by the id of its last step.
 """

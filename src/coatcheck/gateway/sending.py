@@ -1,5 +1,5 @@
 """What is sent for a request: stubs in place of results, our tools after the client's, and the ledger's messages in
-place of answers that the client holds in part.
+place of answers that the client has in part.
 
 What is sent for a conversation only ever grows. A conversation is adopted with its first request, and every decision
 about it is written to the ledger before a byte of it is sent; a conversation that began elsewhere is never changed.
