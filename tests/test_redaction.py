@@ -6,7 +6,8 @@ import base64
 import io
 import json
 import logging
-from itertools import chain
+import re
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("shadow", "root:§:19000:0:99999:7:::\n", "$6$" + MIXED[:8] + "$" + MIXED[:86]),
         ("url without a user", "git clone https://§@example.org/x.git", MIXED[:20]),
         ("query", "GET /a?access_token=§&x=1", MIXED[:12]),
+        ("odbc with letters only", "Server=db;Database=x;User Id=sa;Password=§;Encrypt=yes", "HorseBatteryStaple"),
+        ("kubeconfig", "user:\n  client-certificate-data: x\n  client-key-data: §\n", "LS0tLS1CRUdJTiB" + MIXED),
+        ("powershell", '$c = ConvertTo-SecureString "§" -AsPlainText -Force', MIXED[:24]),
+        ("powershell by name", "ConvertTo-SecureString -String '§' -AsPlainText", MIXED[:24]),
+        ("bitcoin", "importprivkey §", "5" + "JhDk6" + MIXED.replace("0", "")[:45]),
+        ("compressed bitcoin", "importprivkey § label", "K" + "wDk6" + MIXED.replace("0", "")[:47]),
+        ("telegram address", "https://api.telegram.org/bot§/getMe", "3104019874" + ":" + MIXED[:35]),
+        ("telegram file", "https://api.telegram.org/file/bot§/a.png", "3104019874" + ":" + MIXED[:35]),
+        ("domain user of a proxy", "HTTPS_PROXY=http://corp\\user:§@proxy:8080", "Zx9-horse-Qq"),
         ("fragment", "https://example.org/#access_token=§", MIXED[:12]),
         *(
             (name, "using § now", secret)
@@ -223,6 +233,12 @@ CANARIES: dict[str, tuple[str, str]] = {
     )
 }
 HARMLESS = (
+    "form.password=values;",
+    "const token=readToken;",
+    "ConvertTo-SecureString $env:PASSWORD -AsPlainText",
+    "ConvertTo-SecureString -AsPlainText",
+    "client-key: /etc/kubernetes/pki/apiserver.key",
+    r"C:\new\temp\ghost\password\readme.txt",
     "password: null",
     "token: string",
     '"password": "string"',
@@ -337,6 +353,31 @@ def test_a_secret_is_masked_and_the_text_around_it_stays(name: str) -> None:
 @pytest.mark.parametrize("text", HARMLESS)
 def test_harmless_text_is_left_alone(text: str) -> None:
     assert mask(text) == text
+
+
+ESCAPED = ("\n", "\t", "\r", "\b", "\f", '"', "\\", "é", "\U0001f600", "\x1b[31m")
+"""Characters that JSON writes as an escape, and a colour."""
+
+
+def in_json(text: str, depth: int) -> str:
+    for _ in range(depth):
+        text = json.dumps({"stdout": text})
+    return text
+
+
+@pytest.mark.parametrize("name", CANARIES)
+def test_a_secret_in_a_json_string_is_masked_after_every_escape(name: str) -> None:
+    text, secret = CANARIES[name]
+    longest_line = max(re.split(r"\\n|\n", secret), key=len)
+    for before, filler, depth in product(ESCAPED, ("", "served\n" * 100), (1, 2, 3)):
+        if before == "\\" and ESC in text:
+            continue  # a backslash before a written colour cannot be told from an escape
+        plain = f"{filler}first{before}{text}\nlast"
+        if longest_line in mask(plain):
+            continue  # such a character hides it in plain text too
+        masked = mask(in_json(plain, depth))
+        assert longest_line not in masked, (before, depth)
+        assert mask(masked) == masked
 
 
 def test_a_marker_does_not_reveal_how_long_the_secret_was() -> None:
