@@ -186,6 +186,12 @@ def labels(way: Way) -> None:
     assert transcript.prune(messages, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact).replaced
 
 
+def counted_tools(way: Way) -> None:
+    for number in range(40):  # enough stubs for the counts of reads per tool to be written
+        result = f"{number}\n{DUMP}"
+        assert way.session.externalize(result, tool=f"env {TOKEN}", **way.given).is_stub
+
+
 def enforcing(way: Way) -> None:
     budget = coatcheck.context.Budget()
     done = budget.enforce(session=way.session, artifacts=[DUMP], chunks=[LINE] * 20, **way.given)
@@ -200,7 +206,8 @@ def files(way: Way) -> None:
 
 WAYS: tuple[Callable[[Way], None], ...] = (
     externalize, offload, executor, executor_with_a_prefixed_toolkit, tool_for_storing, appending, migrating, pruning,
-    wrapped_base64, prompting, labels, enforcing, files,
+    wrapped_base64, prompting, labels,
+    counted_tools, enforcing, files,
 )  # fmt: skip
 
 

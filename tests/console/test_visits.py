@@ -13,6 +13,7 @@ import pytest
 import coatcheck
 from coatcheck import Store
 from coatcheck.console.site import console_routes
+from coatcheck.console.views import Visit
 from coatcheck.http.credentials import Access, Keyring, add_token
 from tests import warm
 from tests.console.visitors import (
@@ -294,3 +295,11 @@ def test_serve_has_the_console_too(tmp_path: Path) -> None:
         process.wait(WAIT)
         assert process.stderr is not None
         process.stderr.close()
+
+
+@pytest.mark.parametrize("missing", range(5, 40, 3))
+def test_a_text_is_masked_before_it_is_cut(store: Store, missing: int) -> None:
+    token = "gh" + "p_aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zAbC2d"
+    visit = Visit(store, Access("a", "admin"))
+    shown = visit.text("x " * ((600 - missing) // 2) + token + " tail", 600)
+    assert not any(token[at : at + 12] in shown for at in range(len(token) - 11))

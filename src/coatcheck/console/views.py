@@ -30,7 +30,7 @@ from coatcheck.http.definitions import parse_place, place_after
 from coatcheck.http.operations import covered_sessions
 from coatcheck.ids import clip
 from coatcheck.messages.cost import BoundedCache
-from coatcheck.redaction import mask
+from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage import TRANSCRIPT, SessionFilter, SessionInfo
@@ -77,8 +77,9 @@ class Visit:
 
     def text(self, value: str, limit: int = _BODY) -> str:
         """Return a text without its secrets, at most this long."""
-        shown = value[:limit]
-        return shown if self.is_unmasked else mask(shown)
+        if self.is_unmasked:
+            return value[:limit]
+        return mask(value[: limit + CONTEXT], 0, limit)  # masked before it is cut, so that no part of a secret is left
 
     def info(self, session_id: str) -> SessionInfo:
         """Return a session. Raises `NotFound` if it does not exist or the token does not cover it."""
@@ -313,8 +314,8 @@ def _originals(visit: Visit, session: Session, parts: Iterable[TurnPart]) -> dic
     for pointer in islice(stubs, PAGE):
         with suppress(CoatcheckError), session.content(pointer) as content:
             if media.is_text(content.ref.media_type):
-                text = content.read(0, _ORIGINAL).decode("utf-8", "replace")
-                found[pointer] = visit.text(text), content.ref.size_bytes
+                text = content.read(0, _ORIGINAL + CONTEXT).decode("utf-8", "replace")
+                found[pointer] = visit.text(text, _ORIGINAL), content.ref.size_bytes
     return found
 
 

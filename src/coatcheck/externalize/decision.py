@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from coatcheck.models import USUAL_PRICES, Prices
+from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,7 +275,7 @@ class ReadRates:
             self._saved = _loaded(session.store)
         total = _Rate()
         for rates in (self._saved, self._new):
-            if (one := rates.get(tool or "")) is not None:
+            if (one := rates.get(_rate_name(tool))) is not None:
                 total.add(one)
         found = (_TRUST + total.reads) / (_TRUST + total.expected)
         return min(max(found, _BOUNDS[0]), _BOUNDS[1])
@@ -309,7 +310,7 @@ class ReadRates:
             self._add(ref.tool, _Rate(0.0, 1, 0))
 
     def _add(self, tool: str | None, seen: _Rate) -> None:
-        self._new.setdefault((tool or "")[:200], _Rate()).add(seen)
+        self._new.setdefault(_rate_name(tool), _Rate()).add(seen)
         self._events += 1
 
     def flush(self, store: Store) -> None:
@@ -327,6 +328,11 @@ class ReadRates:
             store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
         except Exception:  # noqa: BLE001 - a full or read-only store, or a third party's: only the correction is lost
             pass
+
+
+def _rate_name(tool: str | None) -> str:
+    """The name under which a tool's counts are stored: without secrets, whatever the policy, and short."""
+    return mask(tool or "")[:200]
 
 
 def _loaded(store: Store) -> dict[str, _Rate]:
