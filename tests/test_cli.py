@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -504,7 +505,7 @@ def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str
     assert not {name for name in loaded if name.startswith(heavy)}
 
 
-QUICK = [("ls",), ("get", "n"), ("put", "-"), ("stats",), ("read", "n", "--lines", "1:2")]
+QUICK = [("ls",), ("get", "n"), ("put", "-"), ("read", "n", "--lines", "1:2")]
 
 
 @pytest.mark.parametrize("args", QUICK, ids=" ".join)
@@ -700,6 +701,18 @@ def test_stats_and_config_name_the_store(store: Path) -> None:
     answer("collect")
     assert json.loads(answer("stats", "--json"))["collected_at"].startswith("20")
     assert str(store) in on_terminal("config", "store")[2].decode() + on_terminal("config", "store")[1].decode()
+
+
+def test_stats_and_doctor_say_what_a_collection_would_free(store: Path) -> None:
+    answer("put", "-", stdin=b"kept")
+    found = json.loads(answer("stats", "--json"))
+    assert (found["collectable_artifacts"], found["collectable_bytes"]) == (0, 0)
+    assert "nothing that a collection would free" in call("doctor").stdout
+    with coatcheck.open(store, clock=lambda: time.time() - 31 * 86_400) as earlier:
+        earlier.session("old").put("x" * 1_000)
+    found = json.loads(answer("stats", "--json"))
+    assert (found["collectable_artifacts"], found["collectable_bytes"]) == (1, 1_000)
+    assert "a collection would free 1 artifacts, 1,000 bytes" in call("doctor").stdout
 
 
 def test_doctor_finds_problems_and_suggests_fixes(store: Path, tmp_path: Path) -> None:

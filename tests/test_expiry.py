@@ -1,10 +1,12 @@
 """Expiry of sessions and artifacts: sliding time to live, pins, tombstones and the grace period."""
 
-from datetime import timedelta
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from coatcheck import Store
+from coatcheck import Policy, Ref, Store
 from coatcheck.errors import Expired, NotFound
 from tests.backends import LARGE, START, Backend, Clock, digests_of_files, wait_until
 
@@ -78,8 +80,16 @@ def test_a_lasting_session_never_gets_a_shorter_ttl(
     assert store.session("s").ttl == after
 
 
-def test_the_default_time_to_live_is_an_hour(store: Store) -> None:
-    assert store.session("s").put("x").expires == START + 3600
+def test_the_default_time_to_live_is_thirty_days_after_the_last_use(store: Store, clock: Clock) -> None:
+    session = store.session("s")
+    ref = session.put("x")
+    assert ref.expires == START + 30 * 86_400
+    clock.advance(29 * 86_400)
+    assert session.get(ref) == "x", "a person who returns after weeks still reads what the conversation names"
+    clock.advance(29 * 86_400)
+    assert session.get(ref) == "x"
+    clock.advance(30 * 86_400)
+    assert session.get(ref) is None
 
 
 def test_an_artifact_can_expire_before_its_session(store: Store, clock: Clock) -> None:
@@ -315,3 +325,29 @@ def test_a_ref_reports_whether_it_has_expired_and_a_pinned_one_never_does(backen
     assert session.put("is over at once", ttl=0).is_expired
     pinned = session.pin(session.put("stays"))
     assert (pinned.expires_at, pinned.is_expired) == (None, False)
+
+
+@pytest.mark.parametrize("name", ["062a8bdd", "9f26971d"])
+def test_pointers_of_a_real_session_open_after_its_longest_pause(
+    corpus: Path, store: Store, clock: Clock, name: str
+) -> None:
+    """The sessions were recorded with pauses of 1.8 and 29 hours. Each stub is read after each message."""
+    session = store.session(name)
+    refs: list[Ref] = []
+    last = 0.0
+    longest = 0.0
+    for line in (corpus / "transcripts" / "claude-code" / f"{name}.jsonl").read_text().splitlines():
+        message = json.loads(line)
+        if "timestamp" not in message:
+            continue
+        at = datetime.fromisoformat(message["timestamp"]).timestamp()
+        if last:
+            longest = max(longest, at - last)
+            clock.advance(max(0.0, at - last))
+        last = at
+        if refs:
+            assert session.read(refs[-1], lines="1:2").text
+        refs += session.externalize(line, tool="Read", policy=Policy(max_chars=8_000)).refs
+    assert refs
+    assert longest > 3_600
+    assert all(session.ref(ref.pointer) for ref in refs)

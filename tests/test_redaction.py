@@ -371,7 +371,7 @@ def test_a_secret_in_a_json_string_is_masked_after_every_escape(name: str) -> No
     longest_line = max(re.split(r"\\n|\n", secret), key=len)
     for before, filler, depth in product(ESCAPED, ("", "served\n" * 100), (1, 2, 3)):
         if before == "\\" and ESC in text:
-            continue  # a backslash before a written colour cannot be told from an escape
+            continue  # a backslash before a written colour looks like an escape
         plain = f"{filler}first{before}{text}\nlast"
         if longest_line in mask(plain):
             continue  # such a character hides it in plain text too

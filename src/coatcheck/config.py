@@ -27,6 +27,8 @@ from coatcheck.ids import clip
 FILE: Final = "coatcheck.toml"
 VARIABLE: Final = "COATCHECK_CONFIG"
 NONE: Final = "none"
+SESSION_TTL: Final = 30 * 86_400.0
+"""Seconds after its last use until a session expires: a person who returns to a conversation finds its pointers."""
 """How a file or a variable writes None: TOML has no null."""
 
 _SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -119,7 +121,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact"),
     Setting("store.quota_bytes", "whole", None, "maximum size of the whole store"),
     Setting("session.id", "text", "default", "the session that commands use", named="COATCHECK_SESSION"),
-    Setting("session.ttl", "number", 3_600.0, "seconds until a new session expires after its last use",
+    Setting("session.ttl", "number", SESSION_TTL, "seconds until a new session expires after its last use",
             least=0, optional=True),
     Setting("policy.enabled", "switch", True, "whether large tool results are replaced by stubs"),
     Setting("policy.max_tokens", "whole", None, "limit for a tool result in tokens; without any limit, cost decides"),
@@ -216,7 +218,7 @@ class Settings:
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, float):
-            return f"{value:g}"
+            return f"{value:.15g}"
         if value is None:
             return NONE
         return mask_url(str(value)) if BY_KEY[key].kind == "place" else mask(str(value))

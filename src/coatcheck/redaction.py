@@ -413,9 +413,11 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
     if match["newline"] and not quote and not _is_alone(text, value, end):
         return None
     after = text[end : end + 1]
-    if not quote and after and (after in "([" or (after in ",);" and _is_word(value))):
-        if after != ";" or not _is_connection_string(low, start):
-            return None
+    if not quote and after and after in "([":
+        return None
+    is_option = after == ";" and _is_connection_string(low, start)
+    if not quote and after and after in ",);" and _is_word(value) and not is_option:
+        return None
     return Secret(at, end, _label(name))
 
 
@@ -967,7 +969,8 @@ _QUICK_OTHERS: Final = (
     r"eyJ|-----(?:BEGIN|END)|-Lines:|-u |--user|:AA|://[^\s/@]+@|Q~|telegram\.org[\\/]"
     rf"|(?:^|[^{_BASE64}]|{_QUICK_ESCAPE})[5KL]{_BASE58}{{50}}"
 )
-# A terminal colour, raw or as JSON and source code write it; or an escape of JSON, with more backslashes in nested JSON.
+# A terminal colour, raw or as JSON and source code write it; or an escape of JSON, which has more backslashes in JSON
+# that is inside JSON.
 _ESCAPE: Final = lazy_pattern(
     r"(?:\x1b|(?<!\\)\\++(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]"
     r"|(?<!\\)\\++(?:(?P<letter>[\"'`/bfnrt])|u(?P<code>[0-9A-Fa-f]{4}))"

@@ -20,6 +20,7 @@ from typing import Any, Final
 import coatcheck
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck._toolkit import Purpose, Tool
+from coatcheck.config import SESSION_TTL
 from coatcheck.errors import CoatcheckError, InvalidArgument, MissingExtra, StoreError
 from coatcheck.executor import resolve_arguments, widened, widened_schema
 from coatcheck.externalize import ContentPart, Outcome, ResultSource, configured
@@ -34,7 +35,7 @@ __all__ = [
     "shortened", "widened", "widened_schema", "within",
 ]  # fmt: skip
 
-TTL: Final = 30 * 86_400.0
+TTL: Final = SESSION_TTL
 """The time to live of a conversation's session, in seconds after its last use: hosts keep threads for weeks."""
 
 LANGGRAPH: Final = "langgraph"

@@ -8,13 +8,16 @@ import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import click
 
 import coatcheck
 from coatcheck import CoatcheckError, __version__
 from coatcheck.cli import default_place, json_option, shown_url, store_option, terminal
+
+if TYPE_CHECKING:
+    from coatcheck.collect import CollectReport
 
 FAILED: Final = 1
 _EXTRAS: Final = {
@@ -96,6 +99,7 @@ def _store(url: str | None) -> Iterator[Finding]:
             figures = f"{totals.sessions:,} sessions, {totals.artifacts:,} artifacts, {totals.stored_bytes:,} bytes"
             yield Finding("ok", "store", f"{shown_url(store)}: {figures}")
             yield from _upkeep(terminal.age(collected.isoformat()) if collected else None, totals.artifacts)
+            yield _expired(store.collect(dry_run=True, orphans=False))
             yield from _folder(Path(store.url))
     except CoatcheckError as error:
         yield Finding("problem", "store", error.message, error.hint or "coatcheck verify")
@@ -108,6 +112,13 @@ def _upkeep(last: str | None, artifacts: int) -> Iterator[Finding]:
         days = int(last.split()[0]) if last.endswith(" d") else 0
         mend = "coatcheck collect" if days > _STALE_DAYS else ""
         yield Finding("note" if mend else "ok", "upkeep", f"last collected {last} ago", mend)
+
+
+def _expired(freed: CollectReport) -> Finding:
+    if not freed.artifacts:
+        return Finding("ok", "expired", "nothing that a collection would free")
+    figures = f"{freed.artifacts:,} artifacts, {freed.bytes:,} bytes"
+    return Finding("note", "expired", f"a collection would free {figures}", "coatcheck collect")
 
 
 def _folder(folder: Path) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ import coatcheck
 from coatcheck import __version__, errors
 from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
 from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_text
+from coatcheck.config import SESSION_TTL
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_here
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from coatcheck.mcp.proxy_rewrites import Counts
     from coatcheck.mcp.wire import Upstream
 
-_DAY: Final = 86_400.0
 _MIB: Final = 1 << 20
 _ENTRY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _RUNNERS: Final = re.compile(r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$")
@@ -49,7 +49,7 @@ session_option = click.option(
     "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID", callback=expand_folder,
     help=_SESSION,
 )  # fmt: skip
-ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=_DAY, show_default=True, help=_TTL)
+ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=SESSION_TTL, show_default=True, help=_TTL)
 
 
 @click.command()

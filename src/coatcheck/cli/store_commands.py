@@ -64,10 +64,13 @@ def verify(repair: bool, url: str | None, as_json: bool) -> int:
 def stats(url: str | None, as_json: bool) -> None:
     """Count sessions, refs, artifacts, tombstones and bytes.
 
-    Also shows where the store is, and when it was last collected."""
+    Also shows where the store is, what a collection would free now, and when it was last collected."""
     with open_existing(url) as store:
         collected = store.collected_at()
         totals = {"store": shown_url(store), **asdict(store.stats())}
+        freed = store.collect(dry_run=True, orphans=False)
+        totals["collectable_artifacts"] = freed.artifacts
+        totals["collectable_bytes"] = freed.bytes
         totals["collected_at"] = collected and iso_time(collected.timestamp())
     (terminal.print_json if as_json else terminal.print_details)(totals)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
+from coatcheck.config import SESSION_TTL
 from coatcheck.errors import Damaged, StoreError
 from coatcheck.gateway.api import LedgerEntry, fields_of, items_of, raw_of, value_of
 from coatcheck.refs import RECORD_LIMIT
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
 
 VERSION: Final = 1
-LIFE: Final = 30 * 86_400.0
+LIFE: Final = SESSION_TTL
 """Seconds that a ledger lives after its last use."""
 _SERIES: Final = "ledger:"
 _INLINE: Final = RECORD_LIMIT - 4_096
