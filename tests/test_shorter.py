@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Policy, Session, tokens
-from coatcheck.externalize.shorter import ShownResult, changed, listing, repeated, sparse
+from coatcheck.externalize.shorter import ShownResult, changed, expanded, listing, repeated, sparse
 
 LINES = [f"    return compute_value({n})  # step {n}" for n in range(1, 400)]
 
@@ -37,13 +37,14 @@ def test_a_sparse_listing_has_every_line_under_its_number(lines: list[str], firs
     if short is not None:
         assert len(short) < len(whole)
         assert listing(short) == listing(whole)
+        assert expanded(short) == whole
 
 
 def test_sparse_line_numbers_save_a_tenth_of_the_tokens_of_code() -> None:
     whole = numbered(LINES)
     short = sparse(whole)
     assert short is not None
-    assert short.startswith("[Lines 1-399, numbered every 10 lines.]\n1→")
+    assert short.startswith("[Lines 1-399, numbered every 10 lines.]\n     1→")
     assert "\n10→" in short
     assert "\n11→" not in short
     assert tokens.estimate(short) < 0.9 * tokens.estimate(whole)

@@ -155,8 +155,8 @@ def test_arguments_of_old_calls_are_replaced_when_results_are_not_enough(session
     numbers = replaced_by(done, "arguments")
     assert numbers
     arguments = json.loads(done.messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])
-    whole = json.loads(session.get(arguments["artifact"]))
-    assert whole == json.loads(messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])
+    pointer = json.loads(arguments["text"])["artifact"]
+    assert session.get(pointer) == json.loads(messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])["text"]
     assert any("arguments" in step for step in done.steps)
 
 

@@ -138,9 +138,9 @@ def test_after_undo_or_forget_of_the_transcript_the_usual_time_to_live_applies(
         path = write(tmp_path / f"{name}.jsonl", LOG)
         transcript.externalize(path, session)
         pointer = pointers(path)[0]
-        clock.advance(3_601)
+        clock.advance(30 * 86_400 + 1)
         assert session.get(pointer) == LOG
-        clock.advance(3_601)
+        clock.advance(30 * 86_400 + 1)
         if name == "forget":
             path.unlink()
         let_go(path, store)

@@ -22,8 +22,9 @@ from coatcheck.context.appended import LEADS, own_texts
 from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
+from coatcheck.externalize.originals import keep_original, original_of
 from coatcheck.externalize.pipeline import PLACEHOLDER, put
-from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, shorter
+from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, expanded, is_reference, repaired, shorter
 from coatcheck.externalize.stub import STUB, mark
 from coatcheck.ids import clip
 from coatcheck.intake import About
@@ -114,6 +115,7 @@ class Conversation:
     clearing: Clearing | None = None
     own_tools: Sequence[str] = ()
     prices: Prices = USUAL_PRICES
+    may_rewrite: bool = False
 
     def grown(
         self,
@@ -259,6 +261,7 @@ class Conversation:
         without such results are the same objects."""
         fmt, refs, changes = self.dialect.format, list[Ref](), list[str]()
         decisions: list[Decision] = []
+        moved: dict[str, str] = {}
         new = list(messages)
         calls = self._calls_of(messages, numbers)
         before = (known.get(id(one)) for one in messages[: numbers.start])
@@ -278,8 +281,10 @@ class Conversation:
                     outcome = self._outcome(content, shown, arriving)
                     if outcome is not None and outcome.why is not None:
                         decisions.append(outcome.why)
-                    if outcome is not None and outcome.content is without_marks(content):
+                    if outcome is not None and outcome.content == without_marks(content):
                         outcome = None  # it stays as it is
+                    if outcome is not None and outcome.refs:
+                        moved[shown.place] = f"stored in {outcome.refs[0].pointer}"
                     if outcome is not None:
                         new[number] = dict(replaced(new[number], path, with_marks_of(outcome.content, content)))
                         refs += outcome.refs
@@ -289,7 +294,19 @@ class Conversation:
             note = self._note(pointers, key)
             if note is not None and not any(kind == "results" for kind, _ in own_texts(key, [message])):
                 (new[number],) = self.dialect.with_texts([new[number]], [note])
+        if moved:
+            new = [self._with_repaired_references(one, moved) for one in new]
         return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions))
+
+    def _with_repaired_references(self, message: Message, moved: Mapping[str, str]) -> Message:
+        """Return the message with results that refer to a moved one saying where that is; the same object if none
+        does."""
+        for result in self.dialect.format.results(message):
+            text = plain_text(at(message, result.content_path))
+            changed = repaired(text, moved) if text is not None else None
+            if changed is not None:
+                message = self.dialect.format.with_content(message, result=result, text=changed)
+        return message
 
     def _calls_of(self, messages: Sequence[Message], numbers: range) -> dict[str, tuple[str, Any]]:
         """Return tool and arguments of the calls that the results in `numbers` answer, by the ids of the calls."""
@@ -311,9 +328,17 @@ class Conversation:
         if policy is None or not isinstance(plain, str | list):
             return None
         text = plain_text(plain)
+        if text is not None:
+            exact = self._exact(text, policy)
+            if exact is None:
+                return None  # what it refers to is shown, and it is short
+            if exact != text:
+                plain = exact if isinstance(plain, str) else [{**plain[0], "text": exact}]
+                text = exact
         if text is not None and len(text) >= LEAST_REPEATED and policy.decides_by_cost(result.tool):
             short = shorter(text, result.tool, result.arguments, arriving.shown())
             if short is not None:
+                self._keep_original(text, short, result, policy)
                 arriving.add(replace(result, text=short))
                 return Outcome(short, short if isinstance(plain, str) else [{**plain[0], "text": short}])
         situation = Situation(
@@ -329,6 +354,24 @@ class Conversation:
             arriving.tool_tokens = 0
         arriving.add(replace(result, text="" if outcome.refs else outcome.text), len(outcome.text))
         return outcome
+
+    def _exact(self, text: str, policy: Policy) -> str | None:
+        """Return a result as its tool returned it, if the text is a shorter form of it. None if that is not known."""
+        if not is_reference(text):
+            return expanded(text) or text
+        ref = original_of(self.session, text, policy)
+        found = None if ref is None else self.session.get(ref)
+        return found if isinstance(found, str) else None
+
+    def _keep_original(self, text: str, short: str, result: ShownResult, policy: Policy) -> None:
+        """Store a result that the conversation shows in a shorter form, if it may be pruned later."""
+        if not self.may_rewrite:
+            return
+        about = About(tool=result.tool[:1_000] or None, call_id=result.call_id[:1_000] or None)
+        try:
+            keep_original(self.session, text, short, about, policy)
+        except CoatcheckError:  # then the shorter form stays when its conversation is pruned
+            pass
 
     def _kept(
         self, content: Any, tool: str | None, call_id: str, outcome: Outcome | None, refs: list[Ref]

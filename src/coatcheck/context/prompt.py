@@ -210,6 +210,7 @@ class PromptBuilder:
             clearing=clearing,
             own_tools=tuple(known.values()),
             prices=self._prices,
+            may_rewrite=rewrite,
         )
         self._rewrites = rewrite
         self._management = None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}

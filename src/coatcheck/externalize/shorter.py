@@ -2,16 +2,19 @@
 
 Nothing has to be stored or read back for them, so each is used wherever it is shorter:
 
-- A listing with a number on every line keeps the numbers of its first line and of every tenth.
+- A listing with a number on every line keeps the numbers of its first line and of every tenth. `expanded` returns the
+  listing exactly.
 - A result that the conversation already shows, by itself or as a part of another, becomes one line that says where.
 - A result of an equal call that has changed becomes a diff, if that is much shorter.
+
+The last two refer to what is shown above. When that leaves the conversation, `repaired` writes where it is stored.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -27,6 +30,8 @@ _NUMBERED: Final = re.compile(r" *(\d{1,9})(→|\t)(.*)", re.DOTALL)
 _SPARSE: Final = re.compile(r"\[Lines (\d{1,9})-(\d{1,9}), numbered every 10 lines\.\]\n")
 _SAME: Final = "[Nothing new: "
 _CHANGED: Final = "[Changed: "
+_ABOVE: Final = " returned, shown above"
+_REFERENCE: Final = 400  # maximum characters of the line that refers to another result
 _LEAST_LINES: Final = 20  # of a listing
 _LEAST_CHANGED: Final = 1_200
 _MOST_LINES: Final = 3_000  # of two results that are compared
@@ -37,12 +42,15 @@ _LABEL: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Numbered lines without a gap, and the text after them."""
+    """Numbered lines without a gap, and the text after them, with the newline before it.
+
+    `width` is the number of characters before the sign, with the blanks that align the numbers."""
 
     first: int
     sign: str
     lines: tuple[str, ...]
     rest: str = ""
+    width: int = 0
 
     def shows(self, other: Listing) -> bool:
         """Whether this listing contains the lines of another under the same numbers."""
@@ -73,16 +81,18 @@ def listing(text: str) -> Listing | None:
     start = _NUMBERED.match(text)
     if start is None:
         return None
-    first, sign, lines = int(start[1]), start[2], list[str]()
+    first, sign, width = int(start[1]), start[2], start.start(2)
+    lines: list[str] = []
     all_lines = text.split("\n")
     for at, line in enumerate(all_lines):
-        found = _NUMBERED.fullmatch(line)
-        if found is None or int(found[1]) != first + at or found[2] != sign:
+        prefix = str(first + at).rjust(width) + sign
+        if not line.startswith(prefix):
             break
-        lines.append(found[3])
+        lines.append(line[len(prefix) :])
     if len(lines) < _LEAST_LINES:
         return None
-    return Listing(first, sign, tuple(lines), "\n".join(all_lines[len(lines) :]))
+    rest = "".join(f"\n{line}" for line in all_lines[len(lines) :])
+    return Listing(first=first, sign=sign, lines=tuple(lines), rest=rest, width=width)
 
 
 def _read_sparse(text: str, first: int, last: int) -> Listing | None:
@@ -92,7 +102,8 @@ def _read_sparse(text: str, first: int, last: int) -> Listing | None:
     if start is None or int(start[1]) != first or not 0 < count <= len(lines):
         return None
     kept = [line.partition(start[2])[2] if _is_numbered(first, at) else line for at, line in enumerate(lines[:count])]
-    return Listing(first, start[2], tuple(kept), "\n".join(lines[count:]))
+    rest = "".join(f"\n{line}" for line in lines[count:])
+    return Listing(first=first, sign=start[2], lines=tuple(kept), rest=rest, width=start.start(2))
 
 
 def _is_numbered(first: int, at: int) -> bool:
@@ -105,17 +116,47 @@ def sparse(text: str) -> str | None:
     if _NUMBERED.match(text) is None or (found := listing(text)) is None:
         return None
     first, last = found.first, found.first + len(found.lines) - 1
-    body = [
-        f"{first + at}{found.sign}{line}" if _is_numbered(first, at) else line for at, line in enumerate(found.lines)
-    ]
-    shorter = f"[Lines {first}-{last}, numbered every 10 lines.]\n" + "\n".join(body)
-    shorter += f"\n{found.rest}" if found.rest else ""
-    return shorter if len(shorter) < len(text) and listing(shorter) == found else None
+    body: list[str] = []
+    for at, line in enumerate(found.lines):
+        number = str(first + at).rjust(found.width if at == 0 else 0)  # the first number shows how they are aligned
+        body.append(f"{number}{found.sign}{line}" if _is_numbered(first, at) else line)
+    shorter = f"[Lines {first}-{last}, numbered every 10 lines.]\n" + "\n".join(body) + found.rest
+    return shorter if len(shorter) < len(text) and expanded(shorter) == text else None
+
+
+def expanded(text: str) -> str | None:
+    """Return the listing of a sparse form, exactly as its tool returned it. None if the text is not a sparse form."""
+    if _SPARSE.match(text) is None:
+        return None
+    found = listing(text)
+    if found is None:
+        return None
+    lines = [f"{str(found.first + at).rjust(found.width)}{found.sign}{line}" for at, line in enumerate(found.lines)]
+    return "\n".join(lines) + found.rest
 
 
 def shorter(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
     """Return a result that says how it differs from what the conversation shows. None if it has to be shown itself."""
+    if is_reference(text):
+        return None
     return repeated(text, shown) or changed(text, tool, arguments, shown)
+
+
+def is_reference(text: str) -> bool:
+    """Whether a result is a shorter form that refers to another result of the conversation."""
+    return text.startswith((_SAME, _CHANGED)) and _ABOVE in text[:_REFERENCE]
+
+
+def repaired(text: str, moved: Mapping[str, str]) -> str | None:
+    """Return a shorter form that says where the result that it refers to is now. `moved` has that for each
+    `ShownResult.place` that the conversation no longer shows. None if nothing has to change."""
+    if not is_reference(text):
+        return None
+    for place, where in moved.items():
+        old = f"{place}{_ABOVE}"
+        if old in text[:_REFERENCE]:
+            return text.replace(old, f"{place} returned, {where}", 1)
+    return None
 
 
 def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
@@ -156,4 +197,4 @@ def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) 
 def _plain_lines(text: str) -> list[str]:
     """Return the lines of a text; those of a listing without their numbers, which a change would shift."""
     found = listing(text)
-    return text.split("\n") if found is None else [*found.lines, *found.rest.split("\n")]
+    return text.split("\n") if found is None else [*found.lines, *found.rest.split("\n")[1:]]

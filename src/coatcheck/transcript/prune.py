@@ -12,6 +12,9 @@ up once, so that a cut is cheap however often the budget is exceeded.
 
 A placeholder is a pure function of its payload, so a prompt that is pruned again has the same bytes. It is made before
 anything is stored; only the payloads of placeholders that a prompt really contains are put.
+
+Behind a placeholder is the exact result, even if the conversation shows a shorter form of it. A shorter form that
+refers to a result that is pruned says where that result is stored.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from typing import Any, Final, Literal
 
 from coatcheck.checks import is_whole, one_of, share, whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, LimitExceeded, StoreError
+from coatcheck.externalize.originals import original_of
 from coatcheck.externalize.pipeline import STORED, Prepared, own_tag, placeholder, prepared, put_prepared
 from coatcheck.externalize.policy import READ_TOOL, Policy, configured
+from coatcheck.externalize.shorter import ShownResult, expanded, is_reference, repaired
 from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
 from coatcheck.intake import About
@@ -58,6 +63,7 @@ _STAGES: Final[tuple[tuple[What, str], ...]] = (
     ("thinking", "{} messages: thinking was removed"),
 )
 _SMALL_ARGUMENTS: Final = 600  # characters of arguments that are left alone
+_SMALL_ARGUMENT: Final = 300  # characters of one argument that stays in view
 _TASK: Final = 8  # the first user message stays if it takes at most this part (1/8) of the budget
 _MAX_LISTED: Final = 16  # artifacts that a note lists
 _LONG_POINTER: Final = "art:" + "a7f3c9e1b5d2" + "8e4b6" * 4  # costs more tokens than real pointers
@@ -396,9 +402,10 @@ class _Cutter:
         elif what == "arguments":
             for call in fmt.calls(message):
                 path, value = arguments_of(message, call) or ((), "")
-                if len(dumped(value)) > _SMALL_ARGUMENTS:
-                    convert = str if isinstance(value, str) else json.loads
-                    yield value, "older arguments", call.name, call.id, partial(_with_text, path=path, convert=convert)
+                if len(dumped(value)) <= _SMALL_ARGUMENTS:
+                    continue
+                for content, write in _long_arguments(path, value):
+                    yield content, "an older argument", call.name, call.id, write
         elif what == "media":
             for path, carried in attachments(message):
                 write = partial(_with_text, path=path, convert=carried.replace)
@@ -488,7 +495,29 @@ class _Cutter:
                 done.replaced += [Replacement(number, variant.what, *one) for one in found]
             done.messages.append(message)
             done.origin.append(number)
+        self._repair_references(done)
         return done
+
+    def _repair_references(self, done: _Rendering) -> None:
+        """Let results that refer to a replaced result say where that is now."""
+        moved: dict[str, str] = {}
+        for one in done.replaced:
+            where = f"stored in {one.pointer}" if one.pointer else "no longer shown and not stored"
+            for place, result in enumerate(self._results[one.message]):
+                is_replaced = one.what == "turns" or (one.what == "result" and one.call_id == result.call_id)
+                if is_replaced:
+                    asked = self._pairing.call_of.get((one.message, place))
+                    tool = asked[1].name if asked else result.name
+                    moved[ShownResult("", tool or "", result.call_id).place] = where
+        if not moved:
+            return
+        for at_message, number in enumerate(done.origin):
+            for result in self._results[number] if number is not None else ():
+                message = done.messages[at_message]
+                text = plain_text(at(message, result.content_path))
+                changed = repaired(text, moved) if text is not None else None
+                if changed is not None:
+                    done.messages[at_message] = self.fmt.with_content(message, result=result, text=changed)
 
     def _note(self, fold: tuple[int, ...], store: bool) -> tuple[Message, str | None]:
         """Return the note of a fold, and the pointer of the folded messages, which are stored one per line."""
@@ -507,6 +536,35 @@ class _Cutter:
             if not listed or weigh(note, self.count) <= self._room:
                 return note, pointer
             listed = listed[: len(listed) // 2]
+
+
+def _long_arguments(path: Path, value: Any) -> Iterator[tuple[str, Write]]:
+    """Yield the long arguments of a call as texts with lines, and how to replace each. Short ones, such as the path of
+    a file, stay in view."""
+    arguments = value
+    if isinstance(value, str):
+        try:
+            arguments = json.loads(value)
+        except (ValueError, RecursionError):
+            arguments = None
+    if not isinstance(arguments, dict):
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+        yield text, partial(_with_text, path=path, convert=str)
+        return
+    for name, argument in arguments.items():
+        if len(dumped(argument)) <= _SMALL_ARGUMENT:
+            continue
+        text = argument if isinstance(argument, str) else json.dumps(argument, ensure_ascii=False, indent=2)
+        if isinstance(value, str):
+            yield text, partial(_with_encoded_argument, path=path, name=name)
+        else:
+            yield text, partial(_with_text, path=(*path, name), convert=str)
+
+
+def _with_encoded_argument(message: Message, text: str, path: Path, name: str) -> Message:
+    """Write a text in place of one argument in arguments that are a string of JSON."""
+    arguments = json.loads(at(message, path)) | {name: text}
+    return dict(replaced(message, path, json.dumps(arguments, ensure_ascii=False)))
 
 
 def _with_text(message: Message, text: str, path: Path, convert: Callable[[str], Any]) -> Message:
@@ -572,10 +630,13 @@ class Placeholders:
 
     def of(self, content: object, what: str, *, tool: str | None, call_id: str | None) -> Placeholder | None:
         """Return the placeholder of a payload. None if the payload claims to be a stub, but its pointer does not
-        resolve in this session."""
+        resolve in this session, or if it refers to another result and the exact result was not stored."""
         text = plain_text(content)
         if text is not None and is_stub(text, _STUBS):
             return self._of_stub(text, what)
+        if text is not None and is_reference(text):
+            return self._of_reference(text, what)
+        text = text and (expanded(text) or text)
         if text is not None and (found := self._of_page(text)) is not None:
             return found
         payload = prepared(content if text is None else text, self.policy)
@@ -627,6 +688,14 @@ class Placeholders:
         prefix, stub = parse_pointer(pointer).prefix, json.loads(text)
         size, lines = (one if is_whole(one) else None for one in (stub.get("size_bytes"), stub.get("lines")))
         return Placeholder(what, size or 0, lines, prefix, pointer, pinned=self._is_pinned(prefix, ref))
+
+    def _of_reference(self, text: str, what: str) -> Placeholder | None:
+        """A shorter form is not stored: its placeholder points at the exact result."""
+        ref = None if self._session is None else original_of(self._session, text, self.policy)
+        if ref is None:
+            return None
+        pinned = self._is_pinned(ref.artifact_id, ref)
+        return Placeholder(what, ref.size_bytes, None, ref.artifact_id, ref.pointer, pinned=pinned)
 
     def _of_page(self, text: str) -> Placeholder | None:
         """A page from our own tools is not stored: its placeholder points at the artifact that was read."""
