@@ -23,7 +23,16 @@ import pytest
 import coatcheck
 from coatcheck import Policy, Session, Store, toolkit
 from coatcheck.errors import InvalidArgument
-from coatcheck.executor import ArtifactReference, Pointer, Result, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from coatcheck.executor import (
+    ArtifactReference,
+    Pointer,
+    Result,
+    ToolCall,
+    ToolError,
+    ToolExecutor,
+    ToolOutcome,
+    stays_inline,
+)
 from tests.backends import Backend, run_python
 
 BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
@@ -217,6 +226,17 @@ def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalize
     assert isinstance(page, Result)
     assert page.text.count("A line of a log") == 80
     assert executor.run(call("add", a=1)).text == "3"
+
+
+def test_a_tool_that_is_marked_keeps_its_results_inline_unless_the_policy_has_a_rule_for_it(session: Session) -> None:
+    @stays_inline
+    def read() -> str:
+        return BIG
+
+    assert ToolExecutor(session, [read]).run(call("read")).text == BIG
+    assert ToolExecutor(session, {"renamed": read}).run(call("renamed")).text == BIG
+    policy = Policy(max_chars=100, tools={"read": "always"})
+    assert ToolExecutor(session, [read], policy=policy).run(call("read")).ref is not None
 
 
 @pytest.mark.parametrize("options", [{"style": "camel"}, {"prefix": "memory_"}])

@@ -2,7 +2,7 @@
 
 from coatcheck._toolkit import Description
 from coatcheck.executor.arguments import PASS_POINTER, Pointer, resolve_arguments
-from coatcheck.executor.binding import widened, widened_schema
+from coatcheck.executor.binding import stays_inline, widened, widened_schema
 from coatcheck.executor.run import (
     ArtifactReference,
     Handle,
@@ -19,5 +19,5 @@ from coatcheck.executor.threads import Turn
 __all__ = [
     "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running", "TimedOut",
     "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments",
-    "widened", "widened_schema",
+    "stays_inline", "widened", "widened_schema",
 ]  # fmt: skip

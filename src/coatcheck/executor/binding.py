@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass, replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.checks import check_name
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from coatcheck.executor.run import ErrorCode, ToolCall
     from coatcheck.session import Session
 
+_T = TypeVar("_T")
+_STAYS_INLINE: Final = "stays_inline"
 _MAX_PROBLEMS: Final = 8
 _POINTERS: Final = "Arguments may be pointers (art:...)."
 _WANTED: Final[dict[Want, str]] = {
@@ -81,15 +83,23 @@ class BadCall(Exception):
         self.code: ErrorCode = code
 
 
+def stays_inline(tool: _T) -> _T:
+    """Mark a tool whose results an executor never replaces by stubs: it returns what is stored, or bounds its results
+    itself. A rule of the policy for the tool comes first."""
+    setattr(tool, _STAYS_INLINE, True)
+    return tool
+
+
 class BoundTool:
     """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is set if it is one of our
-    own tools."""
+    own tools. `stays_inline` is True if its results are never replaced by stubs."""
 
     def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
         self.name = name
         self._function = function
         self._object = itself
         self.purpose = purpose_of(getattr(itself, "description", None))
+        self.stays_inline = getattr(function if itself is None else itself, _STAYS_INLINE, False) is True
         try:
             self._signature = inspect.signature(function)
         except (ValueError, TypeError):  # some built-in functions have no signature

@@ -355,6 +355,9 @@ class ToolExecutor:
 
         A `read_tool` that is neither among the tools nor the default is assumed to be run by the host."""
         policy = self._given_policy or configured(self.session.store.settings)
+        inline: dict[str, Any] = {tool.name: "never" for tool in self._tools.values() if tool.stays_inline}
+        if inline:
+            policy = replace(policy, tools={**inline, **policy.tools})
         if policy.read_tool is None:
             return policy
         ours = next((tool for tool in self._tools.values() if tool.purpose == "get"), None)
