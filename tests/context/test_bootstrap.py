@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Session, config
-from coatcheck.context import bootstrap
+from coatcheck.context import Kept, bootstrap
 from coatcheck.errors import InvalidArgument
 from tests.backends import Backend
 
@@ -221,3 +221,18 @@ def test_head_note_and_tail_account_for_every_character(backend: Backend, tmp_pa
         assert session.get("f") == text
 
     check()
+
+
+def test_a_caller_can_keep_files_elsewhere_and_writes_their_lines(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text(rules(600))
+    kept: dict[str, str | bytes] = {}
+
+    def keep(name: str, content: str | bytes) -> Kept:
+        kept[name] = content
+        return Kept("See file 1.")
+
+    done = bootstrap(session, ["AGENTS.md"], root=tmp_path, keep=keep)
+    assert done.text.startswith("--- AGENTS.md ---\nSee file 1.\nrule 0:")
+    assert "characters are left out here, lines " in done.text
+    assert "get_artifact" not in done.text
+    assert (kept, session.list(), done.refs) == ({"AGENTS.md": rules(600)}, [], ())

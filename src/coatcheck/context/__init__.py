@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coatcheck.context._bootstrap import BootstrapFile, Bootstrapped, bootstrap
+    from coatcheck.context._bootstrap import BootstrapFile, Bootstrapped, Kept, bootstrap
     from coatcheck.context.appended import Recalled, recall
     from coatcheck.context.budget import Budget, Enforced, Rendered, Violation
     from coatcheck.context.conversation import Clearing
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Clearing", "Enforced", "HotState", "IndexEntry",
-    "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Savings", "SavingsRow", "Snapshot",
-    "Violation", "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall", "savings",
+    "Kept", "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Savings", "SavingsRow",
+    "Snapshot", "Violation", "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall",
+    "savings",
 ]  # fmt: skip
 
 _NAMES = {
-    "_bootstrap": ("BootstrapFile", "Bootstrapped", "bootstrap"),
+    "_bootstrap": ("BootstrapFile", "Bootstrapped", "Kept", "bootstrap"),
     "appended": ("Recalled", "recall"),
     "budget": ("Budget", "Enforced", "Rendered", "Violation"),
     "conversation": ("Clearing",),

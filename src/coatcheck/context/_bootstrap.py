@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -57,6 +58,16 @@ class Bootstrapped:
         return tuple(file.ref for file in self.files if file.status == "reference" and file.ref is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that was stored: the lines that refer to it in the prompt, and its ref if it is an artifact of the
+    session. `failure` says why it could not be stored."""
+
+    lead: str
+    ref: Ref | None = None
+    failure: str = ""
+
+
 def bootstrap(
     session: Session,
     files: Iterable[str | Path],
@@ -67,7 +78,7 @@ def bootstrap(
     shown_chars: int | None = None,
     read_tool: str | None = "get_artifact",
     redact: Literal["store"] | None = None,
-    lead: Callable[[Ref], str] | None = None,
+    keep: Callable[[str, str | bytes], Kept] | None = None,
 ) -> Bootstrapped:
     """Return the files as a prompt carries them, in the given order.
 
@@ -75,8 +86,9 @@ def bootstrap(
     The text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)` and its head and tail, together
     `shown_chars` (4,000), with a line between them about what is left out. A changed file becomes a new artifact under
     the same name; the old one remains until the session ends. With `enabled=False` every file is shown whole.
-    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. `lead` writes the line of a
-    reference instead. Defaults come from the settings of the store (`bootstrap`, and `policy.redact`).
+    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. `keep` gets the name and the
+    content of a file, and stores it elsewhere. Defaults come from the settings of the store (`bootstrap`, and
+    `policy.redact`).
 
     Relative names are looked up in `root`, by default the working directory. Missing files are skipped. A link that
     leads out of the folder, a file that is not regular, cannot be read or is over 64 MB is refused. Neither raises."""
@@ -90,19 +102,29 @@ def bootstrap(
     whole(shown, "shown_chars")
     one_of(redact, "redact", ("store",), optional=True)
     policy = configured(session.store.settings, redact)
-    make = _Text(session, most if enabled else None, min(shown, most), read_tool, policy, lead or _lead)
+    make = _Text(
+        keep=partial(_keep, session, policy) if keep is None else keep,
+        threshold=most if enabled else None,
+        shown=min(shown, most),
+        read_tool=read_tool,
+    )
     base = Path.cwd() if root is None else Path(root)
     return make.all((base, Path(file)) for file in files)
 
 
+def _keep(session: Session, policy: Policy, name: str, value: str | bytes) -> Kept:
+    """Store a file as an artifact of the session."""
+    ref = put(session, value, About(name=name, kind="doc", tool="bootstrap"), policy)
+    about = f"type={ref.kind}, sha256={ref.artifact_id}, bytes={ref.size_bytes}"
+    return Kept(f"ArtifactRef: {ref.pointer} ({about})", ref)
+
+
 @dataclass(slots=True)
 class _Text:
-    session: Session
+    keep: Callable[[str, str | bytes], Kept]
     threshold: int | None
     shown: int
     read_tool: str | None
-    policy: Policy
-    lead: Callable[[Ref], str]
     seen: dict[str, str] = field(default_factory=dict)
 
     def all(self, files: Iterator[tuple[Path, Path]]) -> Bootstrapped:
@@ -127,35 +149,29 @@ class _Text:
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            ref, failure = self._stored(name, data)
-            shown = f"{self._lead(ref, failure)}\n[not UTF-8 text: nothing of it is shown]"
-            return shown, BootstrapFile(name, "reference", ref, failure or "not UTF-8 text")
+            kept = self._kept(name, data)
+            shown = f"{kept.lead}\n[not UTF-8 text: nothing of it is shown]"
+            return shown, BootstrapFile(name, "reference", kept.ref, kept.failure or "not UTF-8 text")
         text = text.removeprefix("\ufeff").rstrip("\n")
         if self.threshold is None or len(text) <= self.threshold:
             return text, BootstrapFile(name, "whole")
-        ref, failure = self._stored(name, data.decode())
+        kept = self._kept(name, data.decode())
         start, end = _cut(text, self.shown)
         first, last = (text.count("\n", 0, at) + 1 for at in (start, end - 1))
         how = ""
-        if ref is not None and self.read_tool is not None:
-            how = f'; {self.read_tool}(pointer="{ref.pointer}", lines="{first}:{last}") reads them'
+        if kept.ref is not None and self.read_tool is not None:
+            how = f'; {self.read_tool}(pointer="{kept.ref.pointer}", lines="{first}:{last}") reads them'
         note = f"[{end - start:,} characters are left out here, lines {first}-{last}{how}]"
-        parts = (self._lead(ref, failure), text[:start].rstrip("\n"), note, text[end:])
-        return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", ref, failure)
+        parts = (kept.lead, text[:start].rstrip("\n"), note, text[end:])
+        return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", kept.ref, kept.failure)
 
-    def _lead(self, ref: Ref | None, failure: str) -> str:
-        return f"[the whole file could not be stored: {failure}]" if ref is None else self.lead(ref)
-
-    def _stored(self, name: str, value: str | bytes) -> tuple[Ref | None, str]:
-        """Store a file. If the store fails, return the reason: the prompt is built anyway."""
+    def _kept(self, name: str, value: str | bytes) -> Kept:
+        """Store a file. If the store fails, the reason replaces the reference: the prompt is built anyway."""
         try:
-            return put(self.session, value, About(name=name, kind="doc", tool="bootstrap"), self.policy), ""
+            return self.keep(name, value)
         except (StoreError, LimitExceeded) as error:
-            return None, one_line(mask(error.message), _NAME)
-
-
-def _lead(ref: Ref) -> str:
-    return f"ArtifactRef: {ref.pointer} (type={ref.kind}, sha256={ref.artifact_id}, bytes={ref.size_bytes})"
+            failure = one_line(mask(error.message), _NAME)
+            return Kept(f"[the whole file could not be stored: {failure}]", failure=failure)
 
 
 def _cut(text: str, shown: int) -> tuple[int, int]:

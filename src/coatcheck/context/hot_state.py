@@ -88,14 +88,16 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 class IndexEntry(BaseModel):
     """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version (its number under its
-    name, or a text), and a summary."""
+    name, a text, or None if it has none), and a summary."""
 
     model_config = _CONFIG
 
     artifact_id: Annotated[str, BeforeValidator(_whole_id)]
     type: Kind
     label: Text = ""
-    version: Annotated[int, Field(ge=1, le=1 << 53)] | Annotated[Text, Field(min_length=1, max_length=_LABEL)] = 1
+    version: (
+        Annotated[int, Field(ge=1, le=1 << 53)] | Annotated[Text, Field(min_length=1, max_length=_LABEL)] | None
+    ) = 1
     summary: Text = ""
 
     def __init__(self, **values: Any) -> None:
@@ -260,8 +262,12 @@ def _items(name: str, value: Any) -> list[str]:
 
 def entry_line(entry: Mapping[str, Any]) -> str:
     """Format an entry of a rendered artifact index on one line."""
-    label, summary = entry.get("label"), entry.get("summary")
-    words = [entry["artifact_id"], entry["type"], f"v{entry['version']}", *([label] if label else [])]
+    label, summary, version = entry.get("label"), entry.get("summary"), entry.get("version")
+    words = [entry["artifact_id"], entry["type"]]
+    if version is not None:
+        words.append(f"v{version}")
+    if label:
+        words.append(label)
     return " ".join(words) + (f": {summary}" if summary else "")
 
 

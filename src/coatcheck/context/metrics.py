@@ -92,6 +92,9 @@ _STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
 _FILE: Final = re.compile(
     r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$", re.MULTILINE
 )
+_REGISTERED_FILE: Final = re.compile(
+    r"^ArtifactRef: [0-9a-f]{64} \(type=[\w/.+-]+, sha256=[0-9a-f]{64}, bytes=\d+, createdAt=[\w:.-]+\)$", re.MULTILINE
+)  # as `coatcheck.compat.artifact_refs` writes it: its registry is not a session
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)
 _DECODER: Final = json.JSONDecoder()
 _NEARLY_FULL: Final = 0.75  # the part of a budget from which a prompt is worth a warning
@@ -465,6 +468,7 @@ class _Scale:
 
     def _measured(self, message: Any, digest: bytes, tokens: int | None, names: frozenset[str]) -> _Part:
         figures: Counter[str] = Counter()
+        is_system = isinstance(message, Mapping) and message.get("role") in ("system", "developer")
         for one in _contents(message):
             if isinstance(one, str) and self._was_read(one):
                 figures["tokens_read_back"] += self._tokens(one)
@@ -474,6 +478,8 @@ class _Scale:
             if isinstance(one, str):
                 found, left_out = self._files(one)
                 figures.update(ref_files=found, tokens_saved=left_out)
+                if is_system:
+                    figures["ref_files"] += len(_REGISTERED_FILE.findall(one))
         figures["tokens_read_back"] += sum(self._tokens(_dumped(call)) for call in calls_named(message, names))
         author, texts = spoken(message)
         figures["user_chars" if author == "user" else "sys_chars"] += sum(map(len, texts))
