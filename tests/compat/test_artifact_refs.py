@@ -298,6 +298,17 @@ def test_damaged_content_is_an_error_and_storing_it_again_repairs_it(registry: A
         assert registry.get(record.artifact_id) is not None
 
 
+def test_a_pipe_or_a_link_in_place_of_a_file_is_a_missing_artifact(registry: ArtifactRegistry, tmp_path: Path) -> None:
+    record = registry.store_text("the content")
+    path = Path(urlsplit(record.content_uri).path).with_name("record.json")
+    path.rename(tmp_path / "record.json")
+    path.symlink_to(tmp_path / "record.json")
+    assert registry.get(record.artifact_id) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert registry.get(record.artifact_id) is None
+
+
 def test_the_default_root_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OPENCLAW_STATE_DIR", raising=False)

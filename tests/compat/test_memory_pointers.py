@@ -362,6 +362,16 @@ def test_a_state_in_a_cycle_ends_too() -> None:
     assert store.find(pointer) is None
 
 
+def test_a_state_that_is_collected_in_the_middle_of_a_call_to_the_store_ends_later() -> None:
+    contexts = [RunContext({})]
+    pointer, store = store_artifact(contexts[0], "ends later").pointer, contexts[0].session.store
+    catalog: Any = store._catalog
+    catalog._mutex.run(contexts.clear)
+    assert store.find(pointer)
+    RunContext()
+    assert store.find(pointer) is None
+
+
 def test_a_thousand_dropped_states_leave_nothing_behind() -> None:
     store = RunContext().session.store
     gc.collect()
@@ -431,6 +441,15 @@ def test_a_state_can_move_from_memory_to_a_store(tmp_path: Path) -> None:
         assert get_artifact(RunContext(json.loads(json.dumps(state)), store=store), "a") == "moved"
 
 
+def test_a_state_continues_in_a_store_that_was_opened_again(tmp_path: Path) -> None:
+    state: dict[str, Any] = {}
+    for turn in range(3):
+        with coatcheck.open(tmp_path) as store:
+            ctx = RunContext(state, store=store)
+            assert len(list_artifacts(ctx)) == len(state["__artifacts"]) == turn
+            store_artifact(ctx, f"turn {turn}")
+
+
 def test_a_named_session_in_memory_outlives_its_state() -> None:
     store_artifact(RunContext(session_id="mine"), "kept", name="a")
     gc.collect()
@@ -477,6 +496,8 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing() -> None:
         RunContext([])  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="store must be a folder, an s3:// address or an open Store, got a int"):
         RunContext(store=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="no backend for 'gs://bucket'"):
+        RunContext(store="gs://bucket")
     assert store(name="art:0123456789ab", value="x").startswith("[error: ")
     assert list_artifacts(ctx) == []
 

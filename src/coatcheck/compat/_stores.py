@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import TypeGuard
+from urllib.parse import unquote, urlsplit
 
 from coatcheck import Store
 from coatcheck.errors import InvalidArgument
+from coatcheck.ids import clip
 
 Place = Store | str | os.PathLike[str]
 """An open store, the address of one, or a folder. `~` is expanded."""
@@ -26,4 +28,8 @@ def folder_of(place: object, what: str) -> Path:
             f"{what} must be a folder, an s3:// address or an open Store, got {given}",
             hint="pass a path, or what coatcheck.open returned",
         )
+    if isinstance(place, str) and "://" in place:
+        if not place.startswith("file:///"):
+            raise InvalidArgument(f"no backend for {clip(place)}", hint="use a folder, or s3://bucket/prefix?catalog=…")
+        return Path(unquote(urlsplit(place).path))
     return Path(place).expanduser().absolute()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -45,6 +47,7 @@ _SESSION: Final = "artifacts"
 _BACKEND: Final = ".coatcheck"
 _CONTENT, _RECORD = "content.txt", "record.json"
 _WHOLE: Final = 64  # characters of an id
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
 _MARKDOWN: Final = "text/markdown"
 _THRESHOLD_CHARS: Final = 8_000
 _LIMITS: Final = {re.sub("_(.)", lambda found: found[1].upper(), one.name): one.name for one in fields(context.Budget)}
@@ -303,11 +306,18 @@ def _text_of(data: bytes) -> str:
 
 
 def _read(path: Path) -> bytes | None:
+    """Return the bytes of a file, or None if it is missing. A link or a pipe is not read, as if it were missing."""
     with storage_errors("reading an artifact"):
         try:
-            return path.read_bytes()
+            handle = os.open(path, _READ)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
+        with os.fdopen(handle, "rb") as file:
+            return file.read() if stat.S_ISREG(os.fstat(handle).st_mode) else None
 
 
 def _write(path: Path, data: bytes) -> None:

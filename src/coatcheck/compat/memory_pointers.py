@@ -138,26 +138,33 @@ class RunContext:
 
     def _restore(self, before: Mapping[str, Any]) -> None:
         """Add the artifacts that the state had before: in another store, saved with their values, or just named."""
-        other = before.session if isinstance(before, ArtifactMap) else self.session
-        is_moved = other.session_id != self.session.session_id or other.store is not self.session.store
+        other = before.session if isinstance(before, ArtifactMap) else None
         gone = 0
         for artifact_id, saved in before.items():
             entry = saved if isinstance(saved, Mapping) else {}
-            ref = _found(other, artifact_id)
-            if "value" in entry:
+            own = _found(self.session, artifact_id)
+            if own is not None:
+                self.note(own)
+            elif "value" in entry:
                 store_artifact(self, entry["value"], entry.get("name"), entry.get("contentType"))
-            elif ref is None:
+            elif other is None or not self._take(other, artifact_id):
                 gone += 1
-            elif is_moved:
-                store_artifact(self, other.get(ref), ref.name, ref.media_type)
-            else:
-                self.note(ref)
         if gone:
             _LOG.warning(
                 "%d of the artifacts that a session state names are gone: without store=, RunContext keeps them in "
                 "memory, as long as the state or a copy of it exists in this process",
                 gone,
             )
+
+    def _take(self, other: Session, artifact_id: object) -> bool:
+        """Copy an artifact from a session in another store, and return whether it was there."""
+        try:
+            ref = _found(other, artifact_id)
+            if ref is not None:
+                store_artifact(self, other.get(ref), ref.name, ref.media_type)
+        except StoreError:  # that store is closed, or fails
+            return False
+        return ref is not None
 
 
 def wrap_tools(tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, config: ArtifactsConfig) -> Any:
