@@ -721,11 +721,11 @@ def test_doctor_finds_problems_and_suggests_fixes(store: Path, tmp_path: Path) -
     done = call("doctor")
     assert done.exit_code == 0, done.stdout
     assert f"ok      store: {store}" in done.stdout
-    (store / "journal.damaged-1").touch()
+    (store / "catalog.sqlite").write_bytes(b"not a database" * 1_000)
     done = call("doctor")
     assert done.exit_code == 1
-    assert "PROBLEM store: records were lost: journal.damaged-1" in done.stdout
-    assert "-> coatcheck verify --repair" in done.stdout
+    assert "PROBLEM store: the catalog is damaged" in done.stdout
+    assert "-> restore it from an export" in done.stdout
     found = json.loads(call("doctor", "--json").stdout)
     assert [one["about"] for one in found if one["state"] == "problem"] == ["store"]
     (tmp_path / "file").write_text("not a store")

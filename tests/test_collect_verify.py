@@ -625,7 +625,7 @@ def test_a_repair_takes_a_missing_copy_back_from_the_quarantine(folder: Backend,
     store = folder.open(clock=clock)
     session = store.session("s", ttl=None)
     ref = session.put(NOISE)
-    assert session.list() == [ref]  # applies the journal
+    assert session.list() == [ref]
     folder.edit_catalog("UPDATE blob SET place = '00' || substr(place, 3)")
     assert store.collect(grace=0).orphans == 1
     assert store.stats().quarantined_bytes == LARGE

@@ -278,7 +278,7 @@ def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> No
     store = folder.open(clock=clock)
     session = store.session("s")
     ref = session.put(value, name="n")
-    assert session.list() == [ref]  # applies the journal, so that the reads below need not
+    assert session.list() == [ref]
     before = digests_of_files(folder.path)
     for _ in range(20):
         clock.advance(1)

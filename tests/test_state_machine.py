@@ -1,7 +1,7 @@
 """A store compared with a model made of dicts: after any sequence of operations, both give the same answers.
 
-The machine also reopens the store, and abandons it as a crash would: not closed, with its journal not applied and its
-uses not written. The model knows nothing of blobs, rows, files or objects.
+The machine also reopens the store, and abandons it as a crash would: not closed, with its WAL as it is
+and its uses not written. The model knows nothing of blobs, rows, files or objects.
 """
 
 from __future__ import annotations

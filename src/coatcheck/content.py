@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from coatcheck.atomic import Draft
 from coatcheck.errors import NotFound, UnsupportedValue, storage_errors
 from coatcheck.refs import Blob, Ref
 from coatcheck.storage import BlobStore, Entry
-from coatcheck.storage.forks import Mutex
 from coatcheck.storage.frames import FRAME
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Files:
     """The files that this process made of the artifacts of a store."""
 
     def __init__(self) -> None:
-        self._lock = Mutex()
+        self._lock = threading.RLock()
         self._made: dict[str, set[Path]] = {}
 
     def write(self, stream: BinaryIO, media_type: str, session_id: str, folder: str | Path) -> Path:
@@ -206,7 +206,8 @@ class Files:
                 owner = hashlib.sha256(session_id.encode()).hexdigest()[:8]
                 path = where / f"{digest.hexdigest()[:32]}-{owner}{suffix}"
                 draft.replace(path, durable=False)
-        self._lock.run(lambda: self._note(session_id, path))
+        with self._lock:
+            self._note(session_id, path)
         return path
 
     def _note(self, session_id: str, path: Path) -> None:
@@ -217,6 +218,8 @@ class Files:
 
     def remove(self, session_id: str) -> None:
         """Remove the files of a session. Files that are gone or cannot be removed are skipped."""
-        for path in self._lock.run(lambda: self._made.pop(session_id, set())):
+        with self._lock:
+            paths = self._made.pop(session_id, set())
+        for path in paths:
             with suppress(OSError):
                 path.unlink()

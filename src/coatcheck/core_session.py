@@ -136,7 +136,7 @@ class CoreSession(ABC):
         A pointer with a fragment (`art:…#/rows/0`) returns that part of a JSON value. That raises `LimitExceeded` if
         the whole value has more than 64 MiB or ten million values."""
         try:
-            entry, fragment = self._resolve(target, content=True, brief=True)
+            entry, fragment = self._resolve(target, content=True)
             if fragment:
                 self._note(entry)
                 part = self._part_or_error(self._content(entry), fragment)
@@ -544,14 +544,14 @@ class CoreSession(ABC):
             what = f"{content.ref.pointer}#{fragment}"
             raise InvalidPointer(f"{clip(what)} has a fragment, but the artifact is not JSON", hint="") from error
 
-    def _resolve(self, target: Ref | str, *, content: bool = False, brief: bool = False) -> tuple[Entry, str]:
+    def _resolve(self, target: Ref | str, *, content: bool = False) -> tuple[Entry, str]:
         """Return the live entry for a ref, pointer, id or name, and the fragment of the pointer.
 
         Every read goes through here. A digest is not a capability: an id that neither the session nor an ancestor has
         is answered exactly like one that does not exist. Raises `NotFound`, `Expired`, `AmbiguousPointer`,
         `InvalidPointer`."""
         if isinstance(target, Ref):
-            entry = self._by_prefix(target.artifact_id, content, brief)
+            entry = self._by_prefix(target.artifact_id, content)
             if entry.ref.codec != target.codec:
                 entry = replace(entry, ref=replace(entry.ref, codec=target.codec))
             return entry, ""
@@ -559,28 +559,24 @@ class CoreSession(ABC):
             raise InvalidArgument(f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref")
         if target.startswith(SCHEME) and is_pointer(target):
             prefix, _, fragment = target[len(SCHEME) :].partition("#")
-            return self._by_prefix(prefix, content, brief), fragment
+            return self._by_prefix(prefix, content), fragment
         named = self._nearest(name=target, content=content, limit=1) if is_encodable(target) else None
         if named is not None:
             if not self._parts.is_live(named):
                 raise _gone(named, target)
             return named, ""
         if is_prefix(target):
-            return self._by_prefix(target, content, brief), ""
+            return self._by_prefix(target, content), ""
         if target.startswith(SCHEME):
             parse_pointer(target)  # raises
         raise NotFound(f"no artifact found for {clip(target)}")
 
-    def _by_prefix(self, prefix: str, content: bool, brief: bool) -> Entry:
+    def _by_prefix(self, prefix: str, content: bool) -> Entry:
         dead: Entry | None = None
         live: dict[str, Entry] = {}
         parts = self._parts
         for session_id in self._scope.lineage:
-            if content:
-                found = parts.catalog.fetch(session_id, prefix, brief=brief)
-            else:
-                found = parts.catalog.find(session_id, prefix=prefix)
-            for entry in found:
+            for entry in parts.catalog.find(session_id, prefix=prefix, content=content):
                 if parts.is_live(entry):
                     live.setdefault(entry.ref.artifact_id, entry)
                 else:
@@ -639,7 +635,7 @@ class CoreSession(ABC):
         for digest in digests:
             if digest not in found:
                 with contextlib.suppress(NotFound):  # a transcript may still refer to it
-                    found[digest] = self._by_prefix(digest, True, False)
+                    found[digest] = self._by_prefix(digest, True)
         refs = self._refs(found.values(), {entry.ref.artifact_id for entry in entries})
         return {ref.artifact_id: replace(found[ref.artifact_id], ref=ref) for ref in refs}
 
@@ -672,8 +668,6 @@ class CoreSession(ABC):
             except NotFound:
                 entry = self._moved(entry)
                 data = blobs.read(entry.blob, 0, entry.blob.size) if entry.content is None else entry.content
-        if entry.is_checked and entry.content is not None:
-            return entry, data
         kept: object = data  # a damaged row of SQLite may have text, or a number, in place of the bytes
         if not isinstance(kept, bytes) or hashlib.sha256(kept).hexdigest() != entry.ref.artifact_id:
             raise Damaged(f"the bytes of {entry.ref.pointer} do not match their digest")

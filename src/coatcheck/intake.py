@@ -35,7 +35,7 @@ from coatcheck.storage import (
     Staged,
     merged,
 )
-from coatcheck.storage.forks import Mutex, watch
+from coatcheck.storage.forks import RLock, watch
 from coatcheck.storage.frames import FramedChunks
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Activity:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._lock = Mutex()
+        self._lock = threading.RLock()
         self._sessions: dict[str, float] = {}
         self._blobs: dict[str, float] = {}
         self._shown: dict[tuple[str, str], Ranges] = {}
@@ -129,11 +129,8 @@ class Activity:
     def show(self, session_id: str, digest: str, start: int, end: int) -> None:
         """Note that a session was shown these bytes of an artifact. Call `note` as well: that starts the timer."""
         key = (session_id, digest)
-
-        def add() -> None:
+        with self._lock:
             self._shown[key] = merged([*self._shown.get(key, ()), (start, end)])
-
-        self._lock.run(add)
 
     def shown(self, session_id: str, digest: str) -> Ranges:
         """The bytes that a session was shown and that may not be in the catalog yet."""
@@ -142,37 +139,36 @@ class Activity:
     def flush(self) -> None:
         for write in self.writers:
             write()
-        sessions, blobs, shown = self._lock.run(self._taken)
+        with self._lock:
+            self._stop_timer()
+            sessions, self._sessions = self._sessions, {}
+            blobs, self._blobs = self._blobs, {}
+            shown, self._shown = self._shown, {}
         if sessions or blobs or shown:
             # A store that cannot be written at the moment still serves reads; the uses count in this process.
             with contextlib.suppress(StoreError):
                 self._catalog.touch(sessions, blobs, shown)
 
-    def _taken(self) -> tuple[dict[str, float], dict[str, float], dict[tuple[str, str], Ranges]]:
-        """Return what was noted so far, and start again with nothing."""
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        sessions, self._sessions = self._sessions, {}
-        blobs, self._blobs = self._blobs, {}
-        shown, self._shown = self._shown, {}
-        return sessions, blobs, shown
 
     def _schedule(self, now: float, delay: float) -> None:
-        def start() -> None:
-            if self._timer is not None:
-                self._timer.cancel()
+        with self._lock:
+            self._stop_timer()
             self._due = now + delay
             self._timer = threading.Timer(delay, self.flush)
             self._timer.daemon = True
             self._timer.start()
 
-        self._lock.run(start)
-
-    def locks(self) -> list[Mutex]:
+    def locks(self) -> list[RLock]:
         return [self._lock]
 
-    def renew(self) -> None:
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork(self) -> None:
         self._timer = None  # its thread exists only in the parent process
 
 
@@ -262,24 +258,24 @@ class Parts(NamedTuple):
                 return False
             if entry.blob.coding != "inline":
                 return bool(self._is_sound(entry.blob, data))
-            return entry.is_checked if entry.content is None else entry.content == data
+            return entry.content == data
 
         if len(data) <= self.catalog.inline_limit:
             entry, ids = self._within_quota(
                 lambda: self.catalog.put_inline(
                     digest,
                     scope.lineage,
-                    lambda: Entry(describe(), Blob(digest, len(data)), info, data, is_checked=True),
+                    lambda: Entry(describe(), Blob(digest, len(data)), info, data),
                     is_repeat,
                     limits=self.limits,
                 )
             )
             return self.ref_for_caller(entry, ids)
         found = self.catalog.look(digest, scope.lineage, blob=True)
-        if found.is_durable:
-            for entry in found.entries:
-                if is_repeat(entry):
-                    return self.ref_for_caller(entry, found.ids)
+        for entry in found.entries:
+            if is_repeat(entry):
+                self.catalog.confirm()
+                return self.ref_for_caller(entry, found.ids)
         chunks = [data] if value.framed is None else FramedChunks([data], value.framed)
         is_same = None if found.blob is None else self._is_sound(found.blob, data)
         return self._put_copy(describe(), info, found, is_same, lambda: self.blobs.stage(chunks, digest))

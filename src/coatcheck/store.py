@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -30,7 +31,6 @@ from coatcheck.storage import (
     SessionInfo,
     Totals,
 )
-from coatcheck.storage.forks import Mutex
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport, Progress, VerifyReport
@@ -77,7 +77,7 @@ class Store:
         self._clock = clock
         self._open_tenant = tenants
         self._tenants: dict[str, Store] = {}
-        self._opening_tenant = Mutex()
+        self._opening_tenant = threading.RLock()
         self._closed = False
         self._secret: bytes | None = None
         self._activity = Activity(catalog)
@@ -170,7 +170,8 @@ class Store:
         check_name(name, "tenant")
         if self._open_tenant is None:
             raise InvalidArgument("a tenant's store has no tenants", hint="call tenant() of the main store")
-        return self._opening_tenant.run(lambda: self._opened_tenant(name, quota_bytes))
+        with self._opening_tenant:
+            return self._opened_tenant(name, quota_bytes)
 
     def _opened_tenant(self, name: str, quota_bytes: int | None) -> Store:
         if self._closed or self._open_tenant is None:
@@ -354,7 +355,8 @@ class Store:
         return self._closed
 
     def close(self) -> None:
-        self._opening_tenant.run(lambda: setattr(self, "_closed", True))  # no tenant is opened after this
+        with self._opening_tenant:  # no tenant is opened after this
+            self._closed = True
         for tenant in self._tenants.values():
             tenant.close()
         self._activity.flush()

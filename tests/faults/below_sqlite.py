@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import _sqlite3
 import ctypes
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int64, c_void_p
 from typing import Any, Protocol
 
-OK, FAILED = 0, 10
+OK, FAILED, FULL = 0, 10, 13
 _OPEN = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_int, c_void_p)
 _DELETE = CFUNCTYPE(c_int, c_void_p, c_char_p, c_int)
 _SLEEP = CFUNCTYPE(c_int, c_void_p, c_int)
@@ -166,6 +167,8 @@ def _answer(call: Callable[[], int]) -> int:
     """Return the result of a call. An exception cannot pass through SQLite: it becomes a failed call."""
     try:
         return call()
+    except OSError as error:
+        return FULL if error.errno == errno.ENOSPC else FAILED
     except BaseException:  # noqa: BLE001 - the caller's next step raises again
         return FAILED
 

@@ -130,7 +130,13 @@ class FleetWorld(World):
     def weight(self, what: str) -> int:
         return 1 if what.startswith("database: a") else 10  # most steps are transactions that only read
 
-    def step(self, what: str, do: Callable[[], _T], half: Callable[[], object] | None = None) -> _T:
+    def step(
+        self,
+        what: str,
+        do: Callable[[], _T],
+        half: Callable[[], object] | None = None,
+        fail: Callable[[], object] | None = None,
+    ) -> _T:
         answer, process = super().step(what, do, half), self.current()
         if process is not None and what == "bucket: put" and self.choose.random() < 0.3:
             self.pause(process, slow=True)  # between the object and its row

@@ -26,8 +26,8 @@ from unittest.mock import patch
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.storage import journal
-from coatcheck.storage.folder import FolderCatalog
+from coatcheck.storage import reserve
+from coatcheck.storage.folder import INDEX, LOG, FolderCatalog
 from coatcheck.testing.faulty import Crash, Cut, open_on
 from tests.faults.below_sqlite import wrapped_vfs
 from tests.faults.conftest import folder_in_memory
@@ -80,15 +80,11 @@ class FolderWorld(World):
     def abandon(self, store: Store) -> None:
         catalog: Any = store._catalog
         if not catalog._closed:
-            for connection in (catalog._writer, *catalog._readers):
-                with contextlib.suppress(sqlite3.Error):
-                    connection.close()
             catalog._closed = True
-            catalog._journal.close()
-            for descriptor in (catalog._lock, catalog._folder):
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
-            catalog._lock = -1
+            with contextlib.suppress(sqlite3.Error):
+                catalog._close_files()
+            with contextlib.suppress(OSError):
+                os.close(catalog._folder)
         store._blobs.close()
         store._passages.close()
 
@@ -100,7 +96,7 @@ class FolderWorld(World):
                 (fcntl, "flock", self._lock),
                 (os, "open", self._pausing(os.open)),
                 (os, "listdir", self._pausing(os.listdir)),
-                (journal, "_FULL_SIZE", self.plan.reserve),
+                (reserve, "FULL_SIZE", self.plan.reserve),
                 (FolderCatalog, "inline_limit", INLINE),
             ):
                 stack.enter_context(patch.object(owner, name, value))
@@ -128,12 +124,14 @@ class FolderWorld(World):
         self._cuts += 1
         self.injected["simulated power cuts"] += 1
         if not all(self.plan.power):
-            # Puts of a process without durability may be lost. A torn record may belong to an acknowledged put, so it
-            # is reported too.
-            self.excused = ("damaged", "missing", "catalog: the journal was damaged")
+            # Puts of a process without durability may be lost, and the index of the WAL may say so.
+            self.excused = ("damaged", "missing", "catalog: the end of the write-ahead log")
         root, running = self._base / str(self._cuts), self.running
         self.running = None  # no process runs meanwhile
+        index = self.volume.root / INDEX
         self.volume.leave(root, how, self.choose)
+        if (root / LOG).exists() and index.exists() and self.choose.random() < 0.5:
+            shutil.copyfile(index, root / INDEX)  # the system may have written it, or not
         self.volume = Volume(root)
         self.running = running
         self.note(f"power cut ({how}): {where}", is_cut=True)
@@ -186,7 +184,7 @@ def template() -> Path:
     folder = stack.enter_context(folder_in_memory()) / "template"
     with (
         drawn_names(-1),
-        patch.object(journal, "_FULL_SIZE", 1 << 16),
+        patch.object(reserve, "FULL_SIZE", 1 << 16),
         patch.object(FolderCatalog, "inline_limit", INLINE),
         coatcheck.open(folder, clock=lambda: START) as store,
     ):

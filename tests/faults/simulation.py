@@ -387,7 +387,13 @@ class World(Steps):
         if process.is_dead:
             raise Crash
 
-    def step(self, what: str, do: Callable[[], _T], half: Callable[[], object] | None = None) -> _T:
+    def step(
+        self,
+        what: str,
+        do: Callable[[], _T],
+        half: Callable[[], object] | None = None,
+        fail: Callable[[], object] | None = None,
+    ) -> _T:
         process = self.current()
         if process is None:
             return do()

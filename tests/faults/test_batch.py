@@ -7,33 +7,28 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from coatcheck.testing.faulty import FaultyDisk, open_on
+from coatcheck.testing.faulty import open_on
+from tests.faults.machine import FaultyDisk
 from tests.faults.world import problems
 
-pytestmark = pytest.mark.faults
-
-
-class Counting(FaultyDisk):
-    """Counts the syncs of data."""
-
-    syncs = 0
-
-    def sync_data(self, file: int) -> None:
-        self.syncs += 1
-        super().sync_data(file)
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("on_machines")]
 
 
 def test_a_batch_of_puts_costs_one_sync(in_memory: Path) -> None:
-    disk = Counting(in_memory / "store", image=in_memory / "image", cut="dropped")
+    disk = FaultyDisk(in_memory / "store", image=in_memory / "image", cut="dropped")
+
+    def syncs() -> int:
+        return sum("sync" in step for step in disk.steps)
+
     with open_on(in_memory / "store", disk) as store:
         session = store.session("s")
         session.put("before")
-        syncs = disk.syncs
+        before = syncs()
         with store.batching:
             for number in range(50):
                 session.put(f"artifact {number}")
-            assert disk.syncs == syncs
-        assert disk.syncs == syncs + 1
+            assert syncs() == before
+        assert syncs() == before + 1
 
 
 def test_a_finished_batch_survives_a_power_cut(in_memory: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.storage import journal
+from coatcheck.storage import reserve
 from coatcheck.storage.folder import FolderCatalog
 from coatcheck.testing.faulty import Cut, open_on
 from tests.conftest import LONG_FAULTS
@@ -91,7 +91,7 @@ class Use:
 
 
 def use_all(use: Use) -> None:
-    """Make puts of all kinds, removals, and small changes after compression. The journal is applied many times."""
+    """Make puts of all kinds, removals, and small changes after compression. The WAL begins again many times."""
     choose = random.Random(1)
     small = [choose.randbytes(300) for _ in range(12)]
     large = [choose.randbytes(5_000) for _ in range(3)]
@@ -139,8 +139,8 @@ def change_around_old(use: Use) -> None:
 
 @pytest.fixture
 def small_reserve() -> Iterator[None]:
-    """Limits so small that the journal is applied and the WAL checkpointed within a few changes."""
-    with patch.object(journal, "_FULL_SIZE", 1 << 16), patch.object(FolderCatalog, "inline_limit", INLINE):
+    """Limits so small that the WAL is copied to the database within a few changes."""
+    with patch.object(reserve, "FULL_SIZE", 1 << 16), patch.object(FolderCatalog, "inline_limit", INLINE):
         yield
 
 

@@ -23,12 +23,13 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
 from coatcheck.storage import sqlite
-from coatcheck.testing.faulty import At, Crash, Cut, FaultyDisk, open_on
+from coatcheck.testing.faulty import Crash, Cut, open_on
 from tests.counting import Counts
 from tests.faults.conftest import folder_in_memory
+from tests.faults.machine import At, FaultyDisk
 from tests.faults.world import State, assert_clean, files_under, problems, state_of
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("on_machines")]
 
 SMALL = b"a small artifact " * 20
 LARGE = random.Random(1).randbytes(140_000)
@@ -155,8 +156,9 @@ class Run:
             self.is_done = True
             after = state_of(store)
             store.close()
-            return after
-        except Crash:
+            return None if self.disk.crashed else after  # SQLite reports no error if it fails to close
+        except (Crash, StoreError):
+            assert self.disk.crashed
             self.disk.revive()
             if store is not None:
                 store.close()
@@ -205,7 +207,7 @@ def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[
         is_turn = long_faults or CRASHES[count % len(CRASHES)] == cut
         if is_turn:
             yield At(step, "after"), step
-        if is_turn and what.startswith("write") and cut is None:
+        if is_turn and "write" in what and cut is None:
             yield At(step, "halfway"), step
         if long_faults:
             yield At(step, "before"), step

@@ -1,4 +1,4 @@
-"""Interrupts (control-C, an alarm handler that raises) at every bytecode of a call.
+"""Interrupts (control-C, an alarm handler that raises) with real signals, at random moments of every public call.
 
 At any instant, no lock and no transaction is left behind. Other threads, other processes and the same store keep
 working, and a fork does not hang. The exception is kept for the checks, as in an interactive session.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dis
 import fcntl
 import inspect
 import io
@@ -33,63 +32,70 @@ import coatcheck
 from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, transcript
 from coatcheck.executor import Handle
 from coatcheck.intake import About
-from coatcheck.storage.forks import Mutex
 from coatcheck.values import Encoded, encode
 from tests.conftest import LONG_FAULTS
 from tests.counting import Counts
 from tests.faults.world import ROOT, assert_clean, chosen_seed, problems
 from tests.transcript.samples import SAMPLES, as_lines
 
-pytestmark = [pytest.mark.faults, pytest.mark.in_child]
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
+]
 
-OURS = (str(Path(coatcheck.__file__).parent), contextlib.__file__)
-LARGE = random.Random(20).randbytes(140_000)
+TIMES = 150 if LONG_FAULTS else 3  # interrupts of each call
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt before the n-th bytecode of our code (and contextlib's), or never if n is None."""
+class Alarm:
+    """Interrupts calls with a real signal, after a random part of the time that they take."""
 
-    def __init__(self, number: int | None = None) -> None:
-        self._number = number
-        self._first: dict[object, int] = {}
-        self._last: dict[object, int] = {}
-        self.count = 0
-        self.where = ""
+    def __init__(self, seed: int) -> None:
+        self._choose = random.Random(seed)
+        self._is_armed = False
+        self.only_in = ""
+        """If it is set, only code in this folder is interrupted."""
 
-    def distinct(self) -> list[int]:
-        """Numbers of the first and the last time that each bytecode of the code was reached."""
-        return sorted({*self._first.values(), *self._last.values()})
-
-    def new(self, known: set[object]) -> list[int]:
-        """Numbers of the first time that each bytecode not in `known` was reached, and of the last time for a thirtieth
-        of all bytecodes. Adds to `known`."""
-        rng = random.Random(self.count)
-        first = {number for where, number in self._first.items() if where not in known}
-        known.update(self._first)
-        return sorted(first.union(number for number in self._last.values() if not rng.randrange(30)))
-
-    def __enter__(self) -> Interrupt:
-        sys.settrace(self._trace)
+    def __enter__(self) -> Alarm:
+        self._before = signal.signal(signal.SIGALRM, self._ring)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        signal.signal(signal.SIGALRM, self._before)
 
-    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(OURS):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode":
-            where = (frame.f_code, frame.f_lasti)
-            self._first.setdefault(where, self.count)
-            self._last[where] = self.count
-            self.count += 1
-            if self.count - 1 == self._number:
-                sys.settrace(None)
-                opcode = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}, {opcode}"
-                raise KeyboardInterrupt(self.where)
-        return self._trace
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self._is_armed and self.only_in and (frame is None or not frame.f_code.co_filename.startswith(self.only_in)):
+            signal.setitimer(signal.ITIMER_REAL, 5e-5)
+        elif self._is_armed:
+            self._is_armed = False
+            raise KeyboardInterrupt
+
+    def interrupt(self, call: Callable[[], object], seconds: float) -> KeyboardInterrupt | None:
+        """Make a call that takes this long, and return its interrupt, or None if the call was faster."""
+        try:
+            try:
+                self._is_armed = True
+                signal.setitimer(signal.ITIMER_REAL, self._choose.uniform(1e-6, 1.1 * seconds))
+                call()
+            finally:
+                self._is_armed = False
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt as error:
+            return error
+        return None
+
+
+@pytest.fixture
+def alarm() -> Iterator[Alarm]:
+    with Alarm(chosen_seed()) as alarm:
+        yield alarm
+
+
+def duration(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def in_thread(call: Callable[..., Any], *args: Any) -> Any:
@@ -104,36 +110,6 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
 
     threading.Thread(target=run, daemon=True).start()
     return done.result(timeout=20)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call to interrupt, and how to prepare the store for it."""
-
-    name: str
-    act: Callable[[Store, int], object]
-    prepare: Callable[[Store, int], object] = lambda store, number: None
-
-
-def _forget_and_expire(store: Store, number: int) -> None:
-    store.session("gone", ttl=0.001).put(f"expires {number}")
-    store.session("s").put(f"is taken over {number}")
-
-
-def _put_for_another(store: Store, number: int) -> None:
-    store.session("s").put(f"not taken over {number}", name="n")
-
-
-CALLS = [
-    Call("put", lambda store, number: store.session("s").put(f"new {number}", name="new")),
-    Call("put again", lambda store, number: store.session("s").put("the same", name="same")),
-    Call("put large", lambda store, number: store.session("s").put(LARGE + b"%d" % number)),
-    Call("get", lambda store, number: store.session("s").get("n"), _put_for_another),
-    Call("get large", lambda store, number: store.session("s").get("large")),
-    Call("forget", lambda store, number: store.session("s").forget("n"), _put_for_another),
-    Call("search", lambda store, number: store.session("s").search("taken over"), _put_for_another),
-    Call("collect", lambda store, number: store.collect(grace=0), _forget_and_expire),
-]
 
 
 @pytest.fixture
@@ -360,38 +336,10 @@ def test_every_public_call_is_interrupted() -> None:
     assert functions | {"Transcript"} == PUBLIC["transcript"].keys()
 
 
-def _parts() -> Iterator[Any]:
-    """The calls that one test interrupts: those of a class, or a single one in a long run, so that workers share
-    them."""
-    for of, calls in PUBLIC.items():
-        if LONG_FAULTS:
-            yield from (pytest.param(of, [name], id=f"{of}.{name}") for name in calls)
-        else:
-            yield pytest.param(of, list(calls), id=of)
-
-
 def _prepared(of: str, name: str, world: World) -> tuple[Callable[[], object], Callable[[object], object]]:
     call = PUBLIC[of][name]
     prepare, act = call if isinstance(call, tuple) else (lambda world: None, call)
     return lambda: prepare(world), lambda prepared: act(world, prepared)
-
-
-def _known_before(of: str, name: str, world: World) -> set[object]:
-    """The bytecodes that the calls of a class reach which come before this one."""
-    known: set[object] = set()
-    for one in itertools.takewhile(lambda one: one != name, PUBLIC[of]):
-        world.number -= 1
-        _counted(*_prepared(of, one, world)).new(known)
-    return known
-
-
-def _counted(prepare: Callable[[], object], act: Callable[[object], object]) -> Interrupt:
-    """Count the bytecodes of a call, after it was made once: then modules are imported and caches filled."""
-    act(prepare())
-    prepared = prepare()
-    with Interrupt() as counted:
-        act(prepared)
-    return counted
 
 
 @contextlib.contextmanager
@@ -412,131 +360,75 @@ def _watched(seconds: float = 60.0) -> Iterator[Callable[[], None]]:
         over.set()
 
 
-def _one_of(instants: list[int], rng: random.Random) -> list[int]:
-    return rng.sample(instants, min(1, len(instants)))
-
-
-@pytest.mark.parametrize(("of", "names"), list(_parts()))
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning")
-def test_an_interrupt_at_any_bytecode_of_any_public_call_leaves_no_lock_behind(
-    of: str, names: list[str], tmp_path: Path, another: Callable[[], None], counts: Counts
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize("of", PUBLIC)
+def test_an_interrupt_of_any_public_call_leaves_no_lock_and_no_half_done_change_behind(
+    of: str, durability: Any, tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
 ) -> None:
-    numbers, rng = itertools.count(), random.Random(chosen_seed())
+    numbers = itertools.count()
     with (
-        coatcheck.open(tmp_path / "store", durability="process") as store,
+        coatcheck.open(tmp_path / "store", durability=durability) as store,
         coatcheck.open("memory:") as other,
         _watched() as is_alive,
     ):
         world = World(store, tmp_path, other)
-        known = _known_before(of, names[0], world)
-        for name in names:
+        for name in PUBLIC[of]:
             prepare, act = _prepared(of, name, world)
             world.number = next(numbers)
-            counted = _counted(prepare, act)
-            for instant in counted.new(known) if LONG_FAULTS else _one_of(counted.distinct(), rng):
+            act(prepare())  # once before it is timed: then modules are imported
+            world.number = next(numbers)
+            prepared = prepare()
+            seconds = duration(lambda: act(prepared))  # noqa: B023
+            for _ in range(TIMES):
                 is_alive()
                 world.number = next(numbers)
                 if world.number % 50 == 0:
                     world.clear()
-                kept: BaseException | None = None
-                interrupt = Interrupt(instant)
-                try:
-                    prepared = prepare()
-                    with interrupt:
-                        act(prepared)
-                except KeyboardInterrupt as error:
-                    assert interrupt.where, f"{name} waits for a lock that the interrupt before {instant} left behind"
-                    kept = error
+                prepared = prepare()
+                kept = alarm.interrupt(lambda: act(prepared), seconds)  # noqa: B023
                 try:
                     in_thread(store.session("t").put, f"from a thread {world.number}")
                     another()
                     after = f"after {world.number}"
                     assert world.session.get(world.session.put(after)) == after
                     assert world.executor.run(world.call("short")).text == "short"
+                    if world.number % 7 == 0:
+                        in_thread(_fork)
                     if of == "transcript":
                         transcript.undo(world.transcript, store)
                         assert world.transcript.read_bytes()[: len(CHATS)] == CHATS
                 except BaseException as error:
-                    error.add_note(f"{name}: interrupted at {instant} of {counted.count}: {interrupt.where}")
+                    error.add_note(f"after an interrupt of {name}")
                     raise
+                if kept is not None:
+                    counts("interrupts")
                 del kept
-                counts("interrupts")
         assert store.session("s").get(world.ref) == TEXT
         store.verify(repair=True)
         assert problems(store) == []
 
 
-def _instants(counted: Interrupt, name: str, long_faults: bool) -> list[int]:
-    instants = counted.distinct()
-    return instants if long_faults else sorted(random.Random(name).sample(instants, min(len(instants), 10)))
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name.replace(" ", "_"))
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_an_interrupt_at_any_bytecode_of_a_call_leaves_no_lock_behind(
-    call: Call, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
-) -> None:
-    folder = tmp_path / "store"
-    with coatcheck.open(folder, durability="process") as store:
-        session = store.session("s", ttl=None)
-        session.put("the same", name="same")
-        session.put(LARGE, name="large")
-        call.prepare(store, -1)
-        with Interrupt() as counted:
-            call.act(store, -1)
-        for number in _instants(counted, call.name, long_faults):
-            call.prepare(store, number)
-            kept: BaseException | None = None
-            try:
-                with Interrupt(number) as interrupt:
-                    call.act(store, number)
-            except KeyboardInterrupt as error:
-                kept = error
-            try:
-                in_thread(store.session("t").put, f"from a thread {number}")
-                if number % 7 == 0:
-                    in_thread(_fork)
-                another()
-                assert session.get(session.put(f"after {number}")) == f"after {number}"
-            except BaseException as error:
-                error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
-                raise
-            del kept
-            counts("interrupts")
-        store.verify(repair=True)
-        assert problems(store) == []
-        assert session.get("same") == "the same"
-        assert session.get("large") == LARGE
-
-
 @pytest.mark.parametrize("durability", ["power", "process"])
-def test_an_interrupt_at_any_bytecode_of_opening_a_store_leaves_no_lock_behind(
-    durability: Any, tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
+def test_an_interrupt_of_opening_and_closing_a_store_leaves_no_lock_behind(
+    durability: Any, tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
 ) -> None:
     folder = tmp_path / "store"
+
+    def open_and_close() -> None:
+        coatcheck.open(folder, durability=durability).close()
+
     with coatcheck.open(folder, durability=durability) as store:
         ref = store.session("s", ttl=None).put("kept")
-    with Interrupt() as counted:
-        coatcheck.open(folder, durability=durability).close()
-    for number in _instants(counted, "open", long_faults):
-        kept: BaseException | None = None
-        try:
-            with Interrupt(number) as interrupt:
-                coatcheck.open(folder, durability=durability).close()
-        except KeyboardInterrupt as error:
-            kept = error
-        try:
-            another()
-            with coatcheck.open(folder, durability=durability) as store:
-                assert store.session("s").get(ref) == "kept"
-                store.session("s").put(f"after {number}")
-        except BaseException as error:
-            error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
-            raise
+    seconds = duration(open_and_close)
+    for number in range(TIMES * 10):
+        kept = alarm.interrupt(open_and_close, seconds)
+        another()
+        with coatcheck.open(folder, durability=durability) as store:
+            assert store.session("s").get(ref) == "kept"
+            store.session("s").put(f"after {number}")
+        if kept is not None:
+            counts("interrupts")
         del kept
-        counts("interrupts")
     with coatcheck.open(folder) as store:
         assert_clean(store)
 
@@ -574,77 +466,36 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
         assert session.get(session.put("after")) == "after"
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_at_any_bytecode_around_a_fork_leaves_no_lock_behind(
-    tmp_path: Path, another: Callable[[], None], long_faults: bool, counts: Counts
+def test_an_interrupt_around_a_fork_leaves_no_lock_behind(
+    tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
 ) -> None:
+    alarm.only_in = str(Path(coatcheck.__file__).parent)  # an interrupt of Python's own hooks leaves a lock of logging
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s", ttl=None)
 
-        def fork(number: int) -> None:
+        def fork() -> None:
             child = os.fork()
             if not child:
-                sys.settrace(None)
+                signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(20)  # a child that waits for a lock would wait forever
-                session.put(f"from a child {number}")
-                os._exit(0)
+                with contextlib.suppress(BaseException):
+                    session.put("from a child")
+                    os._exit(0)
+                os._exit(1)
             assert os.waitpid(child, 0)[1] == 0, "the child could not write"
 
         session.get(session.put("read once"))
-        with Interrupt() as counted:
-            child = os.fork()
-            if not child:
-                os._exit(0)
-        os.waitpid(child, 0)
-        for number in _instants(counted, "fork", long_faults):
-            interrupt = Interrupt(number)
-            try:
-                with contextlib.suppress(KeyboardInterrupt), interrupt:
-                    fork(number)
-                session.put(f"from this thread {number}")
-                in_thread(session.put, f"from a thread {number}")
-                in_thread(_fork)
-                another()
-            except BaseException as error:
-                error.add_note(f"interrupted at {number} of {counted.count}: {interrupt.where}")
-                raise
-            counts("interrupts")
-
-
-@pytest.mark.parametrize("wait", [True, False])
-def test_an_interrupt_at_any_bytecode_of_a_lock_leaves_it_free(wait: bool) -> None:
-    mutex = Mutex()
-    call = mutex.run if wait else mutex.try_run
-    with Interrupt() as counted:
-        call(lambda: "done")
-    assert counted.count > 40
-    for number in range(counted.count):
-        with pytest.raises(KeyboardInterrupt), Interrupt(number) as interrupt:
-            call(lambda: "done")
-        assert not mutex.is_owned(), interrupt.where
-
-
-@pytest.mark.parametrize("times", [1, 2, 5])
-def test_several_interrupts_during_a_release_leave_the_lock_free(times: int) -> None:
-    left = [KeyboardInterrupt(str(number)) for number in range(times)]
-
-    def interrupted() -> None:
-        if left:
-            raise left.pop(0)
-
-    mutex = Mutex(interrupted)
-    with pytest.raises(KeyboardInterrupt, match="0"):
-        mutex.run(lambda: None)
-    assert in_thread(mutex.run, lambda: "free") == "free"
-
-
-def test_a_lock_that_was_left_behind_outside_a_call_is_released_by_the_next_call() -> None:
-    mutex = Mutex()
-    mutex.acquire()  # the state that more interrupts than releases would leave
-    assert mutex.run(lambda: "works") == "works"
-    assert in_thread(mutex.run, lambda: "free") == "free"
+        seconds = duration(fork)
+        for number in range(TIMES * 10):
+            kept = alarm.interrupt(fork, seconds)
+            session.put(f"from this thread {number}")
+            in_thread(session.put, f"from a thread {number}")
+            in_thread(_fork)
+            another()
+            if kept is not None:
+                counts("interrupts")
+            del kept
 
 
 def test_two_threads_can_fork_at_the_same_time(tmp_path: Path) -> None:

@@ -119,14 +119,3 @@ def test_a_sweep_that_meets_a_staged_file_before_it_is_locked_does_not_stop_the_
         assert swept
         assert store.session("s").get(ref) == b"y" * 200_000
         assert_clean(store)
-
-
-def test_a_put_is_visible_after_the_journal_was_replaced_by_one_of_the_same_length(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with coatcheck.open(folder) as store, coatcheck.open(folder) as other:
-        session = store.session("s")
-        first = session.put(b"first ", name="n")
-        assert session.get(first) == b"first "
-        other.collect()
-        second = session.put(b"second", name="n")
-        assert session.get(second) == b"second"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from coatcheck.errors import Damaged, StoreError, StoreUnavailable, UnsupportedFormat
+from coatcheck.errors import Damaged, StoreUnavailable, UnsupportedFormat
 from tests.faults.world import assert_clean
 
 pytestmark = pytest.mark.faults
@@ -50,7 +50,8 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path)
     "change",
     [
         f"PRAGMA application_id = {0x434F4154}",
-        "ALTER TABLE ref DROP COLUMN request",
+        f"PRAGMA application_id = {0x434F4143}",
+        "ALTER TABLE blob DROP COLUMN used",
         "ALTER TABLE ref ADD COLUMN weight",
         "DROP INDEX ref_damaged",
         "DROP TABLE note",
@@ -94,7 +95,7 @@ def test_a_file_that_vanishes_while_the_folder_is_listed_is_ignored(
     folder = tmp_path / "store"
     kept = _made(folder)
     listed = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: [*listed(path), "journal.new", "catalog.sqlite-wal"])
+    monkeypatch.setattr(os, "listdir", lambda path: [*listed(path), "search.sqlite", "catalog.sqlite-wal"])
     with coatcheck.open(folder) as store:
         assert store.session("s").get(kept) == b"what was put"
 
@@ -154,13 +155,13 @@ def _zeroed(path: Path) -> None:
 @pytest.mark.parametrize(
     "harm", [_empty, _without_tables, _of_others, _cut_to_its_header, _cut_to_a_page, _cut_in_half, _zeroed]
 )
-@pytest.mark.parametrize("left", [["blobs"], ["journal"], ["reserve"], ["blobs", "tmp", "journal", "reserve"]])
+@pytest.mark.parametrize("left", [["blobs"], ["reserve"], ["blobs", "tmp", "reserve"]])
 def test_a_store_that_lost_its_catalog_is_refused_and_left_as_it_is(
     harm: Callable[[Path], None], left: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
     _made(folder)
-    for name in {"blobs", "tmp", "journal", "reserve"} - set(left):
+    for name in {"blobs", "tmp", "reserve"} - set(left):
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     harm(folder / "catalog.sqlite")
@@ -181,8 +182,7 @@ def test_an_empty_catalog_beside_a_wal_is_refused_and_the_wal_is_kept(tmp_path: 
         shutil.copytree(folder, copy)  # as after a kill
     for name in ("blobs", "tmp"):
         shutil.rmtree(copy / name)
-    for name in ("journal", "reserve"):
-        (copy / name).unlink()
+    (copy / "reserve").unlink()
     (copy / "catalog.sqlite").write_bytes(b"")
     before = _contents(copy)
     assert before["catalog.sqlite-wal"]
@@ -200,26 +200,3 @@ def test_a_new_store_that_a_crash_left_incomplete_can_be_opened(held: list[str],
     with coatcheck.open(folder) as store:
         assert store.stats().refs == 0
         assert_clean(store)
-
-
-def test_a_missing_journal_after_a_clean_close_is_created_again(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    kept = _made(folder)
-    (folder / "journal").unlink()
-    with coatcheck.open(folder) as store:
-        assert store.session("s").get(kept) == b"what was put"
-        store.session("s").put(b"more")
-        assert_clean(store)
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 32, b"\0" * 4096, b"something else entirely, and long enough"])
-def test_a_damaged_journal_is_an_error_with_a_hint(content: bytes, tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    kept = _made(folder)
-    (folder / "journal").write_bytes(content)
-    with pytest.raises(StoreError) as error:
-        coatcheck.open(folder)
-    assert "journal" in error.value.hint
-    (folder / "journal").unlink()
-    with coatcheck.open(folder) as store:
-        assert store.session("s").get(kept) == b"what was put"

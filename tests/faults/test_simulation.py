@@ -92,11 +92,6 @@ class NoSyncOfFolders(RecordedDisk):
             super().sync(file, always=always)
 
 
-class NoSyncOfJournal(RecordedDisk):
-    def sync_data(self, file: int) -> None:
-        pass
-
-
 class SyncsOnlyOnRequest(RecordedDisk):
     """Without durability, it does not even sync data that older artifacts depend on."""
 
@@ -151,8 +146,16 @@ def no_second_look() -> Iterator[None]:
 
 
 @contextmanager
-def journal_replaced_too_early() -> Iterator[None]:
-    with patch.object(FolderCatalog, "_sync_wal", lambda self, always=False: None):
+def commits_without_sync() -> Iterator[None]:
+    """A put is acknowledged before SQLite has synced it."""
+    with patch.object(FolderCatalog, "_is_synced", lambda self, effect: False):
+        yield
+
+
+@contextmanager
+def repeats_without_sync() -> Iterator[None]:
+    """A repeated put relies on a commit that another process has not synced."""
+    with patch.object(FolderCatalog, "make_durable", lambda self: None):
         yield
 
 
@@ -195,12 +198,12 @@ class Mistake:
 MISTAKES = {
     "blobs are not synced": Mistake(NoSyncOfBlobs),
     "folders are not synced": Mistake(NoSyncOfFolders),
-    "a put is acknowledged before the journal is synced": Mistake(NoSyncOfJournal),
+    "a put is acknowledged before it is synced": Mistake(change=commits_without_sync),
+    "a repeated put is acknowledged before the first is synced": Mistake(change=repeats_without_sync),
     "a process without durability syncs nothing": Mistake(SyncsOnlyOnRequest),
     "the row comes before the blob": Mistake(change=late_publish),
     "a sweep does not take the lock": Mistake(change=sweep_without_lock, plan=put_during_sweep),
     "a read does not look again after a compression": Mistake(change=no_second_look, plan=read_during_compression),
-    "the journal is replaced before the database is synced": Mistake(change=journal_replaced_too_early),
 }
 FOUND_LATE = {"the row comes before the blob", "the row comes before the object"}  # after a few hundred seeds
 

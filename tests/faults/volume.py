@@ -105,6 +105,9 @@ class Volume:
             elif self._writes[number]:
                 self._bytes[number] = _written(self._bytes[number], self._writes[number])
                 self._writes[number] = []
+        elif what == "lose":  # a sync failed: the system counts the bytes as written, and never writes them
+            (number,) = about
+            self._writes.get(number, []).clear()
         elif what == "rename":
             folder, name, new_folder, new_name = about
             self._names_now[new_folder][new_name] = self._names_now[folder].pop(name)
@@ -171,8 +174,14 @@ def _written(held: bytearray, writes: list[tuple[int, bytes | None]]) -> bytearr
 class Steps:
     """Decides whether a change is delayed, cut in half or refused. This class performs every change."""
 
-    def step(self, what: str, do: Callable[[], _T], half: Callable[[], object] | None = None) -> _T:
-        """Make a change. `half` makes the first half of it."""
+    def step(
+        self,
+        what: str,
+        do: Callable[[], _T],
+        half: Callable[[], object] | None = None,
+        fail: Callable[[], object] | None = None,
+    ) -> _T:
+        """Make a change. `half` makes the first half of it, `fail` is what an error leaves of it."""
         return do()
 
 
@@ -204,13 +213,6 @@ class RecordedDisk(Disk):
 
         self._steps.step("write", do, lambda: do(data[: len(data) // 2]))
 
-    def write_at(self, file: int, data: bytes, offset: int) -> None:
-        def do(data: bytes = data) -> None:
-            super(RecordedDisk, self).write_at(file, data, offset)
-            self._volume().note("write", self._number(file), offset, data)
-
-        self._steps.step(f"write at {offset}", do, lambda: do(data[: len(data) // 2]))
-
     def truncate(self, file: int, size: int) -> None:
         def do() -> None:
             super(RecordedDisk, self).truncate(file, size)
@@ -234,7 +236,7 @@ class RecordedDisk(Disk):
             if self.durable or always:
                 self._volume().note("sync", self._number(file))
 
-        self._steps.step("sync", do)
+        self._steps.step("sync", do, fail=lambda: self._volume().note("lose", self._number(file)))
 
     def sync_data(self, file: int) -> None:
         def do() -> None:
@@ -279,11 +281,11 @@ class RecordedSqlite:
         self._steps = steps
         self._unnamed: set[str] = set()  # new files whose first sync syncs their folder too
 
-    def _is_inside(self, path: str) -> bool:
+    def is_inside(self, path: str) -> bool:
         return path.startswith(f"{self._volume().root}{os.sep}")
 
     def opened(self, path: str) -> None:
-        if self._is_inside(path):
+        if self.is_inside(path):
             volume = self._volume()
             is_new = not volume.has(path)
             volume.number_at(path)
@@ -291,7 +293,7 @@ class RecordedSqlite:
                 self._unnamed.add(path)
 
     def write(self, path: str, offset: int, data: bytes, do: Callable[[int], int]) -> int:
-        if not self._is_inside(path):
+        if not self.is_inside(path):
             return do(len(data))
 
         def write(size: int) -> int:
@@ -304,7 +306,7 @@ class RecordedSqlite:
         return self._steps.step(what, lambda: write(len(data)), lambda: write(len(data) // 2))
 
     def truncate(self, path: str, size: int, do: Callable[[], int]) -> int:
-        if not self._is_inside(path):
+        if not self.is_inside(path):
             return do()
 
         def truncate() -> int:
@@ -316,7 +318,7 @@ class RecordedSqlite:
         return self._steps.step(f"sqlite truncates {os.path.basename(path)} to {size}", truncate)
 
     def sync(self, path: str, do: Callable[[], int]) -> int:
-        if not self._is_inside(path):
+        if not self.is_inside(path):
             return do()
 
         def sync() -> int:
@@ -328,10 +330,14 @@ class RecordedSqlite:
                 volume.note("sync", folder)
             return OK
 
-        return self._steps.step(f"sqlite syncs {os.path.basename(path)}", sync)
+        def fail() -> None:
+            volume = self._volume()
+            volume.note("lose", volume.number_at(path)[0])
+
+        return self._steps.step(f"sqlite syncs {os.path.basename(path)}", sync, fail=fail)
 
     def remove(self, path: str, do: Callable[[], int], *, sync: bool) -> int:
-        if not self._is_inside(path) or path.endswith(_SHARED_MEMORY):
+        if not self.is_inside(path) or path.endswith(_SHARED_MEMORY):
             return do()
 
         def remove() -> int:

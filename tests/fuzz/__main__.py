@@ -1,6 +1,6 @@
 """Fuzz the targets with atheris, one after the other: `make fuzz`, an hour in total.
 
-`make fuzz ARGS="journal wire --seconds 60"` selects targets and the total time. Inputs that reach new code are
+`make fuzz ARGS="log wire --seconds 60"` selects targets and the total time. Inputs that reach new code are
 collected in `.fuzz/<target>`, and the next run begins with them. Bytes that break a property are written to
 `tests/fuzz/corpus/<target>`, so that `make test` tries them from then on.
 """

@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import coatcheck
 from coatcheck import Policy, Store
-from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument, StoreUnavailable
+from coatcheck.errors import CoatcheckError, Damaged, InvalidArgument
 from coatcheck.gateway.sse import EventSplitter
 from coatcheck.mcp.wire import LineBuffer, UnparsedLine, encode, parse
 from coatcheck.messages import FORMATS
 from coatcheck.reading.page import Request, continues_slice, seal, unseal
 from coatcheck.refs import Blob
-from coatcheck.storage.disk import Disk
-from coatcheck.storage.folder import INVALID, _unpack
 from coatcheck.storage.frames import FRAME, SeekTable, check_frame, compressed, framed
-from coatcheck.storage.journal import START, Journal
-from coatcheck.storage.memory import MemoryCatalog
+from coatcheck.storage.wal import lost_frames, read_index, read_salts
 from coatcheck.transcript.keep import Keeper, fetch_from
 from coatcheck.transcript.splice import bare, refs_of, sessions_in, slim, whole
 
@@ -51,71 +47,19 @@ def _folder() -> Path:
 _kept: list[object] = []
 
 
-@contextlib.contextmanager
-def _journal(folder: Path) -> Iterator[Journal]:
-    root = os.open(folder, os.O_RDONLY)
-    made = Journal(root, Disk(durable=False))
-    try:
-        yield made
-    finally:
-        made.close()
-        os.close(root)
-
-
-def journal(data: bytes) -> None:
-    """A file with any bytes, and a journal whose bytes were overwritten: only payloads that were appended come back, in
-    their order, and everything else is reported as damage or rejected."""
-    path = _folder() / "journal"
-    path.write_bytes(data)
-    with contextlib.suppress(StoreUnavailable), _journal(_folder()) as any_bytes:
-        any_bytes.refresh()
-        _read(any_bytes, [])
-    path.unlink()
+def log(data: bytes) -> None:
+    """A write-ahead log and its index with any bytes: the number of lost frames is never negative."""
     cut = data[0] if data else 0
-    payloads, damage = data[1:cut].split(b"\n"), data[cut:]
-    with _journal(_folder()) as written:
-        written.refresh()
-        for payload in payloads:
-            written.append(payload)
-        size = path.stat().st_size
-        with open(path, "r+b") as file:
-            for at in range(0, len(damage) - 2, 3):
-                file.seek(int.from_bytes(damage[at : at + 2], "big") % size)
-                file.write(damage[at + 2 : at + 3])
-    with contextlib.suppress(StoreUnavailable), _journal(_folder()) as damaged:
-        damaged.refresh()
-        found = _read(damaged, payloads)
-        assert damage or found == payloads, "a sound journal lost a record"
-    path.unlink()
-
-
-def _read(found: Journal, payloads: list[bytes]) -> list[bytes]:
-    end, held = START, []
-    left = iter(payloads)
-    for behind, payload in found.records(0):
-        assert end < behind <= found.end
-        end = behind
-        if payload is not None:
-            assert not payloads or payload in left, "a payload that was never appended, or in the wrong order"
-            held.append(payload)
-    return held
-
-
-@cache
-def _catalog() -> MemoryCatalog:
-    return MemoryCatalog()
-
-
-def record(data: bytes) -> None:
-    """The payload of a journal record. The database applies it, or the record counts as damaged."""
-    lengths, head = data[:8].ljust(8, b"\0"), data[8:]
-    for payload in (data, struct.pack("<II", len(head), lengths[0] % 32) + head + lengths):
-        try:
-            entry, heal, grace = _unpack(payload)
-        except INVALID:
-            continue
-        with contextlib.suppress(CoatcheckError, *INVALID):
-            _catalog().change("fuzzing", partial(_catalog()._apply, entry, heal=heal, grace=grace))
+    (_folder() / "index").write_bytes(data[1:cut] + data[1:cut])
+    (_folder() / "log").write_bytes(data[cut:])
+    root = os.open(_folder(), os.O_RDONLY)
+    try:
+        index, salts = read_index("index", root), read_salts("log", root)
+    finally:
+        os.close(root)
+    if index is not None:
+        for found in (0, index.frames, 1 << 40):
+            assert lost_frames(index, salts, found) >= 0
 
 
 @cache
@@ -234,5 +178,5 @@ def _events(data: bytes, step: int) -> tuple[list[Any], bytes]:
 
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
-    one.__name__: one for one in (journal, record, frame, cursor, transcript, wire, events)
+    one.__name__: one for one in (log, frame, cursor, transcript, wire, events)
 }

@@ -1,8 +1,10 @@
 """The folder backend conforms to both protocols, with either durability."""
 
+import errno
+import fcntl
 import os
+import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,8 @@ import coatcheck
 from coatcheck.reading.text import sample_of
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog, catalog, frames
-from coatcheck.storage.disk import Disk, open_root
+from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
-from coatcheck.storage.journal import Journal
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 from tests.backends import released_by
 
@@ -96,7 +97,9 @@ def test_a_collection_completes_the_end_of_a_session_that_was_interrupted(
         with monkeypatch.context() as patch:
             end_next = FolderCatalog._end_next
             patch.setattr(
-                FolderCatalog, "_end_next", lambda self, limit: end_next(self, limit if not released else 1 // 0)
+                FolderCatalog,
+                "_end_next",
+                lambda self, limit, place: end_next(self, limit if not released else 1 // 0, place),
             )
             with pytest.raises(ZeroDivisionError):
                 store.session("s").end()
@@ -163,36 +166,43 @@ def test_line_numbers_do_not_depend_on_when_lines_are_counted(size: int, tmp_pat
     assert (page.text, page.total, sample.lines) == ("line 8999\nline 9000\n", total, total)
 
 
-class _SlowSync(Disk):
-    """Each sync of a journal waits until it is allowed."""
+@pytest.mark.parametrize("answer", [0, errno.ENOTSUP], ids=["full flush", "no full flush"])
+def test_a_store_and_a_transcript_work_without_fdatasync_and_use_a_full_flush_where_there_is_one(
+    answer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS."""
+    flushed: list[int] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.started, self.allowed = threading.Semaphore(0), threading.Semaphore(0)
+    def full_flush(file: int, command: int) -> int:
+        assert command == 51
+        flushed.append(file)
+        if answer:
+            raise OSError(answer, os.strerror(answer))
+        return 0
 
-    def sync_data(self, file: int) -> None:
-        self.started.release()
-        assert self.allowed.acquire(timeout=30)
-        super().sync_data(file)
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", full_flush)
+    with coatcheck.open(tmp_path / "store") as store:
+        session = store.session("s", ttl=None)
+        refs = {session.put(data): data for data in (b"small", b"large" * 100_000)}
+        with coatcheck.transcript.Transcript(tmp_path / "t.jsonl", session) as transcript:
+            transcript.append({"role": "user", "content": "hello"})
+        assert len(flushed) > 3
+    with coatcheck.open(tmp_path / "store") as store:
+        assert {ref: store.session("s").get(ref) for ref in refs} == refs
+    assert (tmp_path / "t.jsonl").read_text().count("\n") == 1
 
 
-def test_a_record_that_is_durable_does_not_wait_for_the_sync_of_a_later_one(tmp_path: Path) -> None:
-    disk = _SlowSync()
-    journal = Journal(open_root(tmp_path / "store", "lock"), disk)
-    journal.refresh()
-    early = [journal.append(b"one"), journal.append(b"two"), journal.append(b"three")]
-    threads = [threading.Thread(target=journal.sync, args=(each,)) for each in early]
-    for thread in threads:
-        thread.start()
-    assert disk.started.acquire(timeout=30)
-    late = threading.Thread(target=journal.sync, args=(journal.append(b"late"),))
-    late.start()
-    disk.allowed.release()  # for one sync
-    for thread in threads:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in threads)
-    assert late.is_alive()
-    disk.allowed.release()
-    late.join(30)
-    assert not late.is_alive()
-    journal.close()
+def test_a_process_opens_no_second_descriptor_of_the_database_or_its_index(tmp_path: Path) -> None:
+    """Closing one would drop the locks of SQLite, so that another process could reset the log while it is in use."""
+    other = "import sys, coatcheck; coatcheck.open(sys.argv[1]).session('s').put('from another process', name='other')"
+    with coatcheck.open(tmp_path / "store") as store, coatcheck.open(tmp_path / "store") as second:
+        session = store.session("s", ttl=None)
+        for number in range(3):
+            session.put(f"first {number}")
+            second.session("s").put(f"second {number}")
+            subprocess.run([sys.executable, "-c", other, str(tmp_path / "store")], check=True)
+        assert (tmp_path / "store" / "catalog.sqlite-wal").stat().st_size > 0  # the other process was not the last
+        assert len(session.list()) == 7
+        assert store.verify().problems == []

@@ -122,14 +122,11 @@ def _expired(freed: CollectReport) -> Finding:
 
 
 def _folder(folder: Path) -> Iterator[Finding]:
-    """Look at the folder of a store: lost records, and room on its disk."""
+    """Look at the room on the disk of a store."""
     import shutil
 
     if not folder.is_dir():
         return
-    lost = sorted(path.name for path in folder.glob("journal.damaged-*"))
-    if lost:
-        yield Finding("problem", "store", f"records were lost: {', '.join(lost)}", "coatcheck verify --repair")
     free = shutil.disk_usage(folder).free
     state: Literal["problem", "ok"] = "problem" if free < _LITTLE_ROOM else "ok"
     mend = "coatcheck collect --grace 0" if state == "problem" else ""

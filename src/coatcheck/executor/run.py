@@ -22,6 +22,7 @@ import contextvars
 import functools
 import json
 import secrets
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +44,6 @@ from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.storage.forks import Mutex
 from coatcheck.values import decode_text
 
 WORKERS: Final = 32
@@ -223,7 +223,7 @@ class ToolExecutor:
         self._timeout = threads.checked_seconds(timeout, "timeout")
         self._most = max_workers
         self._workers = threads.Workers(max_workers)
-        self._lock = Mutex()  # an interrupt must not leave it behind
+        self._lock = threading.RLock()
         self._abandoned_calls = 0
         self._started: dict[str, tuple[Handle, threads.Job]] = {}
 
@@ -306,7 +306,7 @@ class ToolExecutor:
         job = self._job(call, timeout, Turn(), None)
         job.outcome.set_running_or_notify_cancel()
 
-        def register() -> tuple[Handle, bool]:
+        with self._lock:
             handle = Handle(secrets.token_hex(4), call.id, call.name)
             while handle.id in self._started:
                 handle = Handle(secrets.token_hex(4), call.id, call.name)
@@ -315,9 +315,6 @@ class ToolExecutor:
             for key in ended[: max(0, len(ended) - FINISHED + 1)]:
                 del self._started[key]
             self._started[handle.id] = handle, job
-            return handle, is_full
-
-        handle, is_full = self._lock.run(register)
         if is_full or not threads.start_thread(job.conduct):
             message = f"{call.name} was not started: too many calls are running; wait for one to end, then try again"
             job.answer(_refused(call, "busy", message))
@@ -451,10 +448,8 @@ class ToolExecutor:
         return self._timeout if timeout is None else threads.checked_seconds(timeout, "timeout")
 
     def _count_abandoned(self, change: int) -> None:
-        def add() -> None:
+        with self._lock:
             self._abandoned_calls += change
-
-        self._lock.run(add)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
-from coatcheck.storage.forks import Mutex
 from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
@@ -394,32 +393,28 @@ class Workers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._lock = Mutex()
+        self._lock = threading.RLock()
         self._waiting: deque[Callable[[], None]] = deque()
         self._working = 0
 
     def submit(self, job: Callable[[], None]) -> None:
-        def append() -> bool:
+        with self._lock:
             self._waiting.append(job)
-            return self._working < self._size
-
-        if self._lock.run(append) and not start_thread(self._work):
+            is_needed = self._working < self._size
+        if is_needed and not start_thread(self._work):
             self._work()
 
     def _work(self) -> None:
-        def begin() -> bool:
-            self._working += (is_needed := self._working < self._size)
-            return is_needed
-
-        def take() -> Callable[[], None] | None:
-            if not self._waiting:
-                self._working -= 1
-                return None
-            return self._waiting.popleft()
-
-        if not self._lock.run(begin):
-            return
-        while (job := self._lock.run(take)) is not None:
+        with self._lock:
+            if self._working >= self._size:
+                return
+            self._working += 1
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._working -= 1
+                    return
+                job = self._waiting.popleft()
             job()
 
 

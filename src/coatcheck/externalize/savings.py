@@ -14,6 +14,7 @@ reader needs few records.
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from coatcheck.externalize.decision import REMEMBERED, bound
 from coatcheck.ids import pointer_of
 from coatcheck.redaction import mask
 from coatcheck.refs import RECORD_LIMIT
-from coatcheck.storage.forks import Mutex, watch
+from coatcheck.storage.forks import RLock, watch
 from coatcheck.tokens import estimate
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class SavingsCounts:
         self._seen: dict[tuple[str, str, str], None] = {}
         self._sources: dict[str, ResultSource] = {}  # by artifact, also for those without one in their metadata
         self._clock = store.clock
-        self._lock = Mutex()
+        self._lock = threading.RLock()
         watch(self)
         store.writers.append(partial(self.flush, store))
 
@@ -242,12 +243,14 @@ class SavingsCounts:
 
     def pending(self) -> Iterator[tuple[_Key, list[int]]]:
         """Yield what is not written yet."""
-        self._lock.run(self._add_noted)
+        with self._lock:
+            self._add_noted()
         return iter({key: list(numbers) for key, numbers in dict(self._counts).items()}.items())
 
     def flush(self, store: Store) -> None:
         """Write the counts. What cannot be written is lost: it must not count twice."""
-        taken = self._lock.run(self._taken)
+        with self._lock:
+            taken = self._taken()
         months: dict[str, dict[_Key, list[int]]] = {}
         for key, numbers in taken.items():
             months.setdefault(key[0][:7], {})[key] = numbers
@@ -258,10 +261,13 @@ class SavingsCounts:
                     counts, upto = _stored(session, month)
                     session.record(month, _body(counts, upto), keep=_KEPT)
 
-    def locks(self) -> list[Mutex]:
+    def locks(self) -> list[RLock]:
         return [self._lock]
 
-    def renew(self) -> None:
+    def before_fork(self) -> None:
+        pass
+
+    def after_fork(self) -> None:
         self._noted.clear()  # the parent process writes them
         self._counts = {}
 
@@ -279,7 +285,8 @@ class SavingsCounts:
         key: _Key = (_day(int(self._clock()) // 86_400), source.surface[:_LONGEST], server, name[:_LONGEST])
         self._noted.append((key, numbers, stubs))
         if len(self._noted) > _NOTED:
-            self._lock.run(self._add_noted)
+            with self._lock:
+                self._add_noted()
 
     def _add_noted(self) -> None:
         for _ in range(len(self._noted)):

@@ -13,7 +13,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import product
@@ -27,6 +27,7 @@ import xxhash
 from coatcheck.errors import Damaged, Fenced, QuotaExceeded, StoreError, StoreFull
 from coatcheck.ids import MIN_PREFIX, clip, digest_of
 from coatcheck.refs import Blob, Ref
+from coatcheck.storage import expiry
 
 Gone = Literal["expired", "damaged"]
 Ranges = tuple[tuple[int, int], ...]
@@ -62,7 +63,7 @@ class SessionInfo:
 
     def expires(self, used: float = 0.0) -> float | None:
         """Return when the session expires if it was last used at `used`, or later according to the catalog."""
-        return None if self.ttl is None else max(used, self.used) + self.ttl
+        return expiry.session_end(self.ttl, max(used, self.used))
 
 
 class SessionFilter(NamedTuple):
@@ -95,8 +96,7 @@ class Entry:
     """A row of the catalog: a ref, its blob, its session, and the content if the catalog keeps it.
 
     `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
-    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session. `is_checked` means
-    that this process has computed the digest from `content` itself, or compared the content before and left it out.
+    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session.
     """
 
     ref: Ref
@@ -105,7 +105,6 @@ class Entry:
     content: bytes | None = None
     gone: Gone | None = None
     seq: int = 0
-    is_checked: bool = field(default=False, compare=False)
 
 
 class Note(NamedTuple):
@@ -121,13 +120,11 @@ Row = SessionInfo | Entry | Blob | Note
 
 class Known(NamedTuple):
     """What a put needs to know about a digest: the entries of its session that begin alike, with their inline content;
-    the ids in all of the sessions asked about that begin alike; and the blob, if it was asked for and is stored.
-    `is_durable` tells whether the entries are complete, and as durable as the catalog was opened for."""
+    the ids in all of the sessions asked about that begin alike; and the blob, if it was asked for and is stored."""
 
     entries: list[Entry]
     ids: Collection[str]
     blob: Blob | None = None
-    is_durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +229,8 @@ class Rows(ABC):
         names one. `work` may run again after a failure, even one that only lost the answer.
 
         A change with the effect "free" must be possible when space is short; one that adds may fail. After one that
-        moves, bytes are removed, so it must always be durable. A crash may lose a note. `doing` is for errors."""
+        moves, bytes are removed, so it must always be durable. A crash may lose a change with the
+        effect "note". `doing` is for errors."""
 
     @abstractmethod
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
@@ -301,7 +299,7 @@ class Rows(ABC):
         known = self.session(info.session_id)
         if known is None:
             known = replace(info, created=at, used=at, used_bytes=0)
-        elif known.ttl is not None and known.used + known.ttl + grace <= at:
+        elif expiry.is_over(known.expires(), at - grace):
             self._bury([one for one in self.refs(info.session_id) if not (one.gone or one.ref.pinned)], "expired")
             self._drop_notes(info.session_id, *RECORDS)
             known = self.session(info.session_id) or known
@@ -525,9 +523,9 @@ class Upkeep(Rows):
         if dry_run:
             return self._would_expire(at)
 
-        def some(limit: int) -> tuple[Freed, bool]:
+        def some(limit: int, _: object) -> tuple[Freed, bool | None]:
             dead = self._due(at)[:limit]
-            return self._bury(dead, "expired"), bool(dead)
+            return self._bury(dead, "expired"), bool(dead) or None
 
         freed = self._in_steps("expiring", some)
         self._in_steps("expiring", partial(self._forget_sessions, at, forget_before))
@@ -543,21 +541,22 @@ class Upkeep(Rows):
 
     def _due(self, at: float) -> list[Entry]:
         """Return live refs that had expired at `at`, at least some of them if there are any."""
-        return [
-            one
-            for info in self.sessions()
-            for one in self.refs(info.session_id)
-            if not one.gone and not one.ref.pinned
-            if min(inf if end is None else end for end in (info.expires(), one.ref.expires)) <= at
-        ]
+        due = []
+        for info in self.sessions():
+            for one in self.refs(info.session_id):
+                end = expiry.ref_end(info.expires(), one.ref.expires, pinned=one.ref.pinned)
+                if not one.gone and expiry.is_over(end, at):
+                    due.append(one)
+        return due
 
-    def _in_steps(self, doing: str, step: Callable[[int], tuple[Freed, bool]]) -> Freed:
-        """Remove rows in several changes. `step` removes at most the given number, and tells whether there may be more.
-        The changes become smaller if the space is too short for larger ones."""
-        freed, limit, is_open = Freed(), BATCH, True
-        while is_open:
+    def _in_steps(self, doing: str, step: Callable[[int, Any], tuple[Freed, Any]], start: object = True) -> Freed:
+        """Remove rows in several changes. `step` removes at most the given number, beginning at a place, and returns
+        the place where the next step begins, or None at the end. The changes become smaller if the space is too short
+        for larger ones."""
+        freed, limit, place = Freed(), BATCH, start
+        while place is not None:
             try:
-                some, is_open = self.change(doing, partial(step, limit), effect="free")
+                some, place = self.change(doing, partial(step, limit, place), effect="free")
                 freed += some
             except StoreFull:
                 if limit == 1:
@@ -565,14 +564,14 @@ class Upkeep(Rows):
                 limit = max(1, limit // 8)
         return freed
 
-    def _forget_sessions(self, at: float, before: float, limit: int) -> tuple[Freed, bool]:
+    def _forget_sessions(self, at: float, before: float, limit: int, _: object) -> tuple[Freed, bool | None]:
         """Drop records of sessions that had expired at `at`, and tombstones and rows of those that had at `before`."""
         for info in list(self.sessions()):
-            ends = info.expires()
-            if ends is None or ends > at:
+            end = info.expires()
+            if end is None or not expiry.is_over(end, at):
                 continue
             going: list[Row] = [*self.notes(info.session_id, *RECORDS, limit=limit)]
-            if not going and ends < before:
+            if not going and end < before:
                 refs = self.refs(info.session_id)
                 going += [one for one in refs if one.gone][:limit]
                 if len(going) == len(refs):
@@ -581,7 +580,7 @@ class Upkeep(Rows):
             limit -= len(going)
             if limit <= 0:
                 return Freed(), True
-        return Freed(), False
+        return Freed(), None
 
     def _drop_aside(self, at: float) -> None:
         over = [one.note() for one in self.aside() if not one.refs or one.until <= at]
@@ -649,7 +648,8 @@ class Upkeep(Rows):
         """Yield uncompressed blobs outside the catalog that were last used before this time. A completed walk is
         remembered: its blobs are yielded again only after they were used again."""
         yield from self._unused(float(self._note("", "cold") or -inf), before)
-        self.change("noting what was compressed", lambda: self.save(Note("", "cold", repr(before).encode())))
+        walked = Note("", "cold", repr(before).encode())
+        self.change("noting what was compressed", lambda: self.save(walked), effect="free")
 
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         """Yield uncompressed blobs outside the catalog that were last used between these times."""
@@ -689,6 +689,7 @@ class Catalog(Records, Upkeep):
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
             self._use(entry.session, now, limits.grace)
+            known = self.blob(digest)  # again: if the session had expired, the blob may have been dropped
             session = self.session(session_id) or entry.session
             if all(one.gone for one in self.refs(session_id, digest)):
                 check_quota("session", entry.session.quota, session.used_bytes, entry)
@@ -741,18 +742,17 @@ class Catalog(Records, Upkeep):
         """Put the entry that `make` returns, which contains its content, into the first of these sessions, unless the
         session has one that `is_repeat` accepts. Returns whichever it is, and the ids in `Known`."""
         known = self.look(digest, lineage, blob=False)
-        if known.is_durable:
-            for entry in known.entries:
-                if is_repeat(entry):
-                    self._note_same(entry)
-                    return entry, known.ids
+        for entry in known.entries:
+            if is_repeat(entry):
+                self.confirm()
+                return entry, known.ids
         entry = make()
         self.put(entry, limits=limits)
         return entry, known.ids
 
-    def _note_same(self, entry: Entry) -> None:
-        """Called when a put has found the same content in an entry. A catalog may leave out that content for a while,
-        with `is_checked`, so that it is not compared again."""
+    def confirm(self) -> None:
+        """Make what was read as durable as the catalog was opened for. Called when a put finds nothing to add: another
+        process may have written it with less durability."""
 
     def batch(self) -> AbstractContextManager[None]:
         """Acknowledge the puts of this thread inside the context together. Each put is visible at once and survives
@@ -785,11 +785,6 @@ class Catalog(Records, Upkeep):
         """Return what `find` returns for each of these sessions and prefixes."""
         pairs = product(sessions, list(prefixes))
         return [one for each, prefix in pairs for one in self.find(each, prefix=prefix, content=content)]
-
-    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
-        """Like `find` with `prefix` and `content`, but entries may lack their `seq`. If `brief`, refs and sessions may
-        also lack what returning a value does not need."""
-        return self.find(session_id, prefix=prefix, content=True)
 
     def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
         """Return refs that transcripts keep for this session, newest first, without tombstones: refs in sessions whose
@@ -1045,17 +1040,94 @@ def entry_of(row: Sequence[Any]) -> Entry:
     )  # fmt: skip
 
 
-def ref_values(ref: Ref) -> tuple[Any, ...]:
+def position_values(ref: Ref) -> tuple[Any, ...]:
     """Return the values of `REF_COLUMNS`."""
     fields = ref_fields(ref)
     return (*fields[:PARENTS], json.dumps(ref.parents) if ref.parents else "", *fields[PARENTS + 1 :])
+
+
+def entry_from(row: Mapping[str, Any]) -> Entry:
+    """Return the entry of a row of the view `entry`."""
+    artifact_id = row["digest"].hex()
+    ref = Ref(
+        artifact_id=artifact_id,
+        session_id=row["session_id"],
+        size_bytes=row["size"],
+        media_type=row["media_type"],
+        kind=row["kind"],
+        codec=row["codec"],
+        name=row["name"],
+        tool=row["tool"],
+        call_id=row["call_id"],
+        producer=row["producer"],
+        parents=tuple(json.loads(row["parents"])) if row["parents"] else (),
+        summary=row["summary"],
+        created=row["created"],
+        expires=row["expires"],
+        pinned=bool(row["pinned"]),
+        granted_by=row["granted_by"],
+        request=row["request"],
+        metadata_json=row["metadata_json"],
+    )
+    blob = Blob(artifact_id, row["size"], row["coding"] or "inline", row["place"] or "", row["frames"] or b"")
+    session = SessionInfo(
+        session_id=row["session_id"],
+        parent=row["parent"],
+        ttl=row["ttl"],
+        quota=row["quota"],
+        created=row["session_created"],
+        used=row["used"],
+        used_bytes=row["used_bytes"],
+    )
+    return Entry(ref, blob, session, content=row.get("content"), gone=row["gone"], seq=row["seq"])
+
+
+def ref_values(ref: Ref) -> dict[str, Any]:
+    """Return the columns of a ref in the table `ref`, by name."""
+    return {
+        "digest": bytes.fromhex(ref.artifact_id),
+        "size": ref.size_bytes,
+        "name": ref.name,
+        "codec": ref.codec,
+        "media_type": ref.media_type,
+        "kind": ref.kind,
+        "tool": ref.tool,
+        "call_id": ref.call_id,
+        "producer": ref.producer,
+        "parents": json.dumps(ref.parents) if ref.parents else "",
+        "summary": ref.summary,
+        "created": ref.created,
+        "expires": ref.expires,
+        "pinned": ref.pinned,
+        "granted_by": ref.granted_by,
+        "request": ref.request,
+        "metadata_json": ref.metadata_json,
+    }
+
+
+def session_from(row: Any) -> SessionInfo:
+    """Return the session of a row of the table `session`."""
+    return SessionInfo(
+        session_id=row["session_id"],
+        parent=row["parent"],
+        ttl=row["ttl"],
+        quota=row["quota"],
+        created=row["created"],
+        used=row["used"],
+        used_bytes=row["used_bytes"],
+    )
+
+
+def blob_from(row: Any) -> Blob:
+    """Return the blob of a row of the table `blob`."""
+    return Blob(row["digest"].hex(), row["size"], row["coding"], row["place"], row["frames"], row["used"])
 
 
 def values_of(row: Row) -> dict[str, Any]:
     """Return the values of a row by the names of their columns, first those of `key_of`."""
     if isinstance(row, Entry):
         rest = {"size": row.ref.size_bytes, "gone": row.gone, "digest": bytes.fromhex(row.ref.artifact_id)}
-        return key_of(row) | rest | dict(zip(REF_COLUMNS, ref_values(row.ref), strict=True))
+        return key_of(row) | rest | dict(zip(REF_COLUMNS, position_values(row.ref), strict=True))
     if isinstance(row, Note):
         return key_of(row) | {"value": row.value}
     return {name: getattr(row, name) for name in row.__slots__} | key_of(row)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sqlite3
 import stat
@@ -27,9 +28,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-FILES = lazy_pattern(
-    r"lock|journal|journal\.(new|copy|damaged-[0-9a-f]+)|reserve|(catalog|search)\.sqlite(-wal|-shm|-journal)?"
-)
+FILES = lazy_pattern(r"lock|reserve|(catalog|search)\.sqlite(-wal|-shm|-journal)?")
 FOLDERS = ("blobs", "tmp", "quarantine", "tenants")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,11 +47,6 @@ class Disk:
         while view:
             view = view[os.write(file, view) :]
 
-    def write_at(self, file: int, data: bytes, offset: int) -> None:
-        done = os.pwrite(file, data, offset)
-        while done < len(data):
-            done += os.pwrite(file, memoryview(data)[done:], offset + done)
-
     def truncate(self, file: int, size: int) -> None:
         os.ftruncate(file, size)
 
@@ -66,11 +60,16 @@ class Disk:
     def sync(self, file: int, *, always: bool = False) -> None:
         """Make a file's bytes, or a folder's names, survive a power cut. `always` is for what older data depends on."""
         if self.durable or always:
-            os.fsync(file)
+            _flush(file)
 
     def sync_data(self, file: int) -> None:
-        if self.durable:
+        """Make a file's bytes survive a power cut."""
+        if not self.durable:
+            return
+        if hasattr(os, "fdatasync"):
             os.fdatasync(file)
+        else:
+            _flush(file)
 
     def make_folder(self, name: str, folder: int) -> bool:
         """Create a folder for the owner only. Returns False if it exists."""
@@ -89,6 +88,19 @@ class Disk:
 
     def commit(self, connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
+
+
+def _flush(file: int) -> None:
+    """Sync a file or a folder. On macOS, `fsync` leaves the bytes in the cache of the disk, and `F_FULLFSYNC` does not.
+    Some file systems there do not support it."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        try:
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
+                raise
+    os.fsync(file)
 
 
 def open_folder(name: str, folder: int | None = None) -> int:

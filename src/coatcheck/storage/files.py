@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,11 +29,7 @@ _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _SYNCED_KEPT = 10_000
 _UNCOUNTED = 4 * FRAME  # bytes of a value whose lines its readers count; they keep as many frames in memory
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
-SAME_FOR = 60.0
-"""Seconds in which a copy that was compared with a put's bytes, and has not changed since, is not compared again."""
-_TICK = 50_000_000  # nanoseconds within which a second change may leave the times of a file unchanged
 _QUARANTINE = "quarantine"
-_State = tuple[int, int, int]  # of a file: changes whenever the file does
 
 
 class FileBlobs(BlobStore):
@@ -47,7 +42,6 @@ class FileBlobs(BlobStore):
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
         self._local = threading.local()  # the memory that each thread compares with
         self._synced: set[str] = set()  # places of recent copies that are known to be synced
-        self._same: dict[str, tuple[float, _State]] = {}  # by place: until when a copy in this state is not compared
         made = [] if is_read_only else [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
         if any(made):
             disk.sync(folder)
@@ -165,15 +159,8 @@ class FileBlobs(BlobStore):
 
     def holds(self, blob: Blob, data: bytes) -> bool:
         with self._opened(blob) as file, self._errors("reading a blob"):
-            began, state = time.time_ns(), _state(file)
-            until, known = self._same.get(blob.place, (0.0, None))
-            if known != state or until < time.monotonic():
-                if not self._is(blob, file, data):
-                    return False
-                if began - state[1] > _TICK:
-                    if len(self._same) >= _SYNCED_KEPT:
-                        self._same.clear()
-                    self._same[blob.place] = time.monotonic() + SAME_FOR, state
+            if not self._is(blob, file, data):
+                return False
         self.sync(blob)  # the caller will reuse it
         return True
 
@@ -395,11 +382,6 @@ class FileBlobs(BlobStore):
             yield own, _names(own)
         finally:
             os.close(own)
-
-
-def _state(file: int) -> _State:
-    info = os.fstat(file)
-    return info.st_ino, info.st_ctime_ns, info.st_size
 
 
 def _names(folder: int) -> list[str]:

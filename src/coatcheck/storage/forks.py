@@ -1,105 +1,25 @@
-"""Keep locks and SQLite connections safe across forks and interrupts.
+"""Keep locks and SQLite connections safe across forks.
 
 A child process has the memory of all threads but runs only one of them, so a lock that another thread holds would never
-be released. Before a fork, the forking thread takes all locks. The parent releases them, and the child first renews the
-objects they belong to.
-
-An interrupt (Ctrl-C, an alarm handler that raises) may come at any instruction, even during the steps around a fork. So
-each step depends on the state of the locks, not on how far it got, and is repeated until it is complete.
+be released, and a connection that another thread uses would be in an undefined state. Before a fork, the forking thread
+takes all locks; after it, parent and child release them.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from types import FrameType
-from typing import Any, Final, Protocol, TypeVar, cast
-
-from coatcheck.errors import StoreUnavailable
-
-_T = TypeVar("_T")
-_ATTEMPTS: Final = 100
+from collections.abc import Iterable
+from typing import Protocol
 
 
-class Mutex:
-    """A lock between threads that is released even if interrupts arrive at any instruction.
+class RLock(Protocol):
+    """`threading.RLock`, which is a function in some versions of Python."""
 
-    `before_release` undoes anything else that the owner may have begun. It may run several times, and must not raise.
-    """
+    def acquire(self) -> bool: ...
 
-    def __init__(self, before_release: Callable[[], None] | None = None) -> None:
-        self._lock = threading.RLock()
-        self.is_owned: Callable[[], bool] = cast(Any, self._lock)._is_owned
-        self.acquire = self._lock.acquire
-        self.release = self._lock.release
-        self._before_release = before_release
-        self._free: Callable[[], None] = self.release if before_release is None else self._undo_and_release
-
-    def run(self, work: Callable[[], _T]) -> _T:
-        """Run `work` while holding the lock."""
-        if self.is_owned() and self._is_inside():
-            raise StoreUnavailable(
-                "this thread is in the middle of another call to the store",
-                hint="do not use a store from a signal handler or a callback that runs inside one of its calls",
-            )
-        return cast(_T, self._run(work, True))
-
-    def try_run(self, work: Callable[[], _T]) -> _T | None:
-        """Run `work` while holding the lock, or return None if the lock is not free."""
-        return None if self.is_owned() and self._is_inside() else self._run(work, False)
-
-    def _run(self, work: Callable[[], _T], wait: bool) -> _T | None:
-        found = None  # a `return` inside would compile to an instruction that no `finally` covers
-        try:
-            try:
-                try:
-                    if self.acquire(wait):
-                        found = work()
-                finally:
-                    if self.is_owned():
-                        self._free()
-            finally:  # each further release covers an interrupt before the first instruction of the previous one
-                if self.is_owned():
-                    self._free()
-        finally:
-            if self.is_owned():
-                self._free()
-        return found
-
-    def _undo_and_release(self) -> None:
-        def once() -> None:
-            if self.is_owned():
-                cast(Callable[[], None], self._before_release)()
-                self.release()
-
-        _complete(once)
-
-    def _is_inside(self) -> bool:
-        """Return whether this thread, which has the lock, is inside a call. If not, many interrupts in a row have left
-        the lock behind, and it is released."""
-        frame: FrameType | None = sys._getframe().f_back
-        while frame is not None:
-            if frame.f_code in _HOOKS or (frame.f_code is _RUN and frame.f_locals["self"] is self):
-                return True
-            frame = frame.f_back
-        self._free()
-        return False
-
-
-def _complete(step: Callable[[], object]) -> None:
-    """Repeat a step that interrupts have ended early, then raise the first of them."""
-    first: BaseException | None = None
-    for _ in range(_ATTEMPTS):
-        try:
-            step()
-            break
-        except BaseException as error:  # noqa: BLE001 - raised when the step is complete
-            first = first or error
-    if first is not None:
-        raise first
+    def release(self) -> None: ...
 
 
 class Forkable(Protocol):
@@ -107,27 +27,29 @@ class Forkable(Protocol):
 
     rank: int
 
-    def locks(self) -> Iterable[Mutex]:
-        """Yield the locks in the order in which a fork takes them."""
+    def locks(self) -> Iterable[RLock]:
+        """Return the locks, in the order in which they are taken."""
 
-    def renew(self) -> None:
-        """Prepare the object for use in a child process. May run several times."""
+    def before_fork(self) -> None:
+        """Close what must not be carried across a fork. The locks are held. May run twice."""
+
+    def after_fork(self) -> None:
+        """Prepare the object for its use in a child. The locks are held. May run twice."""
 
 
 class _Taken(threading.local):
-    """The locks that this thread has taken, or was about to take, for a fork."""
+    """The locks that this thread has taken for a fork."""
 
     def __init__(self) -> None:
-        self.locks: list[Mutex] = []
+        self.locks: list[RLock] = []
 
 
 _watched: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _taken = _Taken()
-_process = os.getpid()
 
 
 def watch(one: Forkable) -> None:
-    """Take the locks of this object around forks and renew it in children, for as long as it exists."""
+    """Prepare this object for each fork, for as long as it exists."""
     _watched.add(one)
 
 
@@ -136,42 +58,28 @@ def unwatch(one: Forkable) -> None:
 
 
 def _before() -> None:
-    _complete(_take)
-
-
-def _in_parent() -> None:
-    _complete(_give_back)
+    for one in sorted(_watched, key=lambda one: one.rank):
+        for lock in one.locks():
+            if lock not in _taken.locks:
+                _taken.locks.append(lock)
+                lock.acquire()
+        one.before_fork()
 
 
 def _in_child() -> None:
-    _complete(_renew)
-    _complete(_give_back)
+    for one in list(_watched):
+        one.after_fork()
+    _release()
 
 
-def _take() -> None:
-    for one in sorted(_watched, key=lambda one: one.rank):
-        for lock in one.locks():
-            if not lock.is_owned():  # by a call that forks, or by an attempt that was interrupted
-                _taken.locks.append(lock)
-                lock.acquire()
-
-
-def _give_back() -> None:
+def _release() -> None:
     while _taken.locks:
-        if _taken.locks[-1].is_owned():
+        try:
             _taken.locks[-1].release()
+        except RuntimeError:
+            pass  # an interrupt came before it was taken, or after it was released
         _taken.locks.pop()
 
 
-def _renew() -> None:
-    global _process
-    if _process != os.getpid():
-        for one in list(_watched):
-            one.renew()
-        _process = os.getpid()
-
-
-_RUN: Final = Mutex._run.__code__
-_HOOKS: Final = {hook.__code__ for hook in (_before, _in_parent, _in_child)}
-for _ in range(3):  # an interrupt before the first instruction of a hook ends it, and the next one does its work
-    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+for _ in range(2):  # an interrupt may end a hook early: then the second call does the rest
+    os.register_at_fork(before=_before, after_in_parent=_release, after_in_child=_in_child)

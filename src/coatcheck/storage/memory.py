@@ -3,21 +3,20 @@ process."""
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from coatcheck.errors import NotFound, StoreClosed
+from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Quarantined, StagedBlob
 from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Disk
-from coatcheck.storage.forks import Mutex, unwatch, watch
+from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.frames import FRAME, check_frame, check_size, framing
-from coatcheck.storage.sqlite import SqliteCatalog, Values, migrate, translated
+from coatcheck.storage.sqlite import SqliteCatalog, Values, inside_another_call, migrate, translated
 
 _T = TypeVar("_T")
 
@@ -110,57 +109,52 @@ class MemoryCatalog(SqliteCatalog):
     rank = 2
 
     def __init__(self) -> None:
-        self._mutex = Mutex(self._roll_back)
-        self._inside = 0
-        self._closed = False
+        self._lock = threading.RLock()
+        self._inside = False
         self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._writer.row_factory = sqlite3.Row
         migrate(self._writer, Disk(durable=False))
         watch(self)
 
     def change(
         self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
     ) -> _T:
-        def change() -> _T:
-            self._run("BEGIN")
-            self._inside = threading.get_ident()
-            answer = work()
-            self._run("COMMIT")
-            return answer
+        with self._lock:
+            db = self._opened_writer()
+            if self._inside:
+                raise inside_another_call()
+            try:
+                self._inside = True
+                db.execute("BEGIN")
+                answer = work()
+                db.execute("COMMIT")
+                return answer
+            except sqlite3.Error as error:
+                raise translated(error, doing) from error
+            finally:
+                self._inside = False
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
 
-        return self._locked(doing, change)
-
-    def _locked(self, doing: str, work: Callable[[], _T]) -> _T:
-        def locked() -> _T:
-            if self._closed:
-                raise StoreClosed("the store is closed")
-            return work()
-
-        try:
-            return self._mutex.run(locked)
-        except sqlite3.Error as error:
-            raise translated(error, doing) from error
-
-    def _roll_back(self) -> None:
-        self._inside = 0
-        with contextlib.suppress(sqlite3.Error):
-            if self._writer.in_transaction:
-                self._run("ROLLBACK")
-
-    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
-        if self._inside == threading.get_ident():
-            return self._run(sql, values).fetchall()
-        return self._locked("reading the catalog", lambda: self._run(sql, values).fetchall())
+    def _query(self, sql: str, values: Values = (), *, apart: bool = False) -> list[Any]:
+        with self._lock:
+            try:
+                return self._run(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise translated(error, "reading the catalog") from error
 
     def close(self) -> None:
-        def close() -> None:
-            self._closed = True
-            self._writer.close()
-
-        self._mutex.run(close)
+        with self._lock:
+            db, self._writer = self._writer, None
+            if db is not None:
+                db.close()
         unwatch(self)
 
-    def locks(self) -> Iterator[Mutex]:
-        yield self._mutex
+    def locks(self) -> list[RLock]:
+        return [self._lock]
 
-    def renew(self) -> None:
-        """Do nothing: memory is copied to the child."""
+    def before_fork(self) -> None:
+        """Do nothing: memory is copied to the child, so the database stays usable there."""
+
+    def after_fork(self) -> None:
+        pass

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
 from coatcheck.storage import Held, Mark, Match, Passage
-from coatcheck.storage.forks import Mutex, watch
+from coatcheck.storage.forks import RLock, watch
 
 NAME = "search.sqlite"
 _VERSION = 3
@@ -76,7 +77,7 @@ class Passages:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._lock = Mutex(self._roll_back)
+        self._lock = threading.RLock()
         watch(self)
 
     def followed(self, session_id: str) -> Mark | None:
@@ -158,7 +159,8 @@ class Passages:
             if self._exists():
                 self._run(drop)
         except StoreError:  # for example no space left: forgetting must not fail because of the index
-            self._lock.run(self._discard)
+            with self._lock:
+                self._discard()
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
         # If the words are very frequent, only the rarest are used. The best matches of a single frequent word are the
@@ -202,62 +204,38 @@ class Passages:
         try:
             count = self._run(drop) if self._exists() else 0
             if count:
-                self._lock.run(lambda: self._opened().execute("VACUUM"))
+                with self._lock:
+                    self._opened().execute("VACUUM")
         except (StoreError, sqlite3.Error):  # for example no space left: a discarded index leaves no traces either
-            self._lock.run(self._discard)
+            with self._lock:
+                self._discard()
             return 0
         return count
 
     def close(self) -> None:
-        self._lock.run(self._close)
+        with self._lock:
+            self._close()
 
     def _close(self) -> None:
         if self._db is not None:
             self._db.close()
             self._db = None
 
-    def _roll_back(self) -> None:
-        """Roll back a transaction that an error or an interrupt left open: it would block other processes."""
-        with contextlib.suppress(sqlite3.Error):
-            if self._db is not None and self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-
-    def locks(self) -> list[Mutex]:
+    def locks(self) -> list[RLock]:
         return [self._lock]
 
-    def renew(self) -> None:
+    def before_fork(self) -> None:
         if self._path is not None:
-            _inherited.append(self._db)  # it belongs to the parent, and must not be closed here
-            self._db = None
+            self._close()
+
+    def after_fork(self) -> None:
+        pass
 
     def _run(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run `change` in one transaction. A damaged index is discarded and created again."""
-
-        def attempt() -> _T:
-            db = self._opened()
-            try:
-                db.execute("BEGIN IMMEDIATE")
-                answer = change(db)
-                db.execute("COMMIT")
-            except BaseException:
-                self._roll_back()
-                raise
-            return answer
-
-        def run() -> _T:
-            for failed in (self._close, self._discard):  # only an index that fails on a new connection too is damaged
-                try:
-                    return attempt()
-                except CoatcheckError:
-                    raise
-                except (sqlite3.Error, *_NONSENSE) as error:
-                    if _is_trouble(error):
-                        raise
-                failed()
-            return attempt()
-
         try:
-            return self._lock.run(run)
+            with self._lock:
+                return self._attempt(change)
         except CoatcheckError:
             raise
         except OSError as error:
@@ -266,6 +244,32 @@ class Passages:
             raise StoreUnavailable(
                 f"the search index failed: {error}", hint=f"try again, or remove the file {NAME!r} of the store"
             ) from error
+
+    def _attempt(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+        for failed in (self._close, self._discard):  # only an index that fails on a new connection too is damaged
+            try:
+                return self._transaction(change)
+            except CoatcheckError:
+                raise
+            except (sqlite3.Error, *_NONSENSE) as error:
+                if _is_trouble(error):
+                    raise
+            failed()
+        return self._transaction(change)
+
+    def _transaction(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
+        db = self._opened()
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            answer = change(db)
+            db.execute("COMMIT")
+            return answer
+        finally:
+            if db.in_transaction:  # left open, it would block other processes
+                try:
+                    db.execute("ROLLBACK")
+                except sqlite3.Error:
+                    pass  # the error that led here says more
 
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
@@ -311,9 +315,6 @@ class Passages:
         if self._path is not None:
             with storage_errors("removing the search index"):
                 self._path.unlink(missing_ok=True)
-
-
-_inherited: list[object] = []
 
 
 def terms_of(words: str) -> list[str]:

@@ -50,7 +50,7 @@ from coatcheck.storage.catalog import (
     key_of,
     newest_in_each,
     newest_of_each,
-    ref_values,
+    position_values,
     values_of,
 )
 from coatcheck.storage.passages import APART, spread, terms_of
@@ -468,7 +468,7 @@ class PostgresCatalog(Catalog):
         """Put an entry in one round trip, and return the ids in its session that begin like its own. Returns None and
         changes nothing if the copy to reuse is gone or, with `if_new`, if the session has the artifact."""
         ref, blob, session = entry.ref, entry.blob, entry.session
-        named = zip(REF_COLUMNS, ref_values(ref), strict=True)
+        named = zip(REF_COLUMNS, position_values(ref), strict=True)
         texts = [_stored(name, value) for name, value in named if name != "created"]
         values = (
             self._tenant, _stored("session_id", session.session_id), _stored("parent", session.parent), session.ttl,

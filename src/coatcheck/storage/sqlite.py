@@ -1,7 +1,8 @@
 """A catalog in the tables of an SQLite database. `memory` and `folder` say where the database is.
 
 `blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
-`session.used_bytes` counts each artifact of a session once.
+`session.used_bytes` counts each artifact of a session once. The view `entry` joins a ref with its session and blob: it
+is the only place that names all columns.
 
 The tables are created in numbered steps: a new store runs all of them, an older one those it does not have yet. Each
 step runs in a transaction of its own, which also updates the version. A released step never changes.
@@ -14,20 +15,27 @@ import json
 import sqlite3
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, groupby
-from typing import Any, Final, TypeVar
+from math import inf
+from typing import Any, Final
 
-from coatcheck.errors import Damaged, StoreError, StoreFull, StoreUnavailable, UnsupportedFormat, development_format
+from coatcheck.errors import (
+    Damaged,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    UnsupportedFormat,
+    development_format,
+)
 from coatcheck.ids import MIN_PREFIX, prefix_range
-from coatcheck.refs import Blob, Ref
+from coatcheck.refs import Blob
+from coatcheck.storage import expiry
 from coatcheck.storage.catalog import (
     ANY_SESSION,
-    BLOB,
-    COLUMNS,
     NO_LIMITS,
-    REF_COLUMNS,
-    SESSION,
+    RECORDS,
     TRANSCRIPT,
     Catalog,
     Entry,
@@ -39,20 +47,19 @@ from coatcheck.storage.catalog import (
     SessionInfo,
     SetAside,
     Totals,
+    blob_from,
     check_quota,
-    entry_of,
-    key_of,
+    entry_from,
     newest_in_each,
     newest_of_each,
     ref_values,
-    values_of,
+    session_from,
 )
 from coatcheck.storage.disk import Disk
 
 Values = tuple[Any, ...] | dict[str, Any]
-_Place = TypeVar("_Place")
-_APPLICATION_ID: Final = 0x434F4143
-_DEVELOPMENT_ID: Final = 0x434F4154  # of stores made before the first release, in formats that were never released
+_APPLICATION_ID: Final = 0x434F4157
+_DEVELOPMENT_IDS: Final = (0x434F4143, 0x434F4154)  # of stores in formats that were never released
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
     """CREATE TABLE session (
@@ -88,313 +95,413 @@ _TABLES = (
     "CREATE INDEX session_by_creation ON session (created, session_id)",
     "CREATE INDEX session_by_end ON session (used + ttl)",
     "CREATE INDEX blob_raw ON blob (blob_key) WHERE coding = 'raw'",
+    """CREATE VIEW entry AS SELECT
+        ref.session_key, ref.seq, ref.digest, ref.size, ref.name, ref.codec, ref.media_type, ref.kind, ref.tool,
+        ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, ref.expires, ref.pinned, ref.granted_by,
+        ref.request, ref.metadata_json, ref.gone,
+        blob.blob_key, blob.coding, blob.place, blob.frames,
+        session.session_id, session.parent, session.ttl, session.quota, session.created AS session_created,
+        session.used, session.used_bytes
+        FROM session JOIN ref ON ref.session_key = session.session_key LEFT JOIN blob ON blob.digest = ref.digest""",
 )
 STEPS: list[tuple[str, ...]] = [_TABLES]
-HIGHEST: Final = b"\xff" * 32
-_EXPIRES, _GONE = 13, 17  # positions of these columns in a row
-_BRIEF: Final = """r.digest, r.size, r.codec, r.expires, r.pinned, r.gone, b.coding, b.place, b.frames, s.ttl,
-    s.used"""
-_FROM: Final = "FROM session s JOIN ref r ON r.session_key = s.session_key LEFT JOIN blob b ON b.digest = r.digest"
-_CONTENT: Final = "LEFT JOIN content c ON c.blob_key = b.blob_key"
-# By default SQLite finds a digest by scanning all refs of a session in the order of their seq, so the index is named.
-BY_DIGEST: Final = "ref INDEXED BY ref_by_digest"
-_BY_PREFIX: Final = f"""SELECT {{columns}}, {{content}}, (SELECT o.digest FROM ref o WHERE o.session_key = r.session_key
-    AND o.digest >= ? AND o.digest < r.digest LIMIT 1), b.blob_key {_FROM} {_CONTENT}
-    WHERE s.session_id = ? AND r.digest >= ? AND r.digest <= ? ORDER BY r.digest DESC, r.seq DESC LIMIT 1"""
-NEWEST: Final = {
-    True: _BY_PREFIX.format(columns=COLUMNS, content="c.data"),
-    False: _BY_PREFIX.format(columns=COLUMNS, content="NULL"),
-}
-NEWEST_BRIEF: Final = _BY_PREFIX.format(columns=_BRIEF, content="c.data")
-OF_SESSION: Final = "session_key = (SELECT session_key FROM session WHERE session_id = ?)"
-_DUE: Final = """SELECT session_key, seq FROM session CROSS JOIN ref USING (session_key)
-        WHERE used + ttl <= :at AND gone IS NULL AND pinned = 0
-    UNION SELECT session_key, seq FROM ref INDEXED BY ref_by_expiry
-        WHERE expires <= :at AND gone IS NULL AND pinned = 0"""
-_WALK: Final = """SELECT r.gone IS NULL AND r.pinned = 0, r.session_key, r.seq, r.size, s.session_id, r.digest
-    FROM session s CROSS JOIN ref r ON r.session_key = s.session_key
-    AND r.seq > CASE s.session_key WHEN :key THEN :seq ELSE -1 END
-    WHERE s.session_key IN (SELECT session_key FROM session INDEXED BY session_by_end
-        WHERE used + ttl <= :at AND session_key >= :key ORDER BY session_key LIMIT :limit)
-    ORDER BY s.session_key, r.seq LIMIT :limit"""
-_EXPIRED: Final = """SELECT r.session_key, r.seq, r.size, s.session_id, r.digest FROM ref r INDEXED BY ref_by_expiry
-    CROSS JOIN session s USING (session_key) WHERE expires <= :at AND gone IS NULL AND pinned = 0 LIMIT :limit"""
-_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
-    WHERE ref.session_key = session.session_key AND ref.gone IS NULL))"""
-_STORED: Final = "(SELECT coalesce(sum(size), 0) FROM blob)"
-_STRAY: Final = "gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"
-_NO_SESSION: Final = "session_key NOT IN (SELECT session_key FROM session)"
-_COUNTED: Final = "(SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)"
-_MISCOUNTED: Final = """(SELECT b.blob_key FROM blob b LEFT JOIN (SELECT digest, count(*) AS n FROM ref
-    WHERE gone IS NULL GROUP BY digest) c ON c.digest = b.digest WHERE b.refs <> coalesce(c.n, 0))"""
-_COUNT_USED: Final = f"UPDATE session SET used_bytes = {_USED} WHERE used_bytes <> {_USED}"
-_COUNT_STORED: Final = f"UPDATE meta SET value = {_STORED} WHERE key = 'stored_bytes'"
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Something that may be wrong with rows: a name, a query for the number of such rows, and what corrects them."""
+
+    name: str
+    count: str
+    mend: str
+
+
 _CHECKS: Final = (
-    ("refs without a blob row", f"ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
-    ("refs without a session", f"ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
-    ("notes without a session", f"note WHERE session_key > 0 AND {_NO_SESSION}",
-     f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
-    ("content without a blob row", "content WHERE blob_key NOT IN (SELECT blob_key FROM blob)", ""),
-    ("blobs with a wrong count of refs", _MISCOUNTED,
-     f"UPDATE blob SET refs = {_COUNTED} WHERE blob_key IN {_MISCOUNTED}"),
-    ("sessions with a wrong count of bytes", f"session WHERE used_bytes <> {_USED}", _COUNT_USED),
-    ("wrong total of stored bytes", f"meta WHERE key = 'stored_bytes' AND value <> {_STORED}", _COUNT_STORED),
-)  # fmt: skip
-"""What may be wrong with rows, where, and the statement that corrects it."""
-_OWNER: Final = "(CASE ?1 WHEN '' THEN 0 ELSE (SELECT session_key FROM session WHERE session_id = ?1) END)"
-# The notes of the store itself have an empty owner, whose length is their session key.
-_NOTES: Final = {
-    owned: f"SELECT key, value FROM note WHERE session_key = {key} AND key >= ?2 AND key < ?3 ORDER BY key"
-    for owned, key in ((False, "length(?1)"), (True, "(SELECT session_key FROM session WHERE session_id = ?1)"))
-}
-_FIRST_NOTES: Final = """WITH owner AS (SELECT session_key FROM session WHERE session_id = ?1)
-    SELECT note.key, note.value FROM json_each(?2) asked, owner JOIN note ON note.session_key = owner.session_key
-    AND note.key = (SELECT min(key) FROM note WHERE session_key = owner.session_key AND key >= asked.value
-    AND key < asked.value || 'g')"""
-_INSERT: Final = f"INSERT INTO ref (session_key, seq, digest, size, {', '.join(REF_COLUMNS)}, gone)"
-_SAVE: Final[dict[type, str]] = {
-    SessionInfo: """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
-        VALUES (:session_id, :parent, :ttl, :quota, :created, :used, :used_bytes) ON CONFLICT (session_id) DO UPDATE
-        SET parent = excluded.parent, ttl = excluded.ttl, quota = excluded.quota, used = excluded.used,
-            used_bytes = excluded.used_bytes""",
-    Blob: """INSERT INTO blob (digest, size, coding, place, frames, used, refs)
-        VALUES (:digest, :size, :coding, :place, :frames, :used, 0) ON CONFLICT (digest) DO UPDATE
-        SET coding = excluded.coding, place = excluded.place, frames = excluded.frames,
-            used = max(used, excluded.used)""",
-    Note: f"INSERT OR REPLACE INTO note SELECT owner, ?2, ?3 FROM (SELECT {_OWNER} AS owner) WHERE owner IS NOT NULL",
-    Entry: f"""{_INSERT} SELECT session_key, :seq, :digest, :size, :{", :".join(REF_COLUMNS)}, :gone FROM session
-        WHERE session_id = :session_id ON CONFLICT (session_key, seq) DO UPDATE
-        SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
-}
-_DROP: Final[dict[type, tuple[str, ...]]] = {
-    SessionInfo: (f"DELETE FROM note WHERE session_key = {_OWNER}", "DELETE FROM session WHERE session_id = ?1"),
-    Blob: ("DELETE FROM content WHERE blob_key = (SELECT blob_key FROM blob WHERE digest = ?1)",
-           "DELETE FROM blob WHERE digest = ?1"),
-    Note: (f"DELETE FROM note WHERE session_key = {_OWNER} AND key = ?2",),
-    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = ?2",),
-}  # fmt: skip
-"""`key_of` returns the values for these statements."""
+    _Check(
+        "refs without a session",
+        "SELECT count(*) FROM ref WHERE session_key NOT IN (SELECT session_key FROM session)",
+        "DELETE FROM ref WHERE session_key NOT IN (SELECT session_key FROM session)",
+    ),
+    _Check(
+        "notes without a session",
+        "SELECT count(*) FROM note WHERE session_key > 0 AND session_key NOT IN (SELECT session_key FROM session)",
+        "DELETE FROM note WHERE session_key > 0 AND session_key NOT IN (SELECT session_key FROM session)",
+    ),
+    _Check(
+        "blobs with a wrong count of refs",
+        """SELECT count(*) FROM blob LEFT JOIN
+            (SELECT digest, count(*) AS number FROM ref WHERE gone IS NULL GROUP BY digest) AS live
+            ON live.digest = blob.digest WHERE blob.refs <> coalesce(live.number, 0)""",
+        """UPDATE blob SET refs = (SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)
+            WHERE blob_key IN (SELECT blob_key FROM blob LEFT JOIN
+            (SELECT digest, count(*) AS number FROM ref WHERE gone IS NULL GROUP BY digest) AS live
+            ON live.digest = blob.digest WHERE blob.refs <> coalesce(live.number, 0))""",
+    ),
+    _Check(
+        "sessions with a wrong count of bytes",
+        """SELECT count(*) FROM session WHERE used_bytes <> (SELECT coalesce(sum(size), 0) FROM
+            (SELECT DISTINCT digest, size FROM ref WHERE session_key = session.session_key AND gone IS NULL))""",
+        """UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM
+            (SELECT DISTINCT digest, size FROM ref WHERE session_key = session.session_key AND gone IS NULL))""",
+    ),
+    _Check(
+        "wrong total of stored bytes",
+        """SELECT count(*) FROM meta WHERE key = 'stored_bytes'
+            AND value <> (SELECT coalesce(sum(size), 0) FROM blob)""",
+        "UPDATE meta SET value = (SELECT coalesce(sum(size), 0) FROM blob) WHERE key = 'stored_bytes'",
+    ),
+)
 
 
 def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     """Migrate the catalog to the current version. The caller holds the store's lock."""
     application = db.execute("PRAGMA application_id").fetchone()[0]
     version = db.execute("PRAGMA user_version").fetchone()[0]
-    if application == _DEVELOPMENT_ID or (0 < version <= len(STEPS) and not _has_tables(db, version)):
+    if application in _DEVELOPMENT_IDS:
         raise development_format()
     if application not in (0, _APPLICATION_ID):
         raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
     if version > len(STEPS):
         raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
-    if version and any(found != wanted for found, wanted in _definitions(db, version)):
-        raise Damaged(
-            "the definitions of the catalog's tables are damaged", hint="restore it from an export or a backup"
-        )
+    if version:
+        _check_schema(db, version)
     for number, step in enumerate(STEPS[version:], version + 1):
-        db.execute("BEGIN IMMEDIATE")
         try:
+            db.execute("BEGIN IMMEDIATE")
             for statement in step:
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             db.execute(f"PRAGMA user_version = {number}")
             disk.commit(db)
-        except BaseException:
+        finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            raise
 
 
-def _has_tables(db: sqlite3.Connection, version: int) -> bool:
-    """Return whether the database has the tables, columns, indexes and triggers of this version. It may have other
-    tables."""
-    wanted = _tables_of(version)
-    names = {name for name, _ in wanted}
-    return {one for one in _tables(db) if one[0] in names} == wanted
+@dataclass(frozen=True)
+class _Schema:
+    """The names of tables, indexes, views and triggers with their SQL, and all columns."""
+
+    sql: dict[str, str | None]
+    columns: set[tuple[str, str | None]]
+
+    @classmethod
+    def of(cls, db: sqlite3.Connection) -> _Schema:
+        sql = db.execute("SELECT name, sql FROM sqlite_master").fetchall()
+        columns = db.execute(
+            """SELECT master.name, info.name FROM sqlite_master AS master
+                LEFT JOIN pragma_table_info(master.name) AS info"""
+        ).fetchall()
+        return cls({row[0]: row[1] for row in sql}, {(row[0], row[1]) for row in columns})
 
 
-def _definitions(db: sqlite3.Connection, version: int) -> Iterator[tuple[str | None, str | None]]:
-    """Yield the SQL of each table, index and trigger as it is in the database, and as it should be. One changed letter
-    may give a column another type, so that no row is found."""
-    found = dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
-    return ((found.get(name), sql) for name, sql in _sql_of(version).items())
+def _check_schema(db: sqlite3.Connection, version: int) -> None:
+    """Raise if the database does not have the tables of this version, or if their SQL was changed: one letter may give
+    a column another type, so that no row is found. It may have other tables."""
+    wanted, found = _schema_of(version), _Schema.of(db)
+    if {column for column in found.columns if column[0] in wanted.sql} != wanted.columns:
+        raise development_format()
+    if any(found.sql[name] != sql for name, sql in wanted.sql.items()):
+        raise Damaged(
+            "the definitions of the catalog's tables are damaged", hint="restore it from an export or a backup"
+        )
 
 
 @cache
-def _sql_of(version: int) -> dict[str, str | None]:
+def _schema_of(version: int) -> _Schema:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in ("BEGIN", *chain(*STEPS[:version])):
-            db.execute(statement)
-        return dict(db.execute("SELECT name, sql FROM sqlite_master").fetchall())
-
-
-@cache
-def _tables_of(version: int) -> set[tuple[str, str | None]]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in ("BEGIN", *chain(*STEPS[:version])):
-            db.execute(statement)
-        return _tables(db)
-
-
-def _tables(db: sqlite3.Connection) -> set[tuple[str, str | None]]:
-    """Return the names of tables, indexes and triggers, with those of their columns."""
-    return set(db.execute("SELECT m.name, c.name FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c"))
-
-
-def is_migrated(db: sqlite3.Connection) -> bool:
-    return int(db.execute("PRAGMA user_version").fetchone()[0]) >= len(STEPS)
-
-
-def _from(index: str) -> str:
-    return _FROM.replace("ref r", f"ref r INDEXED BY {index}")
+        for step in STEPS[:version]:
+            for statement in step:
+                db.execute(statement)
+        return _Schema.of(db)
 
 
 class SqliteCatalog(Catalog):
     """Sessions, refs and small blobs in the tables of one SQLite database."""
 
-    _writer: sqlite3.Connection
+    _writer: sqlite3.Connection | None = None
     uri_prefix = "memory:#blob="
 
     @abstractmethod
-    def _query(self, sql: str, values: Values = (), *, settled: bool = True, apart: bool = False) -> list[Any]:
+    def _query(self, sql: str, values: Values = (), *, apart: bool = False) -> list[Any]:
         """Return the rows of a query. Inside a change, it sees the change, unless it is kept `apart`."""
+
+    def _opened_writer(self) -> sqlite3.Connection:
+        if self._writer is None:
+            raise StoreClosed("the store is closed")
+        return self._writer
+
+    def _run(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
+        return self._opened_writer().execute(sql, values)
+
+    def _run_each(self, sql: str, values: Iterable[Values]) -> None:
+        self._opened_writer().executemany(sql, values)
+
+    def _one(self, sql: str, values: Values = ()) -> Any:
+        return self._run(sql, values).fetchone()
 
     # Rows
 
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
         if session_id is not None:
-            found = self._query(f"SELECT {SESSION} FROM session s WHERE s.session_id = ?", (session_id,))
-            return (SessionInfo(*row) for row in found)
-        rows = self._pages("session s", "session_key", SESSION)
-        return (SessionInfo(*row) for row in rows if isinstance(row[0], str))  # otherwise it has ended
+            found = self._query("SELECT * FROM session WHERE session_id = :session_id", {"session_id": session_id})
+            yield from map(session_from, found)
+            return
+        last = -1
+        while page := self._query(
+            # The id of a session that has ended is a BLOB, which is greater than all text.
+            """SELECT * FROM session WHERE session_key > :last AND session_id < x''
+                ORDER BY session_key LIMIT 64""",
+            {"last": last},
+        ):
+            yield from map(session_from, page)
+            last = page[-1]["session_key"]
 
     def session_page(
         self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
     ) -> list[SessionInfo]:
-        where, name = ["s.session_id < x''"], "CAST(s.session_id AS BLOB)"
-        values: dict[str, Any] = {"prefix": prefix.encode(), "limit": limit}
-        if prefix:
-            where.append(f"instr({name}, :prefix) = 1")
-        if before is not None:
-            where.append("(s.created, s.session_id) < (:created, :session_id)")
-            values["created"], values["session_id"] = before
-        if wanted.contains:
-            where.append(f"instr({name}, :contains) > 0")
-            values["contains"] = wanted.contains.encode()
-        for number, text in enumerate(wanted.without):
-            where.append(f"instr({name}, :without{number}) <> 1")
-            values[f"without{number}"] = text.encode()
-        if wanted.roots:
-            listed = (
-                "SELECT 1 FROM session p WHERE p.session_id = s.parent AND instr(CAST(s.parent AS BLOB), :prefix) = 1"
-            )
-            where.append(f"(s.parent IS NULL OR NOT EXISTS ({listed}))")
-        if wanted.parents is not None:
-            marks = {f"parent{number}": parent for number, parent in enumerate(wanted.parents)}
-            where.append(f"s.parent IN ({', '.join(f':{mark}' for mark in marks)})")
-            values |= marks
-        if wanted.used_after is not None:
-            where.append("s.used > :used_after")
-            values["used_after"] = wanted.used_after
-        # Children are few, so all sessions are read: faster in the order of the table.
-        how = "INDEXED BY session_by_creation" if wanted.parents is None else "NOT INDEXED"
-        rows = self._query(
-            f"SELECT {SESSION} FROM session s {how} WHERE {' AND '.join(where)}"
-            " ORDER BY s.created DESC, s.session_id DESC LIMIT :limit",
-            values,
+        created, session_id = (inf, "") if before is None else before
+        parents = _InList("parent", wanted.parents or ())
+        found = self._query(
+            f"""SELECT * FROM session INDEXED BY session_by_creation
+                WHERE session_id < x'' AND (created, session_id) < (:created, :session_id)
+                AND instr(CAST(session_id AS BLOB), :prefix) = 1
+                AND instr(CAST(session_id AS BLOB), :contains) > 0
+                AND NOT EXISTS (SELECT 1 FROM json_each(:without) AS excluded
+                    WHERE instr(CAST(session_id AS BLOB), CAST(excluded.value AS BLOB)) = 1)
+                AND (NOT :roots OR parent IS NULL OR instr(CAST(parent AS BLOB), :prefix) <> 1
+                    OR parent NOT IN (SELECT listed.session_id FROM session AS listed))
+                AND (NOT :has_parents OR parent IN ({parents.sql}))
+                AND (:used_after IS NULL OR used > :used_after)
+                ORDER BY created DESC, session_id DESC LIMIT :limit""",
+            {
+                "created": created,
+                "session_id": session_id,
+                "prefix": prefix.encode(),
+                "contains": wanted.contains.encode(),
+                "without": json.dumps(wanted.without),
+                "roots": wanted.roots,
+                "has_parents": wanted.parents is not None,
+                "used_after": wanted.used_after,
+                "limit": limit,
+                **parents.values,
+            },
         )
-        return [SessionInfo(*row) for row in rows]
+        return [session_from(row) for row in found]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
-        key = () if digest is None else (bytes.fromhex(digest),)
+        values = {"session_id": session_id, "digest": None if digest is None else bytes.fromhex(digest)}
         if session_id is None:
-            return self._entries(_FROM, "WHERE r.digest = ? ORDER BY r.seq DESC", key)
+            return self._entries("SELECT * FROM entry WHERE digest = :digest ORDER BY seq DESC", values)
         if digest is None:
-            return self._entries(_FROM, "WHERE s.session_id = ? ORDER BY r.seq DESC", (session_id,))
-        where = "WHERE s.session_id = ? AND r.digest = ? ORDER BY r.seq DESC"
-        return self._entries(_from("ref_by_digest"), where, (session_id, *key))
+            return self._entries("SELECT * FROM entry WHERE session_id = :session_id ORDER BY seq DESC", values)
+        return self._entries(
+            # Without `unlikely`, SQLite reads all refs of the session in the order of their seq.
+            "SELECT * FROM entry WHERE session_id = :session_id AND unlikely(digest = :digest) ORDER BY seq DESC",
+            values,
+        )
 
-    def _entries(
-        self, source: str, where: str, values: Values, *, content: bool = False, settled: bool = True
-    ) -> list[Entry]:
-        columns = f"{COLUMNS}, {'c.data' if content else 'NULL'} {source} {_CONTENT if content else ''}"
-        rows = self._query(f"SELECT {columns} {where}", values, settled=settled)
+    def _entries(self, sql: str, values: Values) -> list[Entry]:
+        rows = self._query(sql, values)
         try:
-            return [entry_of(row) for row in rows]
+            return [entry_from(dict(zip(row.keys(), row, strict=True))) for row in rows]
         except (AttributeError, TypeError, ValueError) as error:  # a damaged index led to a row that does not exist
             raise Damaged("the catalog has an invalid row", hint="run 'coatcheck verify'") from error
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        if digest is None:
-            keys = self._pages("blob", "blob_key", "blob_key")
-        else:
-            keys = iter(self._query("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(digest),)))
-        for key in keys:
-            # Row and content in one statement: keys are reused, so the content may be another blob's by then. Apart
-            # from the writer: a failed read would spoil its transaction.
-            try:
-                found = self._query(
-                    f"SELECT {BLOB}, c.data FROM blob b {_CONTENT} AND b.coding = 'inline' WHERE b.blob_key = ?",
-                    key, apart=True,
-                )  # fmt: skip
-            except StoreError as error:
-                rows_alone = self._query(f"SELECT {BLOB} FROM blob b WHERE b.blob_key = ?", key, apart=True)
-                found = [(*row, error) for row in rows_alone]
-            for digest_now, *rest, content in found:
-                if not isinstance(digest_now, bytes):
+        for blob_key in self._blob_keys(digest):
+            for row, content in self._blob_with_content(blob_key):
+                if not isinstance(row["digest"], bytes):
                     raise Damaged("the catalog has an invalid row", hint="restore the store from a backup")
                 if content is not None and not isinstance(content, (bytes, StoreError)):
                     content = Damaged("the content has a wrong type")
-                yield Blob(digest_now.hex(), *rest), content
+                yield blob_from(row), content
+
+    def _blob_keys(self, digest: str | None) -> Iterator[int]:
+        if digest is not None:
+            found = self._query("SELECT blob_key FROM blob WHERE digest = :digest", {"digest": bytes.fromhex(digest)})
+            yield from (row["blob_key"] for row in found)
+            return
+        last = -1
+        while page := self._query(
+            "SELECT blob_key FROM blob WHERE blob_key > :last ORDER BY blob_key LIMIT 64", {"last": last}
+        ):
+            yield from (row["blob_key"] for row in page)
+            last = page[-1]["blob_key"]
+
+    def _blob_with_content(self, blob_key: int) -> list[tuple[Any, Any]]:
+        """Return the row of a blob with its content, or with the error of reading that. Row and content are read in one
+        statement: keys are reused, so the content may be another blob's by then. They are read apart from the
+        writer, because a failed read would spoil its transaction."""
+        key = {"blob_key": blob_key}
+        try:
+            found = self._query(
+                """SELECT blob.*, content.data FROM blob LEFT JOIN content
+                    ON content.blob_key = blob.blob_key AND blob.coding = 'inline' WHERE blob.blob_key = :blob_key""",
+                key,
+                apart=True,
+            )
+        except StoreError as error:
+            return [
+                (row, error) for row in self._query("SELECT * FROM blob WHERE blob_key = :blob_key", key, apart=True)
+            ]
+        return [(row, row["data"]) for row in found]
 
     def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
-        sql = _NOTES[owner != ""] + (" DESC LIMIT ?4" if newest else " LIMIT ?4")
-        found = self._query(sql, (owner, start, stop, -1 if limit is None else limit))
-        return [Note(owner, key, value) for key, value in found]
+        values = {"owner": owner, "start": start, "stop": stop, "limit": -1 if limit is None else limit}
+        if newest:
+            found = self._query(
+                """SELECT key, value FROM note WHERE key >= :start AND key < :stop AND session_key =
+                    iif(:owner = '', 0, (SELECT session_key FROM session WHERE session_id = :owner))
+                    ORDER BY key DESC LIMIT :limit""",
+                values,
+            )
+        else:
+            found = self._query(
+                """SELECT key, value FROM note WHERE key >= :start AND key < :stop AND session_key =
+                    iif(:owner = '', 0, (SELECT session_key FROM session WHERE session_id = :owner))
+                    ORDER BY key LIMIT :limit""",
+                values,
+            )
+        return [Note(owner, row["key"], row["value"]) for row in found]
 
     def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
-        found = self._query(_FIRST_NOTES, (owner, json.dumps(prefixes))) if prefixes else []
-        return [Note(owner, key, value) for key, value in found]
+        found = self._query(
+            """WITH owner AS (SELECT session_key FROM session WHERE session_id = :owner)
+                SELECT note.key, note.value FROM json_each(:prefixes) AS asked, owner
+                JOIN note ON note.session_key = owner.session_key AND note.key =
+                (SELECT min(key) FROM note WHERE session_key = owner.session_key
+                    AND key >= asked.value AND key < asked.value || 'g')""",
+            {"owner": owner, "prefixes": json.dumps(prefixes)},
+        )
+        return [Note(owner, row["key"], row["value"]) for row in found]
 
     def save(self, *rows: Row) -> None:
-        for kind, some in groupby(rows, type):
-            self._writer.executemany(_SAVE[kind], [one if isinstance(one, Note) else values_of(one) for one in some])
+        for row in rows:
+            if isinstance(row, SessionInfo):
+                self._save_session(row)
+            elif isinstance(row, Blob):
+                self._save_blob(row)
+            elif isinstance(row, Note):
+                self._save_note(row)
+            else:
+                self._save_ref(row)
 
-    def drop(self, *rows: Row) -> None:
-        for kind, some in groupby(rows, type):
-            keys = [tuple(key_of(row).values()) for row in some]
-            for statement in _DROP[kind]:
-                self._writer.executemany(statement, keys)
-
-    def _drop_notes(self, owner: str, start: str, stop: str) -> None:
-        where = f"session_key = {_OWNER} AND key >= ?2 AND key < ?3"
-        self._run(f"DELETE FROM note WHERE {where}", (owner, start, stop))
-
-    def _let_go(self, refs: Sequence[Entry]) -> Freed:
-        return self._let_go_of(
-            [(one.ref.size_bytes, one.session.session_id, bytes.fromhex(one.ref.artifact_id)) for one in refs]
+    def _save_session(self, info: SessionInfo) -> None:
+        self._run(
+            """INSERT INTO session (session_id, parent, ttl, quota, created, used, used_bytes)
+                VALUES (:session_id, :parent, :ttl, :quota, :created, :used, :used_bytes)
+                ON CONFLICT (session_id) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
+                quota = excluded.quota, used = excluded.used, used_bytes = excluded.used_bytes""",
+            {
+                "session_id": info.session_id,
+                "parent": info.parent,
+                "ttl": info.ttl,
+                "quota": info.quota,
+                "created": info.created,
+                "used": info.used,
+                "used_bytes": info.used_bytes,
+            },
         )
 
-    def _let_go_of(self, refs: Sequence[tuple[int, str, bytes]]) -> Freed:
-        """Update the counts after removing live refs (size, session, digest)."""
-        self._writer.executemany("UPDATE blob SET refs = refs - 1 WHERE digest = ?", [one[2:] for one in refs])
-        self._writer.executemany(
-            "UPDATE session SET used_bytes = used_bytes - ? WHERE session_id = ? AND NOT EXISTS (SELECT 1 FROM"
-            f" {BY_DIGEST} WHERE session_key = session.session_key AND digest = ? AND gone IS NULL)",
-            set(refs),
+    def _save_blob(self, blob: Blob) -> None:
+        self._run(
+            """INSERT INTO blob (digest, size, coding, place, frames, used, refs)
+                VALUES (:digest, :size, :coding, :place, :frames, :used, 0)
+                ON CONFLICT (digest) DO UPDATE SET coding = excluded.coding, place = excluded.place,
+                frames = excluded.frames, used = max(used, excluded.used)""",
+            {
+                "digest": bytes.fromhex(blob.digest),
+                "size": blob.size,
+                "coding": blob.coding,
+                "place": blob.place,
+                "frames": blob.frames,
+                "used": blob.used,
+            },
+        )
+
+    def _save_note(self, note: Note) -> None:
+        self._run(
+            """INSERT OR REPLACE INTO note SELECT session_key, :key, :value FROM
+                (SELECT iif(:owner = '', 0, (SELECT session_key FROM session WHERE session_id = :owner)) AS session_key)
+                WHERE session_key IS NOT NULL""",
+            {"owner": note.owner, "key": note.key, "value": note.value},
+        )
+
+    def _save_ref(self, entry: Entry) -> None:
+        self._run(
+            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
+                    parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
+                SELECT session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id, :producer,
+                    :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json, :gone
+                FROM session WHERE session_id = :session_id
+                ON CONFLICT (session_key, seq) DO UPDATE
+                SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
+            ref_values(entry.ref) | {"session_id": entry.session.session_id, "seq": entry.seq, "gone": entry.gone},
+        )
+
+    def drop(self, *rows: Row) -> None:
+        for row in rows:
+            if isinstance(row, SessionInfo):
+                self._drop_notes(row.session_id, "", "\x7f")
+                self._run("DELETE FROM session WHERE session_id = :session_id", {"session_id": row.session_id})
+            elif isinstance(row, Blob):
+                digest = {"digest": bytes.fromhex(row.digest)}
+                self._drop_content("SELECT blob_key FROM blob WHERE digest = :digest", digest)
+                self._run("DELETE FROM blob WHERE digest = :digest", digest)
+            elif isinstance(row, Note):
+                self._drop_notes(row.owner, row.key, row.key + " ")
+            else:
+                self._run(
+                    """DELETE FROM ref WHERE seq = :seq
+                        AND session_key = (SELECT session_key FROM session WHERE session_id = :session_id)""",
+                    {"seq": row.seq, "session_id": row.session.session_id},
+                )
+
+    def _drop_notes(self, owner: str, start: str, stop: str) -> None:
+        self._run(
+            """DELETE FROM note WHERE key >= :start AND key < :stop AND session_key =
+                iif(:owner = '', 0, (SELECT session_key FROM session WHERE session_id = :owner))""",
+            {"owner": owner, "start": start, "stop": stop},
+        )
+
+    def _let_go(self, refs: Sequence[Entry]) -> Freed:
+        gone = []
+        for one in refs:
+            digest = bytes.fromhex(one.ref.artifact_id)
+            gone.append({"session_id": one.session.session_id, "digest": digest, "size": one.ref.size_bytes})
+        return self._let_go_of(gone)
+
+    def _let_go_of(self, refs: Sequence[Any]) -> Freed:
+        """Update the counts after live refs were removed: rows with the session id, digest and size of each."""
+        self._run_each(
+            "UPDATE blob SET refs = refs - 1 WHERE digest = :digest", [{"digest": ref["digest"]} for ref in refs]
+        )
+        distinct = {(ref["session_id"], ref["digest"]): ref["size"] for ref in refs}
+        self._run_each(
+            """UPDATE session SET used_bytes = used_bytes - :size WHERE session_id = :session_id
+                AND NOT EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
+                WHERE session_key = session.session_key AND digest = :digest AND gone IS NULL)""",
+            [
+                {"session_id": session_id, "digest": digest, "size": size}
+                for (session_id, digest), size in distinct.items()
+            ],
         )
         return Freed.of(len(refs), self._drop_unreferenced())
 
     def _revive(self, digest: str) -> int:
-        key = (bytes.fromhex(digest),)
-        if self._one("SELECT 1 FROM ref INDEXED BY ref_damaged WHERE digest = ? AND gone = 'damaged'", key) is None:
-            return 0
         back = super()._revive(digest)
-        self._run("UPDATE blob SET refs = refs + ? WHERE digest = ?", (back, *key))
+        if back:
+            self._run(
+                "UPDATE blob SET refs = refs + :back WHERE digest = :digest",
+                {"back": back, "digest": bytes.fromhex(digest)},
+            )
         return back
 
     def _damaged(self, digest: str) -> list[Entry]:
-        where = "WHERE r.digest = ? AND r.gone = 'damaged'"
-        return self._entries(_from("ref_damaged"), where, (bytes.fromhex(digest),))
+        return self._entries(
+            "SELECT * FROM entry WHERE digest = :digest AND gone = 'damaged'", {"digest": bytes.fromhex(digest)}
+        )
 
     # Reading
 
@@ -409,328 +516,451 @@ class SqliteCatalog(Catalog):
         before: int | None = None,
     ) -> list[Entry]:
         if prefix is not None:
-            return self._under(session_id, prefix, content)[:limit]
-        source, where, values = _FROM, "", [session_id, -1 if limit is None else limit]
+            return self._find_prefix(session_id, prefix, content=content)[:limit]
+        values = {
+            "session_id": session_id,
+            "name": name,
+            "before": before,
+            "limit": -1 if limit is None else limit,
+        }
         if name is not None:
-            source, where, values = _from("ref_by_name"), "AND r.name = ?3", [*values, name]
-        elif before is not None:
-            where, values = "AND r.seq < ?3", [*values, before]
-        where = f"WHERE s.session_id = ?1 {where} ORDER BY r.seq DESC LIMIT ?2"
-        return self._entries(source, where, tuple(values), content=content)
-
-    def _under(self, session_id: str, prefix: str, content: bool, *, settled: bool = True) -> list[Entry]:
-        """Return what `find` returns for a prefix."""
-        low, high = prefix_range(prefix)
-        found = self._query(NEWEST[content], (low, session_id, low, high), settled=settled)
-        if not found:
-            return []
-        if (entry := entry_alone(found[0])) is not None:
-            return [entry]
-        where = "WHERE s.session_id = ? AND r.digest BETWEEN ? AND ? ORDER BY r.seq DESC"
-        return newest_of_each(
-            self._entries(_from("ref_by_digest"), where, (session_id, low, high), content=content, settled=settled)
+            return self._entries(
+                """SELECT entry.*, content.data AS content
+                    FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
+                    WHERE session_id = :session_id AND unlikely(name = :name) ORDER BY seq DESC LIMIT :limit""",
+                values | {"content": content},
+            )
+        return self._entries(
+            """SELECT entry.*, content.data AS content
+                FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
+                WHERE session_id = :session_id AND seq < coalesce(:before, 9e18) ORDER BY seq DESC LIMIT :limit""",
+            values | {"content": content},
         )
+
+    def _find_prefix(self, session_id: str, prefix: str, *, content: bool) -> list[Entry]:
+        low, high = prefix_range(prefix)
+        found = self._entries(
+            """SELECT entry.*, content.data AS content
+                FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
+                WHERE session_id = :session_id AND digest BETWEEN :low AND :high ORDER BY +seq DESC""",
+            {"session_id": session_id, "low": low, "high": high, "content": content},
+        )
+        return newest_of_each(found)
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
         lineage = list(sessions)
-        columns, joined = (f"{COLUMNS}, c.data", _CONTENT) if content else (f"{COLUMNS}, NULL", "")
-        rows = self._under_any(columns, f"{_from('ref_by_digest')} {joined}", lineage, prefixes)
-        return newest_in_each(lineage, list(map(entry_of, rows)))
+        listed = _InList("session", lineage)
+        found: list[Entry] = []
+        for prefix in prefixes:
+            low, high = prefix_range(prefix)
+            found += self._entries(
+                f"""SELECT entry.*, content.data AS content
+                    FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
+                    WHERE session_id IN ({listed.sql}) AND digest BETWEEN :low AND :high ORDER BY +seq DESC""",
+                {"low": low, "high": high, "content": content, **listed.values},
+            )
+        return newest_in_each(lineage, found)
 
     def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
-        source = "FROM session s JOIN ref r INDEXED BY ref_by_digest ON r.session_key = s.session_key"
-        starts = {digest[:MIN_PREFIX] for digest in digests}
-        return {digest.hex() for (digest,) in self._under_any("r.digest", source, list(sessions), starts)}
-
-    def _under_any(self, columns: str, source: str, lineage: Sequence[str], prefixes: Iterable[str]) -> list[Any]:
-        """Return columns of all refs of these sessions to artifacts whose id begins with one of the prefixes."""
-        bounds = [bound for prefix in prefixes for bound in prefix_range(prefix)]
-        if not bounds:
-            return []
-        wanted = f"WITH wanted (low, high) AS (VALUES {', '.join(['(?, ?)'] * (len(bounds) // 2))})"
-        return self._query(
-            f"{wanted} SELECT {columns} FROM wanted CROSS JOIN {source.removeprefix('FROM')} WHERE s.session_id IN"
-            f" ({', '.join('?' * len(lineage))}) AND r.digest BETWEEN wanted.low AND wanted.high ORDER BY r.seq DESC",
-            (*bounds, *lineage),
-        )
-
-    def fetch(self, session_id: str, prefix: str, *, brief: bool = False) -> list[Entry]:
-        if brief:
-            low, high = prefix_range(prefix)
-            found = self._query(NEWEST_BRIEF, (low, session_id, low, high))
-            if not found:
-                return []
-            if (entry := brief_entry_alone(found[0], session_id)) is not None:
-                return [entry]
-        return self._under(session_id, prefix, content=True)
+        listed = _InList("session", sessions)
+        found: set[str] = set()
+        for start in {digest[:MIN_PREFIX] for digest in digests}:
+            low, high = prefix_range(start)
+            rows = self._query(
+                f"""SELECT ref.digest FROM session JOIN ref ON ref.session_key = session.session_key
+                    WHERE session.session_id IN ({listed.sql}) AND ref.digest BETWEEN :low AND :high""",
+                {"low": low, "high": high, **listed.values},
+            )
+            found.update(row["digest"].hex() for row in rows)
+        return found
 
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
+        low, high = prefix_range(prefix)
         return self._entries(
-            _from("ref_by_grant"),
-            "WHERE r.granted_by = ? AND r.digest BETWEEN ? AND ? AND substr(s.session_id, 1, ?) = ?"
-            " ORDER BY r.created DESC, r.seq DESC",
-            (session_id, *prefix_range(prefix), len(TRANSCRIPT), TRANSCRIPT),
-            content=content,
+            """SELECT entry.*, content.data AS content
+                FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
+                WHERE granted_by = :granted_by AND digest BETWEEN :low AND :high
+                AND substr(session_id, 1, length(:transcript)) = :transcript ORDER BY created DESC, +seq DESC""",
+            {"granted_by": session_id, "low": low, "high": high, "transcript": TRANSCRIPT, "content": content},
         )
 
-    def blob(self, digest: str, *, settled: bool = True) -> Blob | None:
-        key = (bytes.fromhex(digest),)
-        found = self._query(f"SELECT {BLOB} FROM blob b WHERE b.digest = ?", key, settled=settled)
-        return Blob(digest, *found[0][1:]) if found else None
+    def blob(self, digest: str) -> Blob | None:
+        found = self._query("SELECT * FROM blob WHERE digest = :digest", {"digest": bytes.fromhex(digest)})
+        return blob_from(found[0]) if found else None
 
-    def _would_expire(self, at: float) -> Freed:
-        ((refs,),) = self._query(f"SELECT count(*) FROM ({_DUE})", {"at": at})
-        blobs = self._query(
-            f"SELECT {BLOB} FROM blob b JOIN (SELECT digest, count(*) AS n FROM ref JOIN ({_DUE}) USING"
-            " (session_key, seq) GROUP BY digest) dead ON dead.digest = b.digest AND dead.n = b.refs",
-            {"at": at},
-        )
-        return Freed.of(refs, [Blob(digest.hex(), *rest) for digest, *rest in blobs])
-
-    def _unused(self, after: float, until: float) -> Iterator[Blob]:
-        where = "WHERE coding = 'raw' AND used > ? AND used <= ?"
-        raw = f"(SELECT * FROM blob INDEXED BY blob_raw {where}) b"
-        for digest, *rest in self._pages(raw, "blob_key", BLOB, (after, until)):
-            yield Blob(digest.hex(), *rest)
+    def is_named(self, place: str) -> bool:
+        return bool(self._query("SELECT 1 FROM blob WHERE place = :place LIMIT 1", {"place": place}))
 
     def totals(self) -> Totals:
-        row = self._query(
-            """SELECT (SELECT count(*) FROM session WHERE session_id < x''),
-            (SELECT count(*) FROM ref WHERE gone IS NULL), (SELECT count(*) FROM blob),
-            (SELECT count(*) FROM ref WHERE gone IS NOT NULL), (SELECT coalesce(sum(size), 0) FROM blob),
-            (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL)"""
-        )[0]
-        return Totals(*row)
+        (row,) = self._query(
+            """SELECT (SELECT count(*) FROM session WHERE session_id < x'') AS sessions,
+                (SELECT count(*) FROM ref WHERE gone IS NULL) AS refs,
+                (SELECT count(*) FROM blob) AS artifacts,
+                (SELECT count(*) FROM ref WHERE gone IS NOT NULL) AS tombstones,
+                (SELECT coalesce(sum(size), 0) FROM blob) AS stored_bytes,
+                (SELECT coalesce(sum(size), 0) FROM ref WHERE gone IS NULL) AS referenced_bytes"""
+        )
+        return Totals(**dict(row))
 
-    def _pages(self, table: str, key: str, columns: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yield all rows of a table in key order, page by page, so that no reader keeps the WAL from being reset."""
-        last = -1
-        page = f"SELECT {key}, {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT 64"
-        while rows := self._query(page, (*values, last)):
-            for row in rows:
-                yield row[1:]
-            last = rows[-1][0]
-
-    # Writing
+    # Putting
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         def work() -> bool:
-            if reuse and not self._has_copy(entry.blob):
+            known = self.blob(entry.ref.artifact_id)
+            if reuse and (known is None or known.place != entry.blob.place):
                 return False
-            self._check_quotas(entry, limits)
-            self._apply(entry, heal=heal, grace=limits.grace)
+            self._check_quotas(entry, limits, is_stored=known is not None)
+            self._use(entry.session, entry.ref.created, limits.grace)  # if it has expired, this may drop the blob
+            self._store(entry, heal=heal)
+            self._add_ref(entry)
             return True
 
         return self.change("putting an artifact", work, effect="add")
 
-    def _apply(self, entry: Entry, *, heal: bool, grace: float) -> None:
-        """Put an entry, inside a transaction."""
-        ref, digest = entry.ref, bytes.fromhex(entry.ref.artifact_id)
-        session_key, seq = self._session_for(entry.session, ref.created, grace)
-        self._store(entry, digest, heal)
-        held = self._one(
-            "SELECT seq, name, codec, media_type, kind, tool, call_id, producer, parents, summary, expires, pinned,"
-            f" granted_by, request, metadata_json, size FROM {BY_DIGEST} WHERE session_key = ? AND digest = ?"
-            " AND gone IS NULL ORDER BY seq DESC LIMIT 1",
-            (session_key, digest),
-        )
-        values = ref_values(ref)
-        if held and held[11]:  # a pin belongs to the artifact: it covers later refs
-            values = (*values[:11], 1, *values[12:])
-        if held and held[-1] != ref.size_bytes:
-            self._set_size(digest, ref.size_bytes)
-        if held and held[1:-1] == values[:9] + values[10:] and self._is_current(session_key, ref.name, held[0]):
-            return
-        if held is None:
-            self._run(
-                f"DELETE FROM {BY_DIGEST} WHERE session_key = ? AND digest = ? AND gone IS NOT NULL",
-                (session_key, digest),
+    def _check_quotas(self, entry: Entry, limits: Limits, *, is_stored: bool) -> None:
+        quota = entry.session.quota
+        if quota is not None:
+            found = self._one(
+                """SELECT used_bytes, EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
+                    WHERE ref.session_key = session.session_key AND digest = :digest AND gone IS NULL) AS is_counted
+                    FROM session WHERE session_id = :session_id""",
+                {"digest": bytes.fromhex(entry.ref.artifact_id), "session_id": entry.session.session_id},
             )
-        self._run(
-            f"{_INSERT} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-            (session_key, seq, digest, ref.size_bytes, *values),
-        )
-        self._run("UPDATE blob SET refs = refs + 1 WHERE digest = ?", (digest,))
-        self._run(
-            "UPDATE session SET next_seq = next_seq + 1, used_bytes = used_bytes + ? WHERE session_key = ?",
-            (0 if held else ref.size_bytes, session_key),
-        )
-
-    def _session_for(self, info: SessionInfo, now: float, grace: float) -> tuple[int, int]:
-        """Do the same as `_use`, in fewer statements. Returns the key of the session and the number of its next ref."""
-        found = self._one(
-            "SELECT session_key, next_seq, ttl, used FROM session WHERE session_id = ?", (info.session_id,)
-        )
-        if found is None or (found[2] is not None and found[3] + found[2] + grace <= now):
-            super()._use(info, now, grace)
-            found = self._one("SELECT session_key, next_seq FROM session WHERE session_id = ?", (info.session_id,))
-        elif now > found[3]:
-            self._run("UPDATE session SET used = ? WHERE session_key = ?", (now, found[0]))
-        return found[0], found[1]
+            if found is None or not found["is_counted"]:
+                check_quota("session", quota, 0 if found is None else found["used_bytes"], entry)
+        if limits.store_quota is not None and not is_stored:
+            (used,) = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")
+            check_quota("store", limits.store_quota, used, entry)
 
     def _use(self, info: SessionInfo, at: float, grace: float) -> None:
-        self._session_for(info, at, grace)
+        """Do the same as `Catalog._use`, with one statement for a session that has not expired."""
+        done = self._run(
+            """UPDATE session SET used = max(used, :at) WHERE session_id = :session_id
+                AND (ttl IS NULL OR used + ttl + :grace > :at)""",
+            {"session_id": info.session_id, "at": at, "grace": grace},
+        )
+        if not done.rowcount:
+            super()._use(info, at, grace)
 
-    def _store(self, entry: Entry, digest: bytes, heal: bool) -> None:
+    def _store(self, entry: Entry, *, heal: bool) -> None:
         """Add the blob of a put and its content, or replace what is damaged."""
+        digest = {"digest": bytes.fromhex(entry.ref.artifact_id)}
+        known = self._one("SELECT blob_key FROM blob WHERE digest = :digest", digest)
+        if known is None:
+            self._add_blob(entry)
+        else:
+            self._update_blob(known["blob_key"], entry, heal=heal)
+
+    def _add_blob(self, entry: Entry) -> None:
         blob = entry.blob
-        found = self._one("SELECT blob_key FROM blob WHERE digest = ?", (digest,))
-        if found is None:
-            key = self._run(
-                "INSERT INTO blob (digest, size, coding, place, frames, refs, used) VALUES (?, ?, ?, ?, ?, 0, ?)",
-                (digest, blob.size, blob.coding, blob.place, blob.frames, entry.ref.created),
-            ).lastrowid
-            if entry.content is not None:
-                try:
-                    self._run("INSERT INTO content VALUES (?, ?)", (key, entry.content))
-                except sqlite3.IntegrityError:  # damaged content was left behind under this key
-                    self._replace_content(key, entry.content)
-            if self._revive(blob.digest):
-                self._set_size(digest, blob.size)
-            return
+        digest = bytes.fromhex(blob.digest)
+        blob_key = self._run(
+            """INSERT INTO blob (digest, size, coding, place, frames, refs, used)
+                VALUES (:digest, :size, :coding, :place, :frames, 0, :used)""",
+            {
+                "digest": digest,
+                "size": blob.size,
+                "coding": blob.coding,
+                "place": blob.place,
+                "frames": blob.frames,
+                "used": entry.ref.created,
+            },
+        ).lastrowid
+        if entry.content is not None:
+            try:
+                self._run(
+                    "INSERT INTO content VALUES (:blob_key, :data)", {"blob_key": blob_key, "data": entry.content}
+                )
+            except sqlite3.IntegrityError:  # damaged content was left behind under this key
+                self._replace_content(blob_key, entry.content)
+        if self._revive(blob.digest):
+            self._set_size(digest, blob.size)
+
+    def _update_blob(self, blob_key: int, entry: Entry, *, heal: bool) -> None:
+        blob = entry.blob
         if entry.content is not None or heal:
             self._run(
-                "UPDATE blob SET coding = ?, place = ?, frames = ? WHERE blob_key = ? AND place <> ?",
-                (blob.coding, blob.place, blob.frames, *found, blob.place),
+                """UPDATE blob SET coding = :coding, place = :place, frames = :frames
+                    WHERE blob_key = :blob_key AND place <> :place""",
+                {"coding": blob.coding, "place": blob.place, "frames": blob.frames, "blob_key": blob_key},
             )
         if entry.content is not None:
-            self._replace_content(found[0], entry.content)
+            self._replace_content(blob_key, entry.content)
 
-    def _set_size(self, digest: bytes, size: int) -> None:
-        """Correct the size of content wherever damage has changed it, and count bytes again."""
-        sql = "UPDATE {} SET size = ?2 WHERE digest = ?1 AND size <> ?2"
-        if sum(self._run(sql.format(table), (digest, size)).rowcount for table in ("ref", "blob")):
-            self._run(_COUNT_USED)
-            self._run(_COUNT_STORED)
-
-    def _replace_content(self, key: int | None, data: bytes) -> None:
+    def _replace_content(self, blob_key: int | None, data: bytes) -> None:
         """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
         new key: damage to one artifact must not affect the others."""
-        if not self._are_readable([key]):
-            new = self._one("SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))")[0]
-            self._run("UPDATE blob SET blob_key = ? WHERE blob_key = ?", (new, key))
-            key = new
+        if not self._are_readable([blob_key]):
+            (new_key,) = self._one(
+                "SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))"
+            )
+            self._run(
+                "UPDATE blob SET blob_key = :new_key WHERE blob_key = :blob_key",
+                {"new_key": new_key, "blob_key": blob_key},
+            )
+            blob_key = new_key
         self._run(
-            "INSERT INTO content VALUES (?, ?) ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data"
-            " WHERE data <> excluded.data",
-            (key, data),
+            """INSERT INTO content VALUES (:blob_key, :data)
+                ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data WHERE data <> excluded.data""",
+            {"blob_key": blob_key, "data": data},
         )
 
-    def _are_readable(self, keys: Sequence[int | None]) -> bool:
+    def _are_readable(self, blob_keys: Sequence[int | None]) -> bool:
         """Return whether contents can be read, on another connection: a failed read would spoil the transaction."""
-        wanted = "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(?))"
         try:
-            self._query(wanted, (json.dumps(keys),), settled=False, apart=True)
+            self._query(
+                "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(:blob_keys))",
+                {"blob_keys": json.dumps(blob_keys)},
+                apart=True,
+            )
         except Damaged:
             return False
         return True
 
-    def _drop_unreferenced(self) -> list[Blob]:
-        blobs = self._run(f"SELECT {BLOB} FROM blob b WHERE refs = 0").fetchall()
-        if blobs:
-            self._drop_content("blob WHERE refs = 0 AND coding = 'inline'")
-            self._run("DELETE FROM blob WHERE refs = 0")
-        return [Blob(digest.hex(), *rest) for digest, *rest in blobs]
+    def _set_size(self, digest: bytes, size: int) -> None:
+        """Correct the size of content wherever damage has changed it, and count bytes again."""
+        values = {"digest": digest, "size": size}
+        changed = self._run("UPDATE ref SET size = :size WHERE digest = :digest AND size <> :size", values).rowcount
+        changed += self._run("UPDATE blob SET size = :size WHERE digest = :digest AND size <> :size", values).rowcount
+        if changed:
+            for check in _CHECKS:
+                if "bytes" in check.name:
+                    self._run(check.mend)
 
-    def _drop_content(self, which: str) -> None:
+    def _add_ref(self, entry: Entry) -> None:
+        """Add a ref, unless it repeats the newest live one of its artifact."""
+        values = ref_values(entry.ref)
+        owner = {"session_id": entry.session.session_id, "digest": values["digest"]}
+        known = self._one(
+            """SELECT * FROM ref INDEXED BY ref_by_digest
+                WHERE session_key = (SELECT session_key FROM session WHERE session_id = :session_id)
+                AND digest = :digest AND gone IS NULL ORDER BY seq DESC LIMIT 1""",
+            owner,
+        )
+        if known is None:
+            self._run(
+                """DELETE FROM ref INDEXED BY ref_by_digest
+                    WHERE session_key = (SELECT session_key FROM session WHERE session_id = :session_id)
+                    AND digest = :digest AND gone IS NOT NULL""",
+                owner,
+            )
+        else:
+            if known["size"] != values["size"]:
+                self._set_size(values["digest"], values["size"])
+            values["pinned"] = values["pinned"] or bool(known["pinned"])  # a pin covers later refs of the artifact
+            if self._is_repeated(known, values):
+                return
+        self._run(
+            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
+                    parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
+                SELECT session_key, next_seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id,
+                    :producer, :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json,
+                    NULL FROM session WHERE session_id = :session_id""",
+            values | {"session_id": entry.session.session_id},
+        )
+        self._run("UPDATE blob SET refs = refs + 1 WHERE digest = :digest", {"digest": values["digest"]})
+        self._run(
+            """UPDATE session SET next_seq = next_seq + 1, used_bytes = used_bytes + :more
+                WHERE session_id = :session_id""",
+            {"session_id": entry.session.session_id, "more": values["size"] if known is None else 0},
+        )
+
+    def _is_repeated(self, known: sqlite3.Row, values: dict[str, Any]) -> bool:
+        """Return whether a put says nothing new about an artifact, and no later ref uses its name."""
+        for column, value in values.items():
+            if column not in ("created", "size") and known[column] != value:
+                return False
+        if known["name"] is None:
+            return True
+        (newest,) = self._one(
+            "SELECT max(seq) FROM ref WHERE session_key = :session_key AND unlikely(name = :name)",
+            {"session_key": known["session_key"], "name": known["name"]},
+        )
+        return bool(newest == known["seq"])
+
+    # Removing
+
+    def remove(
+        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+    ) -> Freed:
+        if not end:
+            return super().remove(session_id, digest, name=name)
+
+        def end_some(limit: int, _: object) -> tuple[Freed, bool | None]:
+            """Give the session an id that no text equals, so that nobody finds it, and remove some of its refs."""
+            self._stop_lending(session_id)
+            self._run(
+                """UPDATE session SET session_id = CAST(session_key AS BLOB), parent = NULL
+                    WHERE session_id = :session_id""",
+                {"session_id": session_id},
+            )
+            return self._end_next(limit, True)
+
+        return self._in_steps("forgetting", end_some)
+
+    def _end_next(self, limit: int, _: object) -> tuple[Freed, bool | None]:
+        """Remove some refs of a session that has ended, and the session itself with the last of them."""
+        ended = self._run("SELECT session_key FROM session WHERE session_id >= x'' LIMIT 2").fetchall()
+        if not ended:
+            return Freed(), None
+        session_key = ended[0]["session_key"]
+        refs = self._run(
+            """SELECT session_id, seq, digest, size, gone FROM entry
+                WHERE session_key = :session_key ORDER BY seq LIMIT :limit""",
+            {"session_key": session_key, "limit": limit},
+        ).fetchall()
+        if refs:
+            self._run(
+                "DELETE FROM ref WHERE session_key = :session_key AND seq <= :last",
+                {"session_key": session_key, "last": refs[-1]["seq"]},
+            )
+        freed = self._let_go_of([row for row in refs if row["gone"] is None])
+        if len(refs) == limit or self._drop_notes_of([session_key], limit):
+            return freed, True
+        self._run("DELETE FROM session WHERE session_key = :session_key", {"session_key": session_key})
+        return freed, len(ended) > 1 or None
+
+    def _drop_unreferenced(self) -> list[Blob]:
+        found = self._run("SELECT * FROM blob WHERE refs = 0").fetchall()
+        if found:
+            self._drop_content("SELECT blob_key FROM blob WHERE refs = 0 AND coding = 'inline'")
+            self._run("DELETE FROM blob WHERE refs = 0")
+        return [blob_from(row) for row in found]
+
+    def _drop_content(self, which: str, values: Values = ()) -> None:
         """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
-        keys = [key for (key,) in self._run(f"SELECT blob_key FROM {which}")]
+        keys = [row[0] for row in self._run(which, values).fetchall()]
         if not self._are_readable(keys):
             keys = [key for key in keys if self._are_readable([key])]
-        self._writer.executemany("DELETE FROM content WHERE blob_key = ?", [(key,) for key in keys])
+        self._run_each("DELETE FROM content WHERE blob_key = :blob_key", [{"blob_key": key} for key in keys])
+
+    # Upkeep
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
             return self._would_expire(at)
-        freed = self._in_steps("expiring", _resumed(partial(self._expire_sessions, at), (0, -1)))
+        freed = self._in_steps("forgetting", self._end_next)  # first the sessions whose end a crash interrupted
+        freed += self._in_steps("expiring", partial(self._expire_sessions, at), _Place(0, -1))
         freed += self._in_steps("expiring", partial(self._expire_refs, at))
-        self._in_steps("expiring", _resumed(partial(self._forget, at, forget_before), 0))
+        self._in_steps("expiring", partial(self._drop_records, at))
+        self._in_steps("expiring", partial(self._drop_tombstones, forget_before))
+        self._in_steps("expiring", partial(self._drop_empty_sessions, forget_before))
         self._drop_aside(at)
         return freed
 
-    def _expire_sessions(self, at: float, limit: int, after: tuple[int, int]) -> tuple[Freed, tuple[int, int] | None]:
+    def _would_expire(self, at: float) -> Freed:
+        due = f"""SELECT ref.session_key, ref.seq, ref.digest FROM session
+                CROSS JOIN ref ON ref.session_key = session.session_key
+                WHERE {expiry.session_is_over(":at")} AND {expiry.REF_MAY_EXPIRE}
+            UNION SELECT ref.session_key, ref.seq, ref.digest FROM ref INDEXED BY ref_by_expiry
+                WHERE {expiry.ref_is_over(":at")}"""
+        (count,) = self._query(f"SELECT count(*) AS refs FROM ({due})", {"at": at})
+        blobs = self._query(
+            f"""SELECT blob.* FROM blob JOIN (SELECT digest, count(*) AS number FROM ({due}) GROUP BY digest) AS dead
+                ON dead.digest = blob.digest AND dead.number = blob.refs""",
+            {"at": at},
+        )
+        return Freed.of(count["refs"], [blob_from(row) for row in blobs])
+
+    def _expire_sessions(self, at: float, limit: int, after: _Place) -> tuple[Freed, _Place | None]:
         """Expire the next refs of sessions that had expired at `at`. Tombstones count for the limit too, because they
-        take time. Also returns the last ref (session key, seq), or None at the end."""
-        rows = self._run(_WALK, {"at": at, "key": after[0], "seq": after[1], "limit": limit}).fetchall()
-        freed = self._expire_all([row[1:] for row in rows if row[0]])
-        return freed, (rows[-1][1], rows[-1][2]) if rows else None
-
-    def _expire_refs(self, at: float, limit: int) -> tuple[Freed, bool]:
-        """Expire the next refs by their own expiry time."""
-        rows = self._run(_EXPIRED, {"at": at, "limit": limit}).fetchall()
-        return self._expire_all(rows), bool(rows)
-
-    def _expire_all(self, refs: Sequence[tuple[int, int, int, str, bytes]]) -> Freed:
-        """Turn live refs (session key, seq, size, session, digest) into tombstones."""
-        marked = "UPDATE ref SET gone = 'expired' WHERE session_key = ? AND seq = ?"
-        self._writer.executemany(marked, [ref[:2] for ref in refs])
-        return self._let_go_of([ref[2:] for ref in refs])
-
-    def _forget(self, at: float, before: float, limit: int, after: int) -> tuple[Freed, int | None]:
-        """Do the same as `_forget_sessions` for the next sessions. Also returns the last one that is done, or None at
-        the end."""
-        page = self._run(
-            "SELECT session_key, used + ttl < ? FROM session INDEXED BY session_by_end WHERE session_key > ?"
-            " AND used + ttl <= ? AND session_id < x'' ORDER BY session_key LIMIT ?",
-            (before, after, at, limit),
+        take time. Also returns the last ref, or None at the end."""
+        rows = self._run(
+            f"""SELECT session.session_id, ref.session_key, ref.seq, ref.digest, ref.size,
+                {expiry.REF_MAY_EXPIRE} AS may_expire
+                FROM session CROSS JOIN ref ON ref.session_key = session.session_key
+                AND ref.seq > iif(session.session_key = :session_key, :seq, -1)
+                WHERE session.session_key IN (SELECT session_key FROM session INDEXED BY session_by_end
+                    WHERE {expiry.session_is_over(":at")} AND session_key >= :session_key
+                    AND EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key)
+                    ORDER BY session_key LIMIT :limit + 1)
+                ORDER BY session.session_key, ref.seq LIMIT :limit""",
+            {"at": at, "session_key": after.session_key, "seq": after.seq, "limit": limit},
         ).fetchall()
-        if not page:
-            return Freed(), None
-        old = [key for key, is_old in page if is_old]
-        if self._drop_some("note", [key for key, _ in page], limit, "t.key >= 'record/' AND t.key < 'record0'"):
-            return Freed(), after
-        if self._drop_some("ref", old, limit, "gone IS NOT NULL"):
-            return Freed(), after
-        without = "SELECT value FROM json_each(?) WHERE NOT EXISTS (SELECT 1 FROM ref WHERE session_key = value)"
-        empty = [key for (key,) in self._run(without, (json.dumps(old),))]
-        if self._drop_some("note", empty, limit):
-            return Freed(), after
-        self._writer.executemany("DELETE FROM session WHERE session_key = ?", [(key,) for key in empty])
-        return Freed(), page[-1][0]
+        freed = self._bury_rows([row for row in rows if row["may_expire"]])
+        return freed, _Place(rows[-1]["session_key"], rows[-1]["seq"]) if rows else None
 
-    def _drop_some(self, table: str, sessions: Sequence[int], limit: int, where: str = "TRUE") -> bool:
-        """Delete notes or refs of these sessions, at most `limit`. Returns whether there may be more."""
-        key = "key" if table == "note" else "seq"
+    def _expire_refs(self, at: float, limit: int, _: object) -> tuple[Freed, bool | None]:
+        """Expire some refs by their own expiry time."""
+        rows = self._run(
+            f"""SELECT session.session_id, ref.session_key, ref.seq, ref.digest, ref.size
+                FROM ref INDEXED BY ref_by_expiry CROSS JOIN session ON session.session_key = ref.session_key
+                WHERE {expiry.ref_is_over(":at")} LIMIT :limit""",
+            {"at": at, "limit": limit},
+        ).fetchall()
+        return self._bury_rows(rows), len(rows) == limit or None
+
+    def _bury_rows(self, refs: Sequence[sqlite3.Row]) -> Freed:
+        """Turn live refs into tombstones."""
+        self._run_each(
+            "UPDATE ref SET gone = 'expired' WHERE session_key = :session_key AND seq = :seq",
+            [{"session_key": row["session_key"], "seq": row["seq"]} for row in refs],
+        )
+        return self._let_go_of(refs)
+
+    def _drop_records(self, at: float, limit: int, _: object) -> tuple[Freed, bool | None]:
+        """Drop some records of sessions that had expired at `at`."""
+        done = self._run(
+            f"""DELETE FROM note WHERE (session_key, key) IN (SELECT note.session_key, note.key
+                FROM session INDEXED BY session_by_end CROSS JOIN note ON note.session_key = session.session_key
+                WHERE {expiry.session_is_over(":at")} AND session.session_id < x''
+                AND note.key >= :first AND note.key < :last LIMIT :limit)""",
+            {"at": at, "first": RECORDS[0], "last": RECORDS[1], "limit": limit},
+        )
+        return Freed(), done.rowcount == limit or None
+
+    def _drop_tombstones(self, before: float, limit: int, _: object) -> tuple[Freed, bool | None]:
+        """Drop some tombstones of sessions that had expired before this time."""
+        done = self._run(
+            f"""DELETE FROM ref WHERE (session_key, seq) IN (SELECT ref.session_key, ref.seq
+                FROM session INDEXED BY session_by_end CROSS JOIN ref ON ref.session_key = session.session_key
+                WHERE {expiry.SESSION_END} < :before AND session.session_id < x'' AND ref.gone IS NOT NULL
+                LIMIT :limit)""",
+            {"before": before, "limit": limit},
+        )
+        return Freed(), done.rowcount == limit or None
+
+    def _drop_empty_sessions(self, before: float, limit: int, _: object) -> tuple[Freed, bool | None]:
+        """Drop some sessions without refs that had expired before this time. Their notes go first."""
         found = self._run(
-            f"SELECT t.session_key, t.{key} FROM json_each(?) one CROSS JOIN {table} t ON t.session_key = one.value"
-            f" WHERE {where} LIMIT ?",
-            (json.dumps(sessions), limit),
+            f"""SELECT session_key FROM session INDEXED BY session_by_end
+                WHERE {expiry.SESSION_END} < :before AND session_id < x''
+                AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key) LIMIT :limit""",
+            {"before": before, "limit": limit},
         ).fetchall()
-        self._writer.executemany(f"DELETE FROM {table} WHERE session_key = ? AND {key} = ?", found)
-        return len(found) == limit
+        keys = [row["session_key"] for row in found]
+        if self._drop_notes_of(keys, limit):
+            return Freed(), True
+        self._run_each("DELETE FROM session WHERE session_key = :key", [{"key": key} for key in keys])
+        return Freed(), len(keys) == limit or None
 
-    def is_named(self, place: str) -> bool:
-        return bool(self._query("SELECT 1 FROM blob WHERE place = ? LIMIT 1", (place,)))
+    def _drop_notes_of(self, session_keys: Sequence[int], limit: int) -> bool:
+        """Drop notes of these sessions, at most `limit`. Returns whether there may be more."""
+        done = self._run(
+            """DELETE FROM note WHERE (session_key, key) IN (SELECT note.session_key, note.key
+                FROM json_each(:session_keys) AS one CROSS JOIN note ON note.session_key = one.value LIMIT :limit)""",
+            {"session_keys": json.dumps(session_keys), "limit": limit},
+        )
+        return done.rowcount == limit
 
-    def _has_copy(self, blob: Blob) -> bool:
-        where = "digest = ? AND place = ?"
-        return self._one(f"SELECT 1 FROM blob WHERE {where}", (bytes.fromhex(blob.digest), blob.place)) is not None
-
-    def _check_quotas(self, entry: Entry, limits: Limits) -> None:
-        digest = bytes.fromhex(entry.ref.artifact_id)
-        if entry.session.quota is not None:
-            used, is_held = self._one(
-                f"SELECT used_bytes, EXISTS (SELECT 1 FROM {BY_DIGEST} WHERE ref.session_key = session.session_key"
-                " AND digest = ? AND gone IS NULL) FROM session WHERE session_id = ?",
-                (digest, entry.session.session_id),
-            ) or (0, 0)
-            if not is_held:
-                check_quota("session", entry.session.quota, used, entry)
-        if limits.store_quota is not None and not self._one("SELECT 1 FROM blob WHERE digest = ?", (digest,)):
-            (used,) = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")
-            check_quota("store", limits.store_quota, used, entry)
-
-    def _is_current(self, session_key: int, name: str | None, seq: int) -> bool:
-        """Return whether no later ref uses the name."""
-        newest = "SELECT max(seq) FROM ref WHERE session_key = ? AND name = ?"
-        return name is None or self._one(newest, (session_key, name)) == (seq,)
+    def _unused(self, after: float, until: float) -> Iterator[Blob]:
+        last = -1
+        while page := self._query(
+            """SELECT * FROM blob INDEXED BY blob_raw WHERE coding = 'raw' AND used > :after AND used <= :until
+                AND blob_key > :last ORDER BY blob_key LIMIT 64""",
+            {"after": after, "until": until, "last": last},
+        ):
+            yield from map(blob_from, page)
+            last = page[-1]["blob_key"]
 
     def doubtful_sizes(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
-        wrong = "SELECT DISTINCT r.digest, r.size FROM ref r JOIN blob b USING (digest) WHERE gone IS NULL"
-        for digest, size in self._query(f"{wrong} AND r.size <> b.size"):
-            if isinstance(digest, bytes) and isinstance(size, int):  # a damaged row may have anything there
-                found.setdefault(digest.hex(), set()).add(size)
+        for row in self._query(
+            """SELECT DISTINCT ref.digest, ref.size FROM ref JOIN blob ON blob.digest = ref.digest
+                WHERE ref.gone IS NULL AND ref.size <> blob.size"""
+        ):
+            if isinstance(row["digest"], bytes) and isinstance(row["size"], int):  # a damaged row may have anything
+                found.setdefault(row["digest"].hex(), set()).add(row["size"])
         return found
 
     def set_size(self, digest: str, size: int) -> None:
@@ -741,79 +971,90 @@ class SqliteCatalog(Catalog):
 
     def _check(self, repair: bool, until: float) -> list[str]:
         """Return what is wrong with the rows. Parts of the database that cannot be read are reported once."""
-        try:
-            messages = [message for (message,) in self._run("PRAGMA integrity_check(20)") if message != "ok"]
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            messages = [str(error)]
-        problems = [f"SQLite reports: {message}" for message in messages]
-        mends = repair and not messages  # rows read from damaged tables and indexes are not reliable enough to change
-        for name, where, mend in _CHECKS:
+        damage = self._integrity()
+        problems = [f"SQLite reports: {message}" for message in damage]
+        mends = repair and not damage  # rows read from damaged tables and indexes are not reliable enough to change
+        checks: list[Callable[[], list[str]]] = [
+            partial(self._check_stray_refs, mends, until),
+            partial(self._check_stray_content, mends),
+            *(partial(self._check_rows, check, mends) for check in _CHECKS),
+            partial(self._check_records, repair=repair),
+            partial(self._check_tokens, repair=repair),
+        ]
+        for check in checks:
             try:
-                (count,) = self._one(f"SELECT count(*) FROM {where}")
+                problems += check()
             except sqlite3.DatabaseError as error:
-                if not messages or not is_damage(error):
+                if not damage or not is_damage(error):
                     raise
-                continue
-            if count:
-                problems.append(f"{count} {name}" + (": set right" if mends else ""))
-            if count and mends:
-                if mend.startswith("UPDATE ref"):
-                    for (digest,) in self._run(f"SELECT DISTINCT digest FROM {where}").fetchall():
-                        self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
-                if mend:
-                    self._run(mend)
-                else:
-                    self._drop_content(where)
         if mends:
             self._drop_unreferenced()
+        return problems
+
+    def _integrity(self) -> list[str]:
+        """Return what SQLite finds wrong with the pages of the database."""
         try:
-            problems += self._check_records(repair=repair) + self._check_tokens(repair=repair)
+            found = self._run("PRAGMA integrity_check(20)").fetchall()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-        return problems
+            return [str(error)]
+        return [row[0] for row in found if row[0] != "ok"]
 
-    def _run(self, sql: str, values: Values = ()) -> sqlite3.Cursor:
-        return self._writer.execute(sql, values)
+    def _check_stray_refs(self, mends: bool, until: float) -> list[str]:
+        """Find live refs without a blob row. They become tombstones, and what they need is set aside."""
+        rows = self._run(
+            """SELECT digest, count(*) AS number FROM ref
+                WHERE gone IS NULL AND digest NOT IN (SELECT digest FROM blob) GROUP BY digest"""
+        ).fetchall()
+        if mends:
+            for row in rows:
+                self.save(SetAside(Blob(row["digest"].hex(), 0, "raw"), until).note())
+            self._run(
+                """UPDATE ref SET gone = 'damaged'
+                    WHERE gone IS NULL AND digest NOT IN (SELECT digest FROM blob)"""
+            )
+        return _found(sum(row["number"] for row in rows), "refs without a blob row", mends)
 
-    def _one(self, sql: str, values: Values = ()) -> Any:
-        return self._writer.execute(sql, values).fetchone()
+    def _check_stray_content(self, mends: bool) -> list[str]:
+        rows = self._run("SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)").fetchall()
+        if mends and rows:
+            self._drop_content("SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)")
+        return _found(len(rows), "content without a blob row", mends)
 
-
-def _resumed(
-    step: Callable[[int, _Place], tuple[Freed, _Place | None]], start: _Place
-) -> Callable[[int], tuple[Freed, bool]]:
-    """Return a step for `_in_steps` that continues where the step before ended. A smaller limit means that a step has
-    failed: then it begins again."""
-    place, last = start, 0
-
-    def run(limit: int) -> tuple[Freed, bool]:
-        nonlocal place, last
-        place, last = start if limit < last else place, limit
-        freed, after = step(limit, place)
-        place = place if after is None else after
-        return freed, after is not None
-
-    return run
-
-
-def entry_alone(row: Sequence[Any]) -> Entry | None:
-    """Return the entry of a row of `NEWEST`, or None if `find` has to look at other rows too."""
-    *rest, other, _ = row
-    return entry_of(rest) if other is None and rest[_GONE] is None and rest[_EXPIRES] is None else None
+    def _check_rows(self, check: _Check, mends: bool) -> list[str]:
+        (count,) = self._one(check.count)
+        if count and mends:
+            self._run(check.mend)
+        return _found(count, check.name, mends)
 
 
-def brief_entry_alone(row: Sequence[Any], session_id: str) -> Entry | None:
-    """Return the entry of a row of `NEWEST_BRIEF`, or None if `find` has to look at other rows too."""
-    digest, size, codec, expires, pinned, gone, coding, place, frames, ttl, used, data, other, _ = row
-    if other is not None or gone is not None or expires is not None:
-        return None
-    artifact_id = digest.hex()
-    ref = Ref(artifact_id, session_id, size, "", "", codec, pinned=bool(pinned))
-    blob = Blob(artifact_id, size, coding or "inline", place or "", frames or b"")
-    return Entry(ref, blob, SessionInfo(session_id, None, ttl, None, 0.0, used), data)
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a walk over the refs of several sessions has come."""
+
+    session_key: int
+    seq: int
+
+
+class _InList:
+    """The parameters of `IN (…)`: their SQL, and their values by name. (A text with a null character is not safe in
+    SQLite's JSON.)"""
+
+    def __init__(self, name: str, texts: Iterable[str]) -> None:
+        self.values = {f"{name}_{number}": text for number, text in enumerate(texts)}
+        self.sql = ", ".join(f":{name}" for name in self.values)
+
+
+def _found(count: int, what: str, mends: bool) -> list[str]:
+    return [f"{count} {what}" + (": set right" if mends else "")] if count else []
+
+
+def inside_another_call() -> StoreUnavailable:
+    return StoreUnavailable(
+        "this thread is in the middle of another call to the store",
+        hint="do not use a store from a signal handler or a callback that runs inside one of its calls",
+    )
 
 
 def translated(error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StoreError:

@@ -627,18 +627,20 @@ class CatalogSuite(RecordSuite, suite=True):
             catalog.put(entry(content, name="n"))
         assert catalog.find("s", name="n", limit=1)[0].ref.artifact_id == digest_of(b"x")
 
-    def test_a_put_that_is_looked_up_is_seen_and_durable_after_a_read(self, catalog: Catalog) -> None:
+    def test_a_put_of_the_same_content_after_its_session_expired_leaves_the_catalog_sound(
+        self, catalog: Catalog
+    ) -> None:
+        for at in (100.0, 1_000.0):
+            catalog.put(entry("x", ttl=10.0, created=at), limits=Limits(grace=1.0))
+        assert catalog.check(repair=False) == []
+        assert [one.gone for one in catalog.find("s", prefix=digest_of(b"x"))] == [None]
+        assert catalog.blob(digest_of(b"x")) is not None
+
+    def test_a_put_that_is_looked_up_is_seen_and_can_be_confirmed(self, catalog: Catalog) -> None:
         catalog.put(entry("x"))
         assert len(catalog.look(digest_of(b"x"), ["s"], blob=False).entries) == 1
-        assert len(catalog.find("s")) == 1
-        assert catalog.look(digest_of(b"x"), ["s"], blob=False).is_durable
-
-    def test_fetching_returns_what_a_value_needs(self, catalog: Catalog) -> None:
-        catalog.put(entry("x", name="old", codec="json", expires=50.0))
-        catalog.put(entry("x", name="new", codec="text"))
-        (found,) = catalog.fetch("s", digest_of(b"x")[:12])
-        assert (found.ref.artifact_id, found.ref.codec, found.blob) == (digest_of(b"x"), "text", entry("x").blob)
-        assert catalog.fetch("nobody", digest_of(b"x")) == catalog.fetch("s", digest_of(b"y")) == []
+        catalog.confirm()
+        assert len(catalog.look(digest_of(b"x"), ["s"], blob=False).entries) == 1
 
     # Blobs
 

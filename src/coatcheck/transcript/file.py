@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,7 +42,6 @@ from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
-from coatcheck.storage.forks import Mutex
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
 from coatcheck.transcript.prune import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
@@ -429,14 +429,15 @@ class _Writer(Keeper):
         super().__init__(session.store, None, session=session, policy=policy)
         self._session = session
         self._path = path
-        self._mutex = Mutex()
+        self._lock = threading.RLock()
         self._format: str | None = None
         self._recorded = False
         self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
         """Return lines without their line ends, each with the reason if a payload could not be stored."""
-        return self._mutex.run(lambda: self._slimmed(lines, fmt))
+        with self._lock:
+            return self._slimmed(lines, fmt)
 
     def _slimmed(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
         if not any(len(line) >= self.least or MARK in line or _SCHEME in line for line in lines):
@@ -558,38 +559,48 @@ class Appender:
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
-        self._mutex = Mutex(self._unlock)
+        self._lock = threading.RLock()
         self._handle: int | None = None
         self._pid = os.getpid()
 
     def close(self) -> None:
-        self._mutex.run(self._close)
+        with self._lock:
+            self._close()
 
     def append(self, data: bytes) -> int:
         """Append lines, each with its line end, and return their offset. On an error the file is unchanged."""
-        return self._mutex.run(lambda: self._append(data))
+        with self._lock:
+            handle = None
+            try:
+                handle = self._locked(create=True)
+                assert handle is not None
+                size = os.fstat(handle).st_size
+                lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
+                self._write(handle, lead + data, size)
+            finally:
+                if handle is not None:
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+            return self._synced(handle, size + len(lead))
 
-    def _append(self, data: bytes) -> int:
-        handle = self._locked(create=True)
-        assert handle is not None
-        size = os.fstat(handle).st_size
-        lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
-        self._write(handle, lead + data, size)
-        self._unlock()
+    def _synced(self, handle: int, offset: int) -> int:
         try:
             self._disk.sync_data(handle)
         except OSError as error:
             raise storage_error(error, "syncing a transcript") from error
-        return size + len(lead)
+        return offset
 
     def recover(self) -> Torn | None:
         """Move an unfinished last line aside. A complete line that only lacks its line end stays."""
-        return self._mutex.run(self._recover)
+        with self._lock:
+            handle = None
+            try:
+                handle = self._locked(create=False)
+                return None if handle is None else self._recover(handle)
+            finally:
+                if handle is not None:
+                    fcntl.flock(handle, fcntl.LOCK_UN)
 
-    def _recover(self) -> Torn | None:
-        handle = self._locked(create=False)
-        if handle is None:
-            return None
+    def _recover(self, handle: int) -> Torn | None:
         size = os.fstat(handle).st_size
         if not size or os.pread(handle, 1, size - 1) == b"\n":
             return None
@@ -627,15 +638,18 @@ class Appender:
             raise storage_error(error, "appending to a transcript") from error
 
     def _locked(self, *, create: bool) -> int | None:
-        """Lock the file at the path, and return its descriptor, or None if there is no file. The mutex unlocks it when
-        it is released."""
+        """Lock the file at the path, and return its descriptor, or None if there is no file. The caller unlocks it."""
         for _ in range(ATTEMPTS):
             handle = self._opened(create)
             if handle is None:
                 return None
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if is_at(handle, self._path):
-                return handle
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                if is_at(handle, self._path):
+                    return handle
+            except BaseException:
+                self._unlock()
+                raise
             self._close()
         raise keeps_changing(self._path.name)
 
