@@ -42,9 +42,10 @@ class FileBlobs(BlobStore):
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
         self._local = threading.local()  # the memory that each thread compares with
         self._synced: set[str] = set()  # places of recent copies that are known to be synced
-        made = [] if is_read_only else [disk.make_folder(name, folder) for name in ("blobs", "tmp")]
-        if any(made):
-            disk.sync(folder)
+        if not is_read_only:
+            for name in ("blobs", "tmp"):
+                disk.make_folder(name, folder)
+            disk.sync(folder)  # even if they exist: the process that created them may not have synced their names
         self._blobs = open_folder("blobs", folder)
         self._tmp = open_folder("tmp", folder)
 
