@@ -72,6 +72,7 @@ class FolderCatalog(SqliteCatalog):
         self._batch = threading.local()
         self._has_failed = False  # whether the WAL may have pages that a failed sync has lost
         self._key = (0, 0)
+        self._is_full = True  # whether the connection that writes has synchronous=FULL
         self._closed = False
         self.is_read_only = False
         self._seen: object = None  # on a read-only file system: state of the files when the connection was opened
@@ -160,7 +161,7 @@ class FolderCatalog(SqliteCatalog):
         except BaseException:
             db.close()
             raise
-        self._writer, self._key = db, key
+        self._writer, self._key, self._is_full = db, key, True
         _in_use[key] += 1
         with contextlib.suppress(OSError):
             self._reserve.fill()
@@ -296,7 +297,9 @@ class FolderCatalog(SqliteCatalog):
         return answer
 
     def _set_synchronous(self, is_synced: bool) -> None:
-        self._run(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+        if self._is_full != is_synced:
+            self._run(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._is_full = is_synced
 
     def _mend_log(self, db: sqlite3.Connection) -> None:
         """Copy the WAL to the database and begin a new one. After a failed sync the system may have dropped pages that

@@ -606,63 +606,66 @@ class SqliteCatalog(Catalog):
 
     def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
         def work() -> bool:
-            known = self.blob(entry.ref.artifact_id)
-            if reuse and (known is None or known.place != entry.blob.place):
+            known = self._known(entry)
+            if reuse and known["place"] != entry.blob.place:
                 return False
-            self._check_quotas(entry, limits, is_stored=known is not None)
-            self._use(entry.session, entry.ref.created, limits.grace)  # if it has expired, this may drop the blob
-            self._store(entry, heal=heal)
-            self._add_ref(entry)
+            self._check_quotas(entry, limits, known)
+            end = expiry.session_end(known["ttl"], known["used"] or 0.0)
+            if known["session_key"] is None or expiry.is_over(end, entry.ref.created - limits.grace):
+                self._use(entry.session, entry.ref.created, limits.grace)
+                known = self._known(entry)  # if the session had expired, the blob may be gone
+            if known["blob_key"] is None:
+                self._add_blob(entry, revive=known["is_damaged"])
+            else:
+                self._update_blob(known["blob_key"], entry, heal=heal)
+            self._add_ref(entry, known, is_counted=known["blob_key"] is None and not known["is_damaged"])
             return True
 
         return self.change("putting an artifact", work, effect="add")
 
-    def _check_quotas(self, entry: Entry, limits: Limits, *, is_stored: bool) -> None:
+    def _known(self, entry: Entry) -> sqlite3.Row:
+        """Return what a put needs to know about its session and its blob, NULL if they do not exist yet."""
+        found: sqlite3.Row = self._one(
+            """SELECT session.session_key, session.ttl, session.used, session.used_bytes, blob.blob_key, blob.place,
+                EXISTS (SELECT 1 FROM ref WHERE ref.digest = :digest AND ref.gone = 'damaged') AS is_damaged,
+                EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
+                    WHERE ref.session_key = session.session_key AND ref.digest = :digest) AS has_refs
+                FROM (SELECT 1) LEFT JOIN session ON session.session_id = :session_id
+                LEFT JOIN blob ON blob.digest = :digest""",
+            {"session_id": entry.session.session_id, "digest": bytes.fromhex(entry.ref.artifact_id)},
+        )
+        return found
+
+    def _check_quotas(self, entry: Entry, limits: Limits, known: sqlite3.Row) -> None:
         quota = entry.session.quota
-        if quota is not None:
-            found = self._one(
-                """SELECT used_bytes, EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
-                    WHERE ref.session_key = session.session_key AND digest = :digest AND gone IS NULL) AS is_counted
-                    FROM session WHERE session_id = :session_id""",
-                {"digest": bytes.fromhex(entry.ref.artifact_id), "session_id": entry.session.session_id},
-            )
-            if found is None or not found["is_counted"]:
-                check_quota("session", quota, 0 if found is None else found["used_bytes"], entry)
-        if limits.store_quota is not None and not is_stored:
+        if quota is not None and not self._newest_live(known["session_key"], entry.ref.artifact_id):
+            check_quota("session", quota, known["used_bytes"] or 0, entry)
+        if limits.store_quota is not None and known["blob_key"] is None:
             (used,) = self._one("SELECT value FROM meta WHERE key = 'stored_bytes'")
             check_quota("store", limits.store_quota, used, entry)
 
-    def _use(self, info: SessionInfo, at: float, grace: float) -> None:
-        """Do the same as `Catalog._use`, with one statement for a session that has not expired."""
-        done = self._run(
-            """UPDATE session SET used = max(used, :at) WHERE session_id = :session_id
-                AND (ttl IS NULL OR used + ttl + :grace > :at)""",
-            {"session_id": info.session_id, "at": at, "grace": grace},
+    def _newest_live(self, session_key: int | None, artifact_id: str) -> Any:
+        """Return the row of a session's newest live ref to an artifact, or None."""
+        return self._one(
+            """SELECT * FROM ref INDEXED BY ref_by_digest
+                WHERE session_key = :session_key AND digest = :digest AND gone IS NULL ORDER BY seq DESC LIMIT 1""",
+            {"session_key": session_key, "digest": bytes.fromhex(artifact_id)},
         )
-        if not done.rowcount:
-            super()._use(info, at, grace)
 
-    def _store(self, entry: Entry, *, heal: bool) -> None:
-        """Add the blob of a put and its content, or replace what is damaged."""
-        digest = {"digest": bytes.fromhex(entry.ref.artifact_id)}
-        known = self._one("SELECT blob_key FROM blob WHERE digest = :digest", digest)
-        if known is None:
-            self._add_blob(entry)
-        else:
-            self._update_blob(known["blob_key"], entry, heal=heal)
-
-    def _add_blob(self, entry: Entry) -> None:
+    def _add_blob(self, entry: Entry, *, revive: bool) -> None:
+        """Add the blob of a put and its content. The ref of the put is counted already, unless `revive` restores refs
+        that had lost the blob: the put may repeat one of them."""
         blob = entry.blob
-        digest = bytes.fromhex(blob.digest)
         blob_key = self._run(
             """INSERT INTO blob (digest, size, coding, place, frames, refs, used)
-                VALUES (:digest, :size, :coding, :place, :frames, 0, :used)""",
+                VALUES (:digest, :size, :coding, :place, :frames, :refs, :used)""",
             {
-                "digest": digest,
+                "digest": bytes.fromhex(blob.digest),
                 "size": blob.size,
                 "coding": blob.coding,
                 "place": blob.place,
                 "frames": blob.frames,
+                "refs": 0 if revive else 1,
                 "used": entry.ref.created,
             },
         ).lastrowid
@@ -673,8 +676,8 @@ class SqliteCatalog(Catalog):
                 )
             except sqlite3.IntegrityError:  # damaged content was left behind under this key
                 self._replace_content(blob_key, entry.content)
-        if self._revive(blob.digest):
-            self._set_size(digest, blob.size)
+        if revive and self._revive(blob.digest):
+            self._set_size(bytes.fromhex(blob.digest), blob.size)
 
     def _update_blob(self, blob_key: int, entry: Entry, *, heal: bool) -> None:
         blob = entry.blob
@@ -727,45 +730,43 @@ class SqliteCatalog(Catalog):
                 if "bytes" in check.name:
                     self._run(check.mend)
 
-    def _add_ref(self, entry: Entry) -> None:
-        """Add a ref, unless it repeats the newest live one of its artifact."""
+    def _add_ref(self, entry: Entry, known: sqlite3.Row, *, is_counted: bool) -> None:
+        """Add a ref, unless it repeats the newest live one of its artifact, and mark the session as used."""
         values = ref_values(entry.ref)
-        owner = {"session_id": entry.session.session_id, "digest": values["digest"]}
-        known = self._one(
-            """SELECT * FROM ref INDEXED BY ref_by_digest
-                WHERE session_key = (SELECT session_key FROM session WHERE session_id = :session_id)
-                AND digest = :digest AND gone IS NULL ORDER BY seq DESC LIMIT 1""",
-            owner,
-        )
-        if known is None:
-            self._run(
-                """DELETE FROM ref INDEXED BY ref_by_digest
-                    WHERE session_key = (SELECT session_key FROM session WHERE session_id = :session_id)
-                    AND digest = :digest AND gone IS NOT NULL""",
-                owner,
-            )
-        else:
-            if known["size"] != values["size"]:
+        session_key = known["session_key"]
+        newest = self._newest_live(session_key, entry.ref.artifact_id) if known["has_refs"] else None
+        if newest is not None:
+            if newest["size"] != values["size"]:
                 self._set_size(values["digest"], values["size"])
-            values["pinned"] = values["pinned"] or bool(known["pinned"])  # a pin covers later refs of the artifact
-            if self._is_repeated(known, values):
+            values["pinned"] = values["pinned"] or bool(newest["pinned"])  # a pin covers later refs of the artifact
+            if self._is_repeated(newest, values):
+                self._run(
+                    "UPDATE session SET used = max(used, :at) WHERE session_key = :session_key",
+                    {"at": values["created"], "session_key": session_key},
+                )
                 return
+        elif known["has_refs"]:
+            self._run(
+                "DELETE FROM ref INDEXED BY ref_by_digest WHERE session_key = :session_key AND digest = :digest",
+                {"session_key": session_key, "digest": values["digest"]},
+            )
         self._run(
             """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
                     parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
                 SELECT session_key, next_seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id,
                     :producer, :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json,
-                    NULL FROM session WHERE session_id = :session_id""",
-            values | {"session_id": entry.session.session_id},
+                    NULL FROM session WHERE session_key = :session_key""",
+            values | {"session_key": session_key},
         )
-        self._run("UPDATE blob SET refs = refs + 1 WHERE digest = :digest", {"digest": values["digest"]})
+        if not is_counted:
+            self._run("UPDATE blob SET refs = refs + 1 WHERE digest = :digest", {"digest": values["digest"]})
         self._run(
-            """UPDATE session SET next_seq = next_seq + 1, used_bytes = used_bytes + :more
-                WHERE session_id = :session_id""",
-            {"session_id": entry.session.session_id, "more": values["size"] if known is None else 0},
+            """UPDATE session SET used = max(used, :at), next_seq = next_seq + 1, used_bytes = used_bytes + :more
+                WHERE session_key = :session_key""",
+            {"at": values["created"], "more": values["size"] if newest is None else 0, "session_key": session_key},
         )
 
-    def _is_repeated(self, known: sqlite3.Row, values: dict[str, Any]) -> bool:
+    def _is_repeated(self, known: Any, values: dict[str, Any]) -> bool:
         """Return whether a put says nothing new about an artifact, and no later ref uses its name."""
         for column, value in values.items():
             if column not in ("created", "size") and known[column] != value:
