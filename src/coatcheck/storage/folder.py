@@ -146,6 +146,7 @@ class FolderCatalog(SqliteCatalog):
         key = info.st_dev, info.st_ino
         index = None if _in_use[key] else read_index(INDEX, self._folder)
         salts = read_salts(LOG, self._folder)
+        self.confirm()  # first, because SQLite may find a complete commit of a process that was killed before its sync
         db = self._connect()
         try:
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -240,6 +241,8 @@ class FolderCatalog(SqliteCatalog):
             return self._run(sql, values).fetchall()
         if self.is_read_only:
             return self._exclusive("reading the catalog", lambda: self._run(sql, values).fetchall())
+        if self._writer is None and not self._closed:  # after a fork
+            self._exclusive("reading the catalog", lambda: None)
         try:
             with self._reading:
                 if self._closed:
