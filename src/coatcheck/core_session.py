@@ -42,6 +42,7 @@ from coatcheck.storage import (
     Ranges,
     Record,
     SessionInfo,
+    expiry,
     merged,
 )
 
@@ -269,86 +270,83 @@ class CoreSession(ABC):
         """Return a page of what this session sees, each artifact once: own ones first, newest first, then those that
         only transcripts still have. `after` is the id of the last artifact of the previous page. A page costs the same
         wherever it begins. Raises `NotFound` for an unknown id."""
-        places = {session_id: index for index, session_id in enumerate(self._scope.lineage)}
-
-        def place(entry: Entry) -> tuple[int, int]:
-            return places[entry.ref.session_id], -entry.seq
-
-        first, before = 0, None
-        lent: dict[str, Entry] | None = None
-        if after is not None:
-            last = self._nearest(prefix=after)
-            if (last is None or not self._parts.is_live(last)) and after in (ids := self._lent()):
-                first, lent = len(places), dict(islice(ids.items(), list(ids).index(after) + 1, None))
-            elif last is None:
-                raise NotFound(f"no artifact found for {pointer_of(after, 64)!r}", hint="list from the beginning")
-            else:
-                first, before = places[last.ref.session_id], last.seq
+        lent = self._lent()
+        last = None if after is None else self._nearest(prefix=after)
+        is_over = last is not None and not self._parts.is_live(last)
+        if after in lent and (last is None or is_over):
+            ids = builtins.list(lent)
+            return self._refs(self._of_lent(lent, ids[ids.index(after) + 1 :], limit))
+        if after is not None and last is None:
+            raise NotFound(f"no artifact found for {pointer_of(after, 64)!r}", hint="list from the beginning")
         found: dict[str, Entry] = {}
-        done: set[str] = set()
-        for session_id in self._scope.lineage[first:]:
-            while len(found) < limit:
-                page = self._parts.catalog.find(session_id, before=before, limit=_PAGE)
-                for entry in page:
-                    digest = entry.ref.artifact_id
-                    if digest in done or len(found) == limit:
-                        continue
-                    listed = self._nearest(prefix=digest)
-                    if listed is not None and place(listed) == place(entry) and self._parts.is_live(listed):
-                        found[digest] = listed
-                    if listed is None or place(listed) <= place(entry):
-                        done.add(digest)
-                if len(page) < _PAGE:
-                    break
-                before = page[-1].seq
-            before = None
-        if len(found) < limit:
-            lent = self._lent() if lent is None else lent
-            found |= islice(((digest, lent[digest]) for digest in self._only_lent(lent)), limit - len(found))
-        return self._refs(found.values())
+        for entry in self._seen(after=last):
+            if len(found) == limit:
+                break
+            digest = entry.ref.artifact_id
+            # An artifact is listed where its nearest ref is, so that a page does not repeat those before it.
+            nearest = None if digest in found else self._nearest(prefix=digest)
+            if nearest is not None and (nearest.ref.session_id, nearest.seq) == (entry.ref.session_id, entry.seq):
+                found[digest] = nearest
+        return self._refs([*found.values(), *self._of_lent(lent, lent, limit - len(found))])
 
     def list(self, *, name: str | None = None, kind: str | None = None, limit: int | None = None) -> builtins.list[Ref]:
         """List what this session sees, newest first, each artifact once under its newest name. With `name`, list every
         artifact that was put under that name."""
-        if name is not None and not is_encodable(name):
-            return []
-        seen: dict[str, int] = {}  # the positions of artifacts in the list
-        found: builtins.list[Entry] = []
-        size = 256 if limit is None or kind else min(256, max(16, limit))
-        for session_id in self._scope.lineage:
-            before: int | None = None
-            while limit is None or len(found) < limit:
-                page = self._parts.catalog.find(session_id, name=name, before=before, limit=None if name else size)
-                for entry in page:
-                    digest = entry.ref.artifact_id
-                    if (name or digest not in seen) and kind in (None, entry.ref.kind) and self._parts.is_live(entry):
-                        seen[digest] = len(found)
-                        found.append(entry)
-                    elif entry.ref.name and digest in seen and self._parts.is_live(entry):
-                        first = found[seen[digest]]
-                        if first.ref.name is None and first.ref.session_id == session_id:
-                            found[seen[digest]] = replace(first, ref=replace(first.ref, name=entry.ref.name))
-                if name or len(page) < size:
-                    break
-                before = page[-1].seq
-        if name is None and (limit is None or len(found) < limit):
-            lent = self._lent().items()
-            found += [one for digest, one in lent if digest not in seen and kind in (None, one.ref.kind)]
-        is_all = limit is None and name is None and kind is None
-        return self._refs(found[:limit], [entry.ref.artifact_id for entry in found] if is_all else None)
+        if name is not None:
+            named = self._seen(name=name) if is_encodable(name) else iter(())
+            return self._refs(builtins.list(islice((one for one in named if kind in (None, one.ref.kind)), limit)))
+        found: dict[str, Entry] = {}
+        others: set[str] = set()  # artifacts whose newest ref is of another kind
+        for entry in self._seen():
+            digest = entry.ref.artifact_id
+            known = found.get(digest)
+            if known is not None:
+                found[digest] = _named_like(entry, known)
+            elif kind not in (None, entry.ref.kind):
+                others.add(digest)
+            elif len(found) == limit:
+                return self._refs([self._with_newest_name(one) for one in found.values()])
+            elif digest not in others:
+                found[digest] = entry
+        if limit is None or len(found) < limit:
+            for digest, entry in self._lent().items():
+                if digest not in found and kind in (None, entry.ref.kind):
+                    found[digest] = entry
+        is_all = limit is None and kind is None
+        return self._refs(builtins.list(found.values())[:limit], builtins.list(found) if is_all else None)
+
+    def _with_newest_name(self, entry: Entry) -> Entry:
+        """Return a ref with the newest name that its session gives to the artifact, if it has none itself."""
+        if entry.ref.name is None:
+            for older in self._parts.catalog.refs(entry.ref.session_id, entry.ref.artifact_id):
+                if self._parts.is_live(older):
+                    entry = _named_like(older, entry)
+        return entry
 
     def names(self, *, prefix: str = "") -> builtins.list[str]:
         """Return the names that begin with `prefix` and resolve in this session, the most recent put first."""
         found: dict[str, None] = {}
-        for session_id in self._scope.lineage:
-            before: int | None = None
-            while page := self._parts.catalog.find(session_id, before=before, limit=_PAGE):
-                named = (one for one in page if one.ref.name is not None and one.ref.name.startswith(prefix))
-                found |= {str(one.ref.name): None for one in named if self._parts.is_live(one)}
-                before = page[-1].seq
-                if len(page) < _PAGE:
-                    break
+        for entry in self._seen():
+            if entry.ref.name is not None and entry.ref.name.startswith(prefix):
+                found[entry.ref.name] = None
         return [*found]
+
+    def _seen(self, *, name: str | None = None, after: Entry | None = None) -> Iterator[Entry]:
+        """Yield every live ref of this session and its ancestors: nearest session first, newest first. With `name`,
+        those under that name; with `after`, those that come after this ref."""
+        lineage = self._scope.lineage
+        before: int | None = None
+        if after is not None:
+            lineage = lineage[lineage.index(after.ref.session_id) :]
+            before = after.seq
+        for session_id in lineage:
+            while True:
+                page = self._parts.catalog.find(session_id, name=name, before=before, limit=None if name else _PAGE)
+                yield from filter(self._parts.is_live, page)
+                if name is not None or len(page) < _PAGE:
+                    break
+                before = page[-1].seq
+            before = None
 
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher and return a fencing token, larger than every earlier one. From then on,
@@ -572,9 +570,9 @@ class CoreSession(ABC):
         raise NotFound(f"no artifact found for {clip(target)}")
 
     def _by_prefix(self, prefix: str, content: bool) -> Entry:
-        dead: Entry | None = None
-        live: dict[str, Entry] = {}
         parts = self._parts
+        live: dict[str, Entry] = {}
+        dead: Entry | None = None
         for session_id in self._scope.lineage:
             for entry in parts.catalog.find(session_id, prefix=prefix, content=content):
                 if parts.is_live(entry):
@@ -584,19 +582,20 @@ class CoreSession(ABC):
             if prefix in live:  # a whole id matches one artifact: take its nearest ref
                 break
         if not live or dead:  # an expired artifact may still be referenced by a transcript
-            for session_id in self._scope.lineage:
-                for entry in parts.catalog.lent(session_id, prefix=prefix, content=content):
-                    live.setdefault(entry.ref.artifact_id, entry)
+            self._add_lent(live, prefix, content)
         if len(live) == 1:
             return next(iter(live.values()))
         if live:
-            raise AmbiguousPointer(
-                f"{pointer_of(prefix, 64)} matches {len(live)} artifacts",
-                [parts.ref_for_caller(one, live).pointer for one in live.values()],
-            )
+            pointers = [parts.ref_for_caller(one, live).pointer for one in live.values()]
+            raise AmbiguousPointer(f"{pointer_of(prefix, 64)} matches {len(live)} artifacts", pointers)
         if dead:
             raise _gone(dead, pointer_of(prefix, 64))
         raise NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+
+    def _add_lent(self, live: dict[str, Entry], prefix: str, content: bool) -> None:
+        for session_id in self._scope.lineage:
+            for entry in self._parts.catalog.lent(session_id, prefix=prefix, content=content):
+                live.setdefault(entry.ref.artifact_id, entry)
 
     def _nearest(self, **which: Any) -> Entry | None:
         """Return the first ref that `find` finds in this session or its ancestors: a live one, if there is any."""
@@ -617,11 +616,15 @@ class CoreSession(ABC):
 
     def _only_lent(self, lent: Iterable[str]) -> Iterator[str]:
         """Yield the lent artifacts that no longer have a live ref in the scope."""
-        ids = list(lent)
+        ids = builtins.list(lent)
         for some in (ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)):
             found = self._parts.catalog.find_many(self._scope.lineage, some)
             held = {entry.ref.artifact_id for entry in found if self._parts.is_live(entry)}
             yield from (digest for digest in some if digest not in held)
+
+    def _of_lent(self, lent: Mapping[str, Entry], ids: Iterable[str], limit: int) -> builtins.list[Entry]:
+        """Return the first of these lent artifacts that no longer have a live ref in the scope."""
+        return [lent[digest] for digest in islice(self._only_lent(ids), max(0, limit))]
 
     def _live(self, digests: Collection[str]) -> dict[str, Entry]:
         """Return the live entries of these artifacts that the session sees, with their content if it is small and with
@@ -682,8 +685,8 @@ class CoreSession(ABC):
 
     def _is_alive(self, session_id: str) -> bool:
         info = self._parts.catalog.session(session_id)
-        expires = info.expires(self._parts.activity.last_uses.get(session_id, 0.0)) if info else None
-        return expires is None or self._parts.clock() < expires
+        end = info.expires(self._parts.activity.last_uses.get(session_id, 0.0)) if info else None
+        return not expiry.is_over(end, self._parts.clock())
 
     def _is_lent(self, entry: Entry) -> bool:
         """Whether this session has the artifact only because a transcript lends it."""
@@ -705,6 +708,13 @@ def _check_record(series: str, body: bytes, keep: int | None) -> None:
         text = f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}"
         raise TooLarge(text, hint="put it as an artifact")
     whole(keep, "keep", least=1, optional=True)
+
+
+def _named_like(older: Entry, newer: Entry) -> Entry:
+    """Return the newer ref of an artifact, with the name of the older one of the same session if it has none."""
+    if newer.ref.name is not None or older.ref.name is None or newer.ref.session_id != older.ref.session_id:
+        return newer
+    return replace(newer, ref=replace(newer.ref, name=older.ref.name))
 
 
 def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:

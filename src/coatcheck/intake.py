@@ -33,6 +33,7 @@ from coatcheck.storage import (
     Ranges,
     SessionInfo,
     Staged,
+    expiry,
     merged,
 )
 from coatcheck.storage.forks import RLock, watch
@@ -435,18 +436,13 @@ class Parts(NamedTuple):
             return None
 
     def is_live(self, entry: Entry) -> bool:
-        expires = self.expires(entry)
-        return not entry.gone and (expires is None or self.clock() < expires)
+        return not entry.gone and not expiry.is_over(self.expires(entry), self.clock())
 
     def expires(self, entry: Entry) -> float | None:
         """When this entry expires if nothing is used from now on: its own time or its session's, whichever is first."""
         ref, session = entry.ref, entry.session
-        if ref.pinned:
-            return None
-        if session.ttl is None:
-            return ref.expires
         used = max(session.used, ref.created, self.activity.last_uses.get(session.session_id, 0.0))
-        return used + session.ttl if ref.expires is None else min(used + session.ttl, ref.expires)
+        return expiry.ref_end(expiry.session_end(session.ttl, used), ref.expires, pinned=ref.pinned)
 
     def ref_for_caller(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
         """The ref of an entry as users see it: with its expiry, its address, and a pointer that is unique among the ids

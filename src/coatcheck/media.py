@@ -10,11 +10,12 @@ from __future__ import annotations
 import codecs
 import re
 import threading
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from coatcheck.deferred import lazy_pattern
 
-KINDS: Final = ("repo", "doc", "code", "log", "data", "plan", "result")
+ArtifactKind = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
+KINDS: Final[tuple[str, ...]] = get_args(ArtifactKind)
 HEAD: Final = 512
 
 TEXT: Final = "text/plain"

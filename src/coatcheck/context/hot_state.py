@@ -26,6 +26,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from coatcheck.context.budget import Budget, Rendered, Violation, refusal
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, NotFound
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, is_prefix, pointer_of, shared_prefix
+from coatcheck.media import ArtifactKind
 from coatcheck.redaction import mask
 from coatcheck.refs import LAST_TIME, iso_time
 from coatcheck.tokens import TokenCounter, counted, estimate
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from coatcheck.storage import Record
 
 RiskLevel = Literal["low", "medium", "high"]
-Kind = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
 
 MINIMAL: Final = "all but ids and risk"
 _LABEL: Final = 80
@@ -93,7 +93,7 @@ class IndexEntry(BaseModel):
     model_config = _CONFIG
 
     artifact_id: Annotated[str, BeforeValidator(_whole_id)]
-    type: Kind
+    type: ArtifactKind
     label: Text = ""
     version: (
         Annotated[int, Field(ge=1, le=1 << 53)] | Annotated[Text, Field(min_length=1, max_length=_LABEL)] | None

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
 from coatcheck.checks import LARGEST
 from coatcheck.errors import InvalidArgument
+from coatcheck.media import ArtifactKind
 from coatcheck.refs import SUMMARY_LIMIT, Ref, iso_time
 from coatcheck.search import Hit
 from coatcheck.storage import SessionInfo
@@ -24,7 +25,6 @@ from coatcheck.storage import SessionInfo
 MAX_PAGE: Final = 1_000
 MAX_READ: Final = 1_000_000
 
-KindName = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Strict(), Field(min_length=1)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -63,7 +63,7 @@ class PutOptions(NoOptions):
     """What is known about the content of a put. Everything that is not given is detected."""
 
     name: Annotated[Text, _about("Name in the session; the newest put under a name wins.")] | None = None
-    kind: KindName | None = None
+    kind: ArtifactKind | None = None
     tool: Annotated[Text, _about("The tool that produced it.")] | None = None
     media_type: Annotated[Text, _about("Media type; detected from the content by default.")] | None = None
     summary: Annotated[str, Field(max_length=SUMMARY_LIMIT)] | None = None
@@ -116,7 +116,7 @@ class ListOptions(NoOptions):
     limit: PageSize = 50
     after: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="`next` of the page before.")] | None = None
     name: Annotated[Text, _about("List what was put under this name. Cannot be combined with after.")] | None = None
-    kind: Annotated[KindName, _about("Only artifacts of this kind. Cannot be combined with after.")] | None = None
+    kind: Annotated[ArtifactKind, _about("Only artifacts of this kind. Cannot be combined with after.")] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class Artifact(Answer):
     artifact_id: str
     session_id: str
     name: str | None
-    kind: KindName
+    kind: ArtifactKind
     media_type: str
     size_bytes: int
     codec: Literal["text", "json", "bytes"]

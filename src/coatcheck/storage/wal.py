@@ -3,7 +3,8 @@
 When SQLite opens a log that a crash left behind, it keeps the valid frames at its beginning and ignores the rest. That
 is right for a commit that was never synced, but damage in the middle looks the same, and later commits are lost. The
 index of the log (the `-shm` file) tells them apart: its number of frames grows only after the frames are written and,
-with `synchronous=FULL`, synced. (A process that opens a log after a crash syncs it first.) If SQLite finds fewer frames than the index names, some were damaged.
+with `synchronous=FULL`, synced. (A process that opens a log after a crash syncs it first.) If SQLite finds fewer frames
+than the index names, some were damaged.
 
 After a power cut, the index on disk may be older than the log, but never newer than what was synced. Without syncs
 (`synchronous=NORMAL`) it may be newer: then acknowledged commits are lost, and reporting that is right too.
