@@ -269,7 +269,7 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypa
     assert not meanwhile
     assert catalog.totals().refs == 1  # the forget came before the put
 
-    number = str(catalog._ask("SELECT pg_current_xact_id()::text")[0][0])
+    number = str(catalog._ask("SELECT pg_current_xact_id()::text AS number")[0]["number"])
     ahead = str(int(number) + 1_000_000)  # as on a server that was promoted without the last commits
     with catalog._connections._connected(time.monotonic() + 5, own=False, slow=False) as db:
         assert [_is_committed(db, one) for one in (number, ahead)] == [True, False]

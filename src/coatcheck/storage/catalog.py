@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import product
 from math import inf
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -1011,40 +1010,6 @@ def _record(note: Note) -> Record:
 
 # Rows of the two databases
 
-REF_COLUMNS: Final = ("name", "codec", "media_type", "kind", "tool", "call_id", "producer", "parents", "summary",
-                      "created", "expires", "pinned", "granted_by", "request", "metadata_json")  # fmt: skip
-PARENTS: Final = REF_COLUMNS.index("parents")
-ref_fields: Final = attrgetter(*REF_COLUMNS)
-"""Returns the fields of a ref in this order. A database has `parents` as JSON, or as empty text if there are none."""
-SESSION: Final = "s.session_id, s.parent, s.ttl, s.quota, s.created, s.used, s.used_bytes"
-BLOB: Final = "b.digest, b.size, b.coding, b.place, b.frames, b.used"
-COLUMNS: Final = (
-    f"r.seq, r.digest, r.size, r.{', r.'.join(REF_COLUMNS)}, r.gone, b.coding, b.place, b.frames, {SESSION}"
-)
-
-
-def entry_of(row: Sequence[Any]) -> Entry:
-    """Return the entry of a row with the columns `COLUMNS` and the content."""
-    (seq, digest, size, name, codec, media_type, kind, tool, call_id, producer, parents, summary, created, expires,
-     pinned, granted_by, request, metadata_json, gone, coding, place, frames, session_id, parent, ttl, quota, begun,
-     used, used_bytes, content) = row  # fmt: skip
-    artifact_id = digest.hex()
-    return Entry(
-        Ref(
-            artifact_id, session_id, size, media_type, kind, codec, name, tool, call_id, producer,
-            tuple(json.loads(parents)) if parents else (), summary, created, expires, bool(pinned), granted_by,
-            request, metadata_json=metadata_json,
-        ),
-        Blob(artifact_id, size, coding or "inline", place or "", frames or b""),
-        SessionInfo(session_id, parent, ttl, quota, begun, used, used_bytes), content, gone, seq,
-    )  # fmt: skip
-
-
-def position_values(ref: Ref) -> tuple[Any, ...]:
-    """Return the values of `REF_COLUMNS`."""
-    fields = ref_fields(ref)
-    return (*fields[:PARENTS], json.dumps(ref.parents) if ref.parents else "", *fields[PARENTS + 1 :])
-
 
 def entry_from(row: Mapping[str, Any]) -> Entry:
     """Return the entry of a row of the view `entry`."""
@@ -1121,22 +1086,3 @@ def session_from(row: Any) -> SessionInfo:
 def blob_from(row: Any) -> Blob:
     """Return the blob of a row of the table `blob`."""
     return Blob(row["digest"].hex(), row["size"], row["coding"], row["place"], row["frames"], row["used"])
-
-
-def values_of(row: Row) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns, first those of `key_of`."""
-    if isinstance(row, Entry):
-        rest = {"size": row.ref.size_bytes, "gone": row.gone, "digest": bytes.fromhex(row.ref.artifact_id)}
-        return key_of(row) | rest | dict(zip(REF_COLUMNS, position_values(row.ref), strict=True))
-    if isinstance(row, Note):
-        return key_of(row) | {"value": row.value}
-    return {name: getattr(row, name) for name in row.__slots__} | key_of(row)
-
-
-def key_of(row: Row) -> dict[str, Any]:
-    """Return the values that identify a row; the owner of a note as `session_id`."""
-    if isinstance(row, Entry):
-        return {"session_id": row.session.session_id, "seq": row.seq}
-    if isinstance(row, Note):
-        return {"session_id": row.owner, "key": row.key}
-    return {"digest": bytes.fromhex(row.digest)} if isinstance(row, Blob) else {"session_id": row.session_id}

@@ -17,21 +17,18 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors
+from psycopg.rows import dict_row
 
 from coatcheck.errors import StoreError, StoreUnavailable
 from coatcheck.ids import MIN_PREFIX, prefix_range
 from coatcheck.refs import Blob
-from coatcheck.storage import Held, Mark, Match, Passage
+from coatcheck.storage import Held, Mark, Match, Passage, expiry
 from coatcheck.storage.catalog import (
     ANY_SESSION,
     BATCH,
-    BLOB,
-    COLUMNS,
     NO_LIMITS,
     NOTHING_SHOWN,
     RECORDS,
-    REF_COLUMNS,
-    SESSION,
     TRANSCRIPT,
     Catalog,
     Effect,
@@ -45,13 +42,13 @@ from coatcheck.storage.catalog import (
     SessionInfo,
     SetAside,
     Totals,
+    blob_from,
     check_quota,
-    entry_of,
-    key_of,
+    entry_from,
     newest_in_each,
     newest_of_each,
-    position_values,
-    values_of,
+    ref_values,
+    session_from,
 )
 from coatcheck.storage.passages import APART, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
@@ -63,15 +60,22 @@ _LATER: Final = 86_400.0  # seconds before an expired session with a pin is chec
 _HIGHEST: Final = b"\xff" * 32
 _ERRORS: Final = "surrogateescape"  # for the ids of sessions that have ended
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-_PUT: Final = f"SELECT put_1({', '.join(['%s'] * 35)})"
+_PUT: Final = """SELECT put_1(%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(grace)s,
+    %(store_quota)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(content)s, %(heal)s, %(reuse)s,
+    %(name)s, %(codec)s, %(media_type)s, %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s,
+    %(expires)s, %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(if_new)s, %(low)s, %(high)s,
+    %(attempt)s, %(alone)s) AS near"""
 _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
                  "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
 _OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
 _OWNER: Final = f"""(CASE %(session_id)s WHEN ''::bytea THEN 0
     ELSE (SELECT session_key FROM session s WHERE {_OF_SESSION}) END)"""
-_FROM: Final = """FROM ref r JOIN session s ON s.session_key = r.session_key
-    LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"""
+_ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
+    r.parents, r.summary, r.created, r.expires, r.pinned, r.granted_by, r.request, r.metadata_json, r.gone,
+    b.coding, b.place, b.frames, s.session_id, s.parent, s.ttl, s.quota, s.created AS session_created, s.used,
+    s.used_bytes, CASE WHEN %(content)s THEN b.data END AS content"""
+"""The columns of an entry: of a ref, its blob and its session."""
 # A separate query, so that the planner knows the single session and walks its refs in order.
 _IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {_OF_SESSION})"
 _IS_RECORD: Final = f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"
@@ -85,8 +89,8 @@ _WALK: Final = """WITH part AS MATERIALIZED (SELECT one.key, found.*
         WHERE session_key = one.key AND seq > one.after ORDER BY seq LIMIT %(batch)s) found LIMIT %(batch)s),
     buried AS (UPDATE ref SET gone = 'expired' FROM part WHERE ref.session_key = part.key AND ref.seq = part.seq
         AND part.is_live AND NOT part.pinned RETURNING ref.session_key, ref.seq, ref.digest, ref.size)
-    SELECT part.key, part.seq, part.is_live AND part.pinned, buried.digest, buried.size FROM part
-    LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq"""
+    SELECT part.key AS session_key, part.seq, part.is_live AND part.pinned AS is_pinned, buried.digest, buried.size
+    FROM part LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq"""
 """Turns the next refs of locked sessions into tombstones, except pinned ones, and returns all that it has looked at."""
 _SAVE: Final[dict[type, str]] = {
     SessionInfo: """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
@@ -102,8 +106,11 @@ _SAVE: Final[dict[type, str]] = {
     # What a pin kept may have expired long ago, so a collection looks at the session again, unless it has ended.
     Entry: f"""WITH s AS (UPDATE session s SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
         WHERE {_OF_SESSION} RETURNING session_key)
-        INSERT INTO ref (session_key, tenant, seq, digest, size, {", ".join(REF_COLUMNS)}, gone) SELECT session_key,
-        %(tenant)s, %(seq)s, %(digest)s, %(size)s, {", ".join(f"%({name})s" for name in REF_COLUMNS)}, %(gone)s FROM s
+        INSERT INTO ref (session_key, tenant, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
+        parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
+        SELECT session_key, %(tenant)s, %(seq)s, %(digest)s, %(size)s, %(name)s, %(codec)s, %(media_type)s, %(kind)s,
+        %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s, %(created)s, %(expires)s, %(pinned)s,
+        %(granted_by)s, %(request)s, %(metadata_json)s, %(gone)s FROM s
         ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned, granted_by = excluded.granted_by,
         gone = excluded.gone""",
 }
@@ -114,7 +121,7 @@ _DROP: Final[dict[type, tuple[str, ...]]] = {
     Note: (f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key = %(key)s",),
     Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = %(seq)s",),
 }  # fmt: skip
-_DEAD: Final = "NOT r.pinned AND r.gone IS NULL AND (s.used + s.ttl <= %(at)s OR r.expires <= %(at)s)"
+_DUE: Final = f"""{expiry.REF_MAY_EXPIRE} AND ({expiry.session_is_over("%(at)s")} OR ref.expires <= %(at)s)"""
 _USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
     WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
 _COUNTED: Final = "(SELECT count(*) FROM ref r WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)"
@@ -206,9 +213,9 @@ class PostgresCatalog(Catalog):
                 else:
                     return work()
                 # First the lock: after it, an earlier transaction of this change is over.
-                ((_, number),) = self._ask(f"SELECT {lock}, pg_current_xact_id()::text", session_id=session_id)
+                (now,) = self._ask(f"SELECT {lock}, pg_current_xact_id()::text AS number", session_id=session_id)
                 if not tried or not _is_committed(db, tried[-1][0]):
-                    tried.append((number, work()))
+                    tried.append((now["number"], work()))
                 return tried[-1][1]
             finally:
                 self._own.db = None
@@ -232,17 +239,17 @@ class PostgresCatalog(Catalog):
 
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
         if session_id is not None:
-            found = self._ask(f"SELECT {SESSION} FROM session s WHERE {_OF_SESSION}", session_id=session_id)
-            yield from (SessionInfo(*row) for row in found)
+            found = self._ask(f"SELECT * FROM session s WHERE {_OF_SESSION}", session_id=session_id)
+            yield from map(session_from, found)
             return
         last = 0
         while rows := self._ask(
-            f"SELECT {SESSION}, s.session_key FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
+            f"SELECT * FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
             f" AND {_IS_OPEN} ORDER BY session_key LIMIT %(page)s",
             last=last, page=_PAGE,
         ):  # fmt: skip
-            yield from (SessionInfo(*row[:-1]) for row in rows)
-            last = rows[-1][-1]
+            yield from map(session_from, rows)
+            last = rows[-1]["session_key"]
 
     def session_page(
         self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
@@ -269,9 +276,9 @@ class PostgresCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("used > %(used_after)s")
             values["used_after"] = wanted.used_after
-        sql = f"SELECT {SESSION} FROM session s WHERE {' AND '.join(where)}"
+        sql = f"SELECT * FROM session s WHERE {' AND '.join(where)}"
         rows = self._ask_whole(f"{sql} ORDER BY created DESC, session_id DESC LIMIT %(limit)s", **values)
-        return [SessionInfo(*row) for row in rows]
+        return [session_from(row) for row in rows]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
         values: dict[str, Any] = {"digest": digest and bytes.fromhex(digest)}
@@ -289,21 +296,26 @@ class PostgresCatalog(Catalog):
         return self._entries(f"{' AND '.join(where)} ORDER BY r.seq DESC", **values)
 
     def _entries(self, where: str, *, content: bool = False, **values: Any) -> list[Entry]:
-        rows = self._ask(f"SELECT {COLUMNS}, {'b.data' if content else 'NULL'} {_FROM} WHERE {where}", **values)
-        return [entry_of(row) for row in rows]
+        rows = self._ask(
+            f"""SELECT {_ENTRY} FROM ref r JOIN session s ON s.session_key = r.session_key
+            LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest WHERE {where}""",
+            content=content,
+            **values,
+        )
+        return [entry_from(row) for row in rows]
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        columns = f"SELECT {BLOB}, b.data FROM blob b WHERE tenant = %(tenant)s"
+        columns = "SELECT * FROM blob WHERE tenant = %(tenant)s"
         if digest is not None:
             key = bytes.fromhex(digest)
             for row in self._ask(f"{columns} AND digest = %(digest)s {self._lock()}", digest=key):
-                yield _blob_of(row), row[6]
+                yield blob_from(row), row["data"]
             return
         last = b""
         while rows := self._ask(f"{columns} AND digest > %(last)s ORDER BY digest LIMIT 64", last=last):
             for row in rows:
-                yield _blob_of(row), row[6]
-            last = rows[-1][0]
+                yield blob_from(row), row["data"]
+            last = rows[-1]["digest"]
 
     def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
         found = self._ask(
@@ -311,7 +323,7 @@ class PostgresCatalog(Catalog):
             f" AND key < %(stop)s ORDER BY key {'DESC' if newest else ''} {_limit(limit)}",
             session_id=owner, start=start, stop=stop,
         )  # fmt: skip
-        return [Note(owner, key, value) for key, value in found]
+        return [Note(owner, row["key"], row["value"]) for row in found]
 
     def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
         if not prefixes:
@@ -322,15 +334,15 @@ class PostgresCatalog(Catalog):
             " AND key < asked.start || 'g' ORDER BY key LIMIT 1) note",
             session_id=owner, prefixes=list(prefixes),
         )  # fmt: skip
-        return [Note(owner, key, value) for key, value in found]
+        return [Note(owner, row["key"], row["value"]) for row in found]
 
     def save(self, *rows: Row) -> None:
         for kind, some in groupby(rows, type):
-            self._each(_SAVE[kind], map(values_of, some))
+            self._each(_SAVE[kind], [_values_of(row) for row in some])
 
     def drop(self, *rows: Row) -> None:
         for kind, some in groupby(rows, type):
-            keys = [key_of(row) for row in some]
+            keys = [_values_of(row) for row in some]
             for statement in _DROP[kind]:
                 self._each(statement, keys)
 
@@ -339,11 +351,12 @@ class PostgresCatalog(Catalog):
             cursor.executemany(statement, [self._packed(row) for row in rows])
 
     def _let_go(self, refs: Sequence[Entry]) -> Freed:
-        keys = dict(self._ask(
+        rows = self._ask(
             "SELECT session_id, session_key FROM session WHERE tenant = %(tenant)s AND sha256(session_id) ="
             " ANY (%(sessions)s)",
             sessions=hashes_of({one.session.session_id for one in refs}),
-        ))  # fmt: skip
+        )
+        keys = {row["session_id"]: row["session_key"] for row in rows}
         return self._let_go_of(
             [(keys[one.session.session_id], bytes.fromhex(one.ref.artifact_id), one.ref.size_bytes) for one in refs]
         )
@@ -352,16 +365,17 @@ class PostgresCatalog(Catalog):
         """Update the counts after removing refs (session key, digest, size) of locked sessions."""
         keys, digests, sizes = zip(*refs, strict=True) if refs else ((), (), ())
         gone = self._ask(
-            f"SELECT {BLOB} FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[]) b",
+            "SELECT * FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[])",
             keys=list(keys), digests=list(digests), sizes=list(sizes),
         )  # fmt: skip
-        return Freed.of(len(refs), [_blob_of(row) for row in gone])
+        return Freed.of(len(refs), [blob_from(row) for row in gone])
 
     def _revive(self, digest: str) -> int:
-        return int(self._ask("SELECT revive_1(%(tenant)s, %(digest)s)", digest=bytes.fromhex(digest))[0][0])
+        (row,) = self._ask("SELECT revive_1(%(tenant)s, %(digest)s) AS refs", digest=bytes.fromhex(digest))
+        return int(row["refs"])
 
     def _next_token(self) -> int:
-        return int(self._ask("SELECT nextval('fence')")[0][0])
+        return int(self._ask("SELECT nextval('fence') AS token")[0]["token"])
 
     def close(self) -> None:
         self._connections.close()
@@ -404,39 +418,42 @@ class PostgresCatalog(Catalog):
         lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
         rows = self._ask(
             # OFFSET prevents a join: each session and range is one index lookup.
-            f"SELECT {COLUMNS}, {'b.data' if content else 'NULL'} FROM session s,"
+            f"SELECT {_ENTRY} FROM session s,"
             " unnest(%(low)s::bytea[], %(high)s::bytea[]) AS one (low, high),"
             " LATERAL (SELECT * FROM ref WHERE session_key = s.session_key"
             " AND digest BETWEEN one.low AND one.high OFFSET 0) r"
             " LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"
             " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
             sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
+            content=content,
         )  # fmt: skip
-        return newest_in_each(lineage, map(entry_of, rows))
+        return newest_in_each(lineage, map(entry_from, rows))
 
     def blob(self, digest: str) -> Blob | None:
         rows = self._ask(
-            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
+            f"SELECT * FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
             digest=bytes.fromhex(digest),
         )
-        return _blob_of(rows[0]) if rows else None
+        return blob_from(rows[0]) if rows else None
 
     def places(self, digests: Iterable[str]) -> dict[str, str]:
         rows = self._ask(
             "SELECT digest, place FROM blob WHERE tenant = %(tenant)s AND digest = ANY (%(digests)s)",
             digests=[bytes.fromhex(digest) for digest in digests],
         )
-        return {digest.hex(): place for digest, place in rows}
+        return {row["digest"].hex(): row["place"] for row in rows}
 
     def totals(self) -> Totals:
         row = self._ask_whole(
-            f"""SELECT (SELECT count(*) FROM session s WHERE tenant = %(tenant)s AND {_IS_OPEN}),
-            count(*) FILTER (WHERE gone IS NULL), (SELECT count(*) FROM blob WHERE tenant = %(tenant)s),
-            count(*) FILTER (WHERE gone IS NOT NULL),
-            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint,
-            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint FROM ref WHERE tenant = %(tenant)s"""
+            f"""SELECT (SELECT count(*) FROM session s WHERE tenant = %(tenant)s AND {_IS_OPEN}) AS sessions,
+            count(*) FILTER (WHERE gone IS NULL) AS refs,
+            (SELECT count(*) FROM blob WHERE tenant = %(tenant)s) AS artifacts,
+            count(*) FILTER (WHERE gone IS NOT NULL) AS tombstones,
+            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint AS stored_bytes,
+            coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint AS referenced_bytes
+            FROM ref WHERE tenant = %(tenant)s"""
         )[0]
-        return Totals(*row)
+        return Totals(**row)
 
     def _ask_whole(self, sql: str, **values: Any) -> list[Any]:
         """Like `_ask`, for whole tables."""
@@ -468,23 +485,31 @@ class PostgresCatalog(Catalog):
         """Put an entry in one round trip, and return the ids in its session that begin like its own. Returns None and
         changes nothing if the copy to reuse is gone or, with `if_new`, if the session has the artifact."""
         ref, blob, session = entry.ref, entry.blob, entry.session
-        named = zip(REF_COLUMNS, position_values(ref), strict=True)
-        texts = [_stored(name, value) for name, value in named if name != "created"]
-        values = (
-            self._tenant, _stored("session_id", session.session_id), _stored("parent", session.parent), session.ttl,
-            session.quota, ref.created, limits.grace, limits.store_quota, bytes.fromhex(ref.artifact_id),
-            ref.size_bytes, blob.coding, blob.place, blob.frames, entry.content, heal, reuse, *texts, if_new,
-            *prefix_range(ref.artifact_id[:MIN_PREFIX]), secrets.token_bytes(8),
-        )  # fmt: skip
+        low, high = prefix_range(ref.artifact_id[:MIN_PREFIX])
+        values = self._packed(ref_values(ref)) | self._packed(
+            {
+                "session_id": session.session_id,
+                "parent": session.parent,
+                "ttl": session.ttl,
+                "quota": session.quota,
+                "grace": limits.grace,
+                "store_quota": limits.store_quota,
+                "coding": blob.coding,
+                "place": blob.place,
+                "frames": blob.frames,
+                "content": entry.content,
+                "heal": heal,
+                "reuse": reuse,
+                "if_new": if_new,
+                "low": low,
+                "high": high,
+                "attempt": secrets.token_bytes(8),
+            }
+        )
 
         def change(db: Db) -> set[str] | None:
             try:
-                try:
-                    row = db.execute(_PUT, (*values, False), binary=True).fetchone()
-                except psycopg.Error as error:
-                    if error.sqlstate != _ALONE:
-                        raise
-                    row = db.execute(_PUT, (*values, True), binary=True).fetchone()
+                near = _put_row(db, values)
             except psycopg.Error as error:
                 if error.sqlstate == _GONE:
                     return None
@@ -492,7 +517,7 @@ class PostgresCatalog(Catalog):
                     whose, _, used = (error.diag.message_primary or " ").partition(" ")
                     check_quota(whose, session.quota if whose == "session" else limits.store_quota, int(used), entry)
                 raise
-            return None if row is None or row[0] is None else {digest.hex() for digest in row[0]}
+            return None if near is None else {digest.hex() for digest in near}
 
         return self._connections.once(change, "putting an artifact")
 
@@ -511,7 +536,7 @@ class PostgresCatalog(Catalog):
                 f" look_at = 'infinity', ended_at = '-infinity' WHERE {_OF_SESSION} RETURNING session_key",
                 session_id=session_id,
             )
-            return hidden[0][0] if hidden else None
+            return hidden[0]["session_key"] if hidden else None
 
         return self._end_all(self.change("forgetting", hide, session_id=session_id, effect="free"))
 
@@ -534,13 +559,13 @@ class PostgresCatalog(Catalog):
         )
         if not found:
             return Freed(), False
-        ((one,),) = found
+        one = found[0]["session_key"]
         refs = self._ask(
             "DELETE FROM ref WHERE session_key = %(key)s AND seq <= (SELECT max(seq) FROM (SELECT seq FROM ref"
             " WHERE session_key = %(key)s ORDER BY seq LIMIT %(batch)s) part) RETURNING digest, size, gone",
             key=one, batch=BATCH,
         )  # fmt: skip
-        freed = self._let_go_of([(one, digest, size) for digest, size, gone in refs if gone is None])
+        freed = self._let_go_of([(one, row["digest"], row["size"]) for row in refs if row["gone"] is None])
         if len(refs) == BATCH or self._drop_some("note", [one]):
             return freed, True
         self._ask("DELETE FROM session WHERE session_key = %(key)s", key=one)
@@ -550,14 +575,14 @@ class PostgresCatalog(Catalog):
         """Delete notes or refs of these sessions, at most a batch. Returns whether there may be more."""
         key = "key" if table == "note" else "seq"
         same = "t.tenant = %(tenant)s AND t.session_key = one.session_key"
-        ((count,),) = self._ask(
+        (done,) = self._ask(
             f"WITH part AS MATERIALIZED (SELECT one.session_key, found.{key} FROM unnest(%(keys)s::bigint[])"
             f" AS one (session_key), LATERAL (SELECT {key} FROM {table} t WHERE {same} AND {where} ORDER BY {key}"
             f" LIMIT %(batch)s) found LIMIT %(batch)s), gone AS (DELETE FROM {table} t USING part one WHERE {same}"
-            f" AND t.{key} = one.{key} RETURNING 1) SELECT count(*) FROM gone",
+            f" AND t.{key} = one.{key} RETURNING 1) SELECT count(*) AS count FROM gone",
             keys=keys, batch=BATCH,
         )  # fmt: skip
-        return bool(count == BATCH)
+        return bool(done["count"] == BATCH)
 
     def touch(
         self,
@@ -598,14 +623,14 @@ class PostgresCatalog(Catalog):
         return freed
 
     def _would_expire(self, at: float) -> Freed:
-        dead = f"FROM session s JOIN ref r USING (session_key) WHERE s.tenant = %(tenant)s AND {_DEAD}"
-        ((refs,),) = self._ask_whole(f"SELECT count(*) {dead}", at=at)
+        due = f"FROM session JOIN ref USING (session_key) WHERE session.tenant = %(tenant)s AND {_DUE}"
+        (count,) = self._ask_whole(f"SELECT count(*) AS refs {due}", at=at)
         blobs = self._ask_whole(
-            f"SELECT {BLOB} FROM blob b JOIN (SELECT r.digest, count(*) AS n {dead} GROUP BY r.digest) dead"
+            f"SELECT b.* FROM blob b JOIN (SELECT ref.digest, count(*) AS n {due} GROUP BY ref.digest) dead"
             " ON dead.digest = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
             at=at,
         )
-        return Freed.of(refs, [_blob_of(row) for row in blobs])
+        return Freed.of(count["refs"], [blob_from(row) for row in blobs])
 
     def _expire_sessions(
         self, at: float, walked: dict[int, tuple[int, bool]]
@@ -614,61 +639,70 @@ class PostgresCatalog(Catalog):
         current expiry time. `walked` has the last ref looked at in each session that is not done, and whether one of
         its refs is pinned; also returns this for the next call, or None if no session is due."""
         due = self._ask(
-            "SELECT session_key, coalesce(used + ttl <= %(at)s, false) FROM session WHERE tenant = %(tenant)s"
-            " AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            f"SELECT session_key, coalesce({expiry.session_is_over('%(at)s')}, false) AS is_over FROM session"
+            " WHERE tenant = %(tenant)s AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             at=at, batch=_BATCH,
         )  # fmt: skip
         if not due:
             return Freed(), None
-        over = [key for key, is_over in due if is_over]
+        over = [row["session_key"] for row in due if row["is_over"]]
         places = {key: walked.get(key, (0, False)) for key in over}
         rows = self._ask(_WALK, keys=over, after=[places[key][0] for key in over], batch=BATCH)
-        for key, seq, is_pinned, *_ in rows:
-            places[key] = max(seq, places[key][0]), is_pinned or places[key][1]
-        freed = self._let_go_of([(key, digest, size) for key, _, _, digest, size in rows if digest is not None])
+        for row in rows:
+            seq, has_pins = places[row["session_key"]]
+            places[row["session_key"]] = max(row["seq"], seq), row["is_pinned"] or has_pins
+        buried = [row for row in rows if row["digest"] is not None]
+        freed = self._let_go_of([(row["session_key"], row["digest"], row["size"]) for row in buried])
         if len(rows) == BATCH or self._drop_some("note", over, _IS_RECORD):
             return freed, places
-        for keys, look_at in (
-            ([key for key, is_over in due if not is_over], "look_at = used + ttl"),
-            ([key for key in over if places[key][1]], "look_at = %(later)s"),
-            ([key for key in over if not places[key][1]], "look_at = NULL, ended_at = used + ttl"),
-        ):
-            where = "WHERE session_key = ANY (%(keys)s)"
-            self._ask(f"UPDATE session SET {look_at} {where}", keys=keys, later=at + _LATER)
+        self._ask(
+            f"UPDATE session SET look_at = {expiry.SESSION_END} WHERE session_key = ANY (%(keys)s)",
+            keys=[row["session_key"] for row in due if not row["is_over"]],
+        )
+        self._ask(
+            "UPDATE session SET look_at = %(later)s WHERE session_key = ANY (%(keys)s)",
+            keys=[key for key, (_, has_pins) in places.items() if has_pins], later=at + _LATER,
+        )  # fmt: skip
+        self._ask(
+            f"UPDATE session SET look_at = NULL, ended_at = {expiry.SESSION_END} WHERE session_key = ANY (%(keys)s)",
+            keys=[key for key, (_, has_pins) in places.items() if not has_pins],
+        )
         return freed, {}
 
     def _expire_refs(self, at: float) -> tuple[Freed, bool]:
         """Expire the next refs by their own expiry time. Returns what was freed and whether there may be more."""
         due = self._ask(
-            "SELECT session_key, seq FROM ref WHERE tenant = %(tenant)s AND expires <= %(at)s AND gone IS NULL"
-            " AND NOT pinned ORDER BY expires LIMIT %(batch)s",
+            f"SELECT session_key, seq FROM ref WHERE tenant = %(tenant)s AND {expiry.ref_is_over('%(at)s')}"
+            " ORDER BY expires LIMIT %(batch)s",
             at=at, batch=BATCH,
         )  # fmt: skip
-        keys, seqs = [key for key, _ in due], [seq for _, seq in due]
+        keys, seqs = [row["session_key"] for row in due], [row["seq"] for row in due]
         self._ask("SELECT 1 FROM session WHERE session_key = ANY (%(keys)s) ORDER BY session_key FOR UPDATE", keys=keys)
         buried = self._ask(
             "UPDATE ref SET gone = 'expired' FROM unnest(%(keys)s::bigint[], %(seqs)s::bigint[]) AS due (key, seq)"
-            " WHERE session_key = due.key AND ref.seq = due.seq AND gone IS NULL AND NOT pinned"
+            f" WHERE session_key = due.key AND ref.seq = due.seq AND {expiry.REF_MAY_EXPIRE}"
             " RETURNING session_key, digest, size",
             keys=keys, seqs=seqs,
         )  # fmt: skip
-        return self._let_go_of(buried), bool(due)
+        return self._let_go_of([(row["session_key"], row["digest"], row["size"]) for row in buried]), bool(due)
 
     def _drop_tombstones(self, before: float) -> bool:
         """Drop some tombstones of the next sessions that have nothing else; return whether there may be more."""
-        keys = [key for (key,) in self._ask(
+        found = self._ask(
             "SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at < %(before)s"
             " AND ended_at > '-infinity' ORDER BY ended_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             before=before, batch=_BATCH,
-        )]  # fmt: skip
+        )  # fmt: skip
+        keys = [row["session_key"] for row in found]
         if self._drop_some("ref", keys, "gone IS NOT NULL"):
             return True
-        empty = dict(self._ask(
-            "SELECT session_key, sha256(session_id) FROM session s WHERE session_key = ANY (%(keys)s)"
+        found = self._ask(
+            "SELECT session_key, sha256(session_id) AS hash FROM session s WHERE session_key = ANY (%(keys)s)"
             " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key) AND NOT EXISTS (SELECT 1"
             f" FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key AND {_IS_RECORD})",
             keys=keys,
-        ))  # fmt: skip
+        )
+        empty = {row["session_key"]: row["hash"] for row in found}
         if self._drop_some("note", list(empty)):
             return True
         self._ask("DELETE FROM session WHERE session_key = ANY (%(keys)s)", keys=list(empty))
@@ -681,12 +715,12 @@ class PostgresCatalog(Catalog):
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         last, digest = after, _HIGHEST
         while rows := self._ask(
-            f"SELECT {BLOB} FROM blob b WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
+            "SELECT * FROM blob WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
             " AND (used, digest) > (%(last)s, %(digest)s) ORDER BY used, digest LIMIT %(page)s",
             until=until, last=last, digest=digest, page=_PAGE,
         ):  # fmt: skip
-            yield from map(_blob_of, rows)
-            last, digest = rows[-1][5], rows[-1][0]
+            yield from map(blob_from, rows)
+            last, digest = rows[-1]["used"], rows[-1]["digest"]
 
     def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
         return self._run("checking the catalog", lambda: self._check(repair, until), whole=True)
@@ -694,13 +728,13 @@ class PostgresCatalog(Catalog):
     def _check(self, repair: bool, until: float) -> list[str]:
         problems = []
         for name, where, mend in _CHECKS:
-            ((count,),) = self._ask(f"SELECT count(*) {where}")
+            count = self._ask(f"SELECT count(*) AS count {where}")[0]["count"]
             if count:
                 problems.append(f"{count} {name}" + (": set right" if repair else ""))
             if count and repair:
                 if mend.startswith("UPDATE ref"):
-                    for (digest,) in self._ask(f"SELECT DISTINCT digest {where}"):
-                        self.save(SetAside(Blob(digest.hex(), 0, "raw"), until).note())
+                    for row in self._ask(f"SELECT DISTINCT digest {where}"):
+                        self.save(SetAside(Blob(row["digest"].hex(), 0, "raw"), until).note())
                 self._ask(mend)
         if repair:
             self._ask("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0")
@@ -892,18 +926,38 @@ def _stored(name: str, value: Any) -> Any:
     return value.encode(errors=_ERRORS) if name in _TEXTS and value is not None else value
 
 
-def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[Any]:
+def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     """Run a statement and return its rows, with the columns of text as text."""
-    answer = db.execute(sql, values, binary=True)
-    if answer.description is None:
-        return []
-    rows: list[Any] = answer.fetchall()
-    texts = [index for index, column in enumerate(answer.description) if column.name in _TEXTS]
-    for at, row in enumerate(rows if texts else ()):
-        rows[at] = list(row)
-        for index in texts:
-            rows[at][index] = None if row[index] is None else row[index].decode(errors=_ERRORS)
+    with db.cursor(row_factory=dict_row) as cursor:
+        cursor.execute(sql, values, binary=True)
+        rows = cursor.fetchall() if cursor.description is not None else []
+    for row in rows:
+        for name in _TEXTS.intersection(row):
+            if row[name] is not None:
+                row[name] = row[name].decode(errors=_ERRORS)
     return rows
+
+
+def _put_row(db: Db, values: dict[str, Any]) -> list[bytes] | None:
+    """Call the function that puts. Some puts must not run beside others: it says so, and is called again alone."""
+    try:
+        row = db.execute(_PUT, values | {"alone": False}, binary=True).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate != _ALONE:
+            raise
+        row = db.execute(_PUT, values | {"alone": True}, binary=True).fetchone()
+    return None if row is None else row[0]
+
+
+def _values_of(row: Row) -> dict[str, Any]:
+    """Return the values of a row by the names of their columns; the owner of a note is its session."""
+    if isinstance(row, Entry):
+        return ref_values(row.ref) | {"session_id": row.session.session_id, "seq": row.seq, "gone": row.gone}
+    if isinstance(row, Note):
+        return {"session_id": row.owner, "key": row.key, "value": row.value}
+    if isinstance(row, Blob):
+        return {name: getattr(row, name) for name in row.__slots__} | {"digest": bytes.fromhex(row.digest)}
+    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def _is_committed(db: Db, number: str) -> bool:
@@ -913,8 +967,3 @@ def _is_committed(db: Db, number: str) -> bool:
     except errors.InvalidParameterValue:  # after a failover, the new primary may never have seen it
         return False
     return found == ("committed",)
-
-
-def _blob_of(row: Sequence[Any]) -> Blob:
-    digest, *rest = row[:6]
-    return Blob(digest.hex(), *rest)
