@@ -410,20 +410,12 @@ class Records(Rows):
 
         def work() -> list[int]:
             self._use(session, at, grace)
-            last: dict[str, int] = {}
-            is_done = False
-            for key in dict.fromkeys(keys):
-                newest = self.notes(session_id, key, key + "g", limit=1, newest=True)
-                last[key] = _seq(newest[0]) if newest else 0
-                is_done = is_done or (bool(newest) and newest[0].value[8:16] == attempt)
-            if is_done:
-                last = {key: number - keys.count(key) for key, number in last.items()}
-            numbers = []
-            for key in keys:
-                last[key] += 1
-                numbers.append(last[key])
-            if is_done:
-                return numbers
+            newest = {key: self.notes(session_id, key, key + "g", limit=1, newest=True) for key in set(keys)}
+            last = {key: _seq(notes[0]) if notes else 0 for key, notes in newest.items()}
+            if any(notes and notes[0].value[8:16] == attempt for notes in newest.values()):
+                # An earlier attempt succeeded, and only its answer was lost.
+                return _numbered(keys, {key: number - keys.count(key) for key, number in last.items()})
+            numbers = _numbered(keys, last)
             if token is not None:
                 claim, last_attempt = self._newest_claim(session_id)
                 _check_token(token, claim)
@@ -681,7 +673,7 @@ class Catalog(Records, Upkeep):
         the catalog's own: if it was removed meanwhile, returns False and changes nothing. A ref equal to the newest one
         of its artifact, including the name, is not added twice. If the session expired longer ago than the grace
         period, its former refs become tombstones and its records are deleted. Raises `QuotaExceeded`."""
-        session_id, digest, now = entry.session.session_id, entry.ref.artifact_id, entry.ref.created
+        digest, now = entry.ref.artifact_id, entry.ref.created
 
         def work() -> bool:
             known = self.blob(digest)
@@ -689,29 +681,38 @@ class Catalog(Records, Upkeep):
                 return False
             self._use(entry.session, now, limits.grace)
             known = self.blob(digest)  # again: if the session had expired, the blob may have been dropped
-            session = self.session(session_id) or entry.session
-            if all(one.gone for one in self.refs(session_id, digest)):
-                check_quota("session", entry.session.quota, session.used_bytes, entry)
-            if known is None:
-                check_quota("store", limits.store_quota, sum(blob.size for blob, _ in self.blobs()), entry)
+            self._check_quotas_of(entry, limits, is_stored=known is not None)
             if known is None or heal:
                 self.save(replace(entry.blob, used=now))
                 self._revive(digest)
-            refs = self.refs(session_id, digest)
-            live = [one for one in refs if not one.gone]
-            # A pin belongs to the artifact: it covers later refs.
-            ref = replace(entry.ref, pinned=True) if live and live[0].ref.pinned else entry.ref
-            if live and self._is_same(live[0], ref):
-                return True
-            if not live:
-                self.drop(*refs)
-            last = max((one.seq for one in self.refs(session_id)), default=0)
-            new = replace(entry, ref=ref, session=session, content=None, gone=None, seq=last + 1)
-            self.save(new)
-            self._count_bytes([new])
+            self._add_new_ref(entry)
             return True
 
         return self.change("putting an artifact", work, effect="add")
+
+    def _check_quotas_of(self, entry: Entry, limits: Limits, *, is_stored: bool) -> None:
+        session = self.session(entry.session.session_id) or entry.session
+        if all(one.gone for one in self.refs(session.session_id, entry.ref.artifact_id)):
+            check_quota("session", entry.session.quota, session.used_bytes, entry)
+        if not is_stored:
+            check_quota("store", limits.store_quota, sum(blob.size for blob, _ in self.blobs()), entry)
+
+    def _add_new_ref(self, entry: Entry) -> None:
+        """Add a ref, unless it repeats the newest live one of its artifact."""
+        session_id = entry.session.session_id
+        refs = self.refs(session_id, entry.ref.artifact_id)
+        live = [one for one in refs if not one.gone]
+        # A pin belongs to the artifact: it covers later refs.
+        ref = replace(entry.ref, pinned=True) if live and live[0].ref.pinned else entry.ref
+        if live and self._is_same(live[0], ref):
+            return
+        if not live:
+            self.drop(*refs)
+        last = max((one.seq for one in self.refs(session_id)), default=0)
+        session = self.session(session_id) or entry.session
+        new = replace(entry, ref=ref, session=session, content=None, gone=None, seq=last + 1)
+        self.save(new)
+        self._count_bytes([new])
 
     def _is_same(self, known: Entry, ref: Ref) -> bool:
         """Return whether a ref repeats a known one whose name is not used by a later one."""
@@ -990,6 +991,14 @@ def _series_key(series: str) -> str:
 def _claim(value: bytes) -> tuple[Claimant, bytes]:
     token, at, attempt = _CLAIM.unpack_from(value)
     return Claimant(token, value[_CLAIM.size :].decode(), at), attempt
+
+
+def _numbered(keys: Sequence[str], last: Mapping[str, int]) -> list[int]:
+    """Return the numbers of new records of these series, given the last number of each."""
+    numbers = []
+    for at, key in enumerate(keys):
+        numbers.append(last[key] + 1 + keys[:at].count(key))
+    return numbers
 
 
 def _seq(note: Note) -> int:

@@ -130,38 +130,49 @@ def open_root(path: Path, marker: str, *others: str) -> int:
         raise StoreUnavailable(f"{str(path)!r} is not a folder", hint="use a new or empty folder for the store")
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        info = os.fstat(root)
-        if info.st_uid != os.geteuid():
-            raise StoreUnavailable(
-                f"the folder {str(path)!r} belongs to another user", hint="use a folder that you own for the store"
-            )
-        held = os.listdir(root)
-        if held and held != [marker] and not {marker, *others} <= set(held):  # a crash may leave the marker alone
-            raise StoreUnavailable(
-                f"the folder {str(path)!r} has other files and is not a store", hint="use a new or empty folder"
-            )
-        for name in held:
-            try:
-                kind = stat.S_IFMT(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
-            except FileNotFoundError:
-                continue  # another process removed it
-            wanted = stat.S_IFREG if FILES.fullmatch(name) else stat.S_IFDIR if name in FOLDERS else kind
-            if kind == stat.S_IFLNK:
-                raise StoreUnavailable(
-                    f"{name!r} in the store is a symbolic link", hint="remove it: a store must not contain links"
-                )
-            if kind != wanted:
-                raise StoreUnavailable(
-                    f"{name!r} in the store is {KINDS.get(kind, 'something else')}, not {KINDS[wanted]}",
-                    hint="move it away; if it replaced a file of the store, restore that file from a backup",
-                )
-        if stat.S_IMODE(info.st_mode) & 0o077:
-            try:
-                os.fchmod(root, 0o700)
-            except OSError as error:
-                if error.errno != errno.EROFS:
-                    raise
+        _check_root(root, path, {marker, *others}, marker)
     except BaseException:
         os.close(root)
         raise
     return root
+
+
+def _check_root(root: int, path: Path, needed: set[str], marker: str) -> None:
+    info = os.fstat(root)
+    if info.st_uid != os.geteuid():
+        raise StoreUnavailable(
+            f"the folder {str(path)!r} belongs to another user", hint="use a folder that you own for the store"
+        )
+    found = os.listdir(root)
+    if found and found != [marker] and not needed <= set(found):  # a crash may leave the marker alone
+        raise StoreUnavailable(
+            f"the folder {str(path)!r} has other files and is not a store", hint="use a new or empty folder"
+        )
+    for name in found:
+        with contextlib.suppress(FileNotFoundError):  # another process removed it
+            _check_kind(name, os.stat(name, dir_fd=root, follow_symlinks=False).st_mode)
+    if stat.S_IMODE(info.st_mode) & 0o077:
+        try:
+            os.fchmod(root, 0o700)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+
+
+def _check_kind(name: str, mode: int) -> None:
+    """Raise if a file or folder of a store is a link, or something else than its name says."""
+    kind = stat.S_IFMT(mode)
+    if kind == stat.S_IFLNK:
+        raise StoreUnavailable(
+            f"{name!r} in the store is a symbolic link", hint="remove it: a store must not contain links"
+        )
+    wanted = kind
+    if FILES.fullmatch(name):
+        wanted = stat.S_IFREG
+    elif name in FOLDERS:
+        wanted = stat.S_IFDIR
+    if kind != wanted:
+        raise StoreUnavailable(
+            f"{name!r} in the store is {KINDS.get(kind, 'something else')}, not {KINDS[wanted]}",
+            hint="move it away; if it replaced a file of the store, restore that file from a backup",
+        )

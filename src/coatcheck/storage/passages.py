@@ -111,22 +111,8 @@ class Passages:
                         _leave(db, session_id, digest)
             for digest, held in holds.items():
                 row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
-                known, ends = (None, None) if row is None else row
-                before = [] if complete or not known else known.split(APART)
-                text = APART.join(dict.fromkeys([*before, *held.labels]))
-                both = (held.expires,) if complete or row is None else (held.expires, ends)
-                ends = None if None in both else max(both)
-                db.execute(
-                    "INSERT INTO held VALUES (?, ?, ?, ?)"
-                    " ON CONFLICT DO UPDATE SET label = excluded.label, expires = excluded.expires",
-                    (session_id, digest, text, ends),
-                )
-                if text == known:
-                    continue
-                if known:
-                    _delete(db, "digest = ? AND session = ?", digest, session_id)
-                if text:
-                    _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
+                known = None if row is None else Held(row[0].split(APART) if row[0] else [], row[1])
+                _hold(db, session_id, digest, held if complete else held_together(known, held), known)
             if mark is not None:
                 db.execute("INSERT OR REPLACE INTO followed VALUES (?, ?, ?, ?)", (session_id, *mark))
 
@@ -340,6 +326,30 @@ def _delete(db: sqlite3.Connection, where: str, *values: str) -> None:
     keys = db.execute(f"SELECT passage_key FROM passage WHERE {where}", values).fetchall()
     db.executemany("DELETE FROM words WHERE rowid = ?", keys)
     db.executemany("DELETE FROM passage WHERE passage_key = ?", keys)
+
+
+def held_together(known: Held | None, held: Held) -> Held:
+    """Return the labels of both, and the later end; None never ends."""
+    if known is None:
+        return held
+    ends = None if known.expires is None or held.expires is None else max(known.expires, held.expires)
+    return Held(list(dict.fromkeys([*known.labels, *held.labels])), ends)
+
+
+def _hold(db: sqlite3.Connection, session_id: str, digest: str, held: Held, known: Held | None) -> None:
+    text = APART.join(dict.fromkeys(held.labels))
+    db.execute(
+        """INSERT INTO held VALUES (:session, :digest, :label, :expires)
+            ON CONFLICT DO UPDATE SET label = excluded.label, expires = excluded.expires""",
+        {"session": session_id, "digest": digest, "label": text, "expires": held.expires},
+    )
+    before = "" if known is None else APART.join(known.labels)
+    if text == before:
+        return
+    if before:
+        _delete(db, "digest = ? AND session = ?", digest, session_id)
+    if text:
+        _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
 
 
 def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:

@@ -50,7 +50,7 @@ from coatcheck.storage.catalog import (
     ref_values,
     session_from,
 )
-from coatcheck.storage.passages import APART, spread, terms_of
+from coatcheck.storage.passages import APART, held_together, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
 
 _INLINE: Final = 64 * 1024
@@ -71,6 +71,9 @@ _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id"
 _OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
 _OWNER: Final = f"""(CASE %(session_id)s WHEN ''::bytea THEN 0
     ELSE (SELECT session_key FROM session s WHERE {_OF_SESSION}) END)"""
+# Columns are named, because a plan that PostgreSQL keeps fails if a migration adds one.
+_SESSION: Final = "session_key, session_id, parent, ttl, quota, created, used, used_bytes"
+_BLOB: Final = "digest, size, coding, place, frames, used"
 _ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
     r.parents, r.summary, r.created, r.expires, r.pinned, r.granted_by, r.request, r.metadata_json, r.gone,
     b.coding, b.place, b.frames, s.session_id, s.parent, s.ttl, s.quota, s.created AS session_created, s.used,
@@ -239,12 +242,12 @@ class PostgresCatalog(Catalog):
 
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
         if session_id is not None:
-            found = self._ask(f"SELECT * FROM session s WHERE {_OF_SESSION}", session_id=session_id)
+            found = self._ask(f"SELECT {_SESSION} FROM session s WHERE {_OF_SESSION}", session_id=session_id)
             yield from map(session_from, found)
             return
         last = 0
         while rows := self._ask(
-            f"SELECT * FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
+            f"SELECT {_SESSION} FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
             f" AND {_IS_OPEN} ORDER BY session_key LIMIT %(page)s",
             last=last, page=_PAGE,
         ):  # fmt: skip
@@ -276,7 +279,7 @@ class PostgresCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("used > %(used_after)s")
             values["used_after"] = wanted.used_after
-        sql = f"SELECT * FROM session s WHERE {' AND '.join(where)}"
+        sql = f"SELECT {_SESSION} FROM session s WHERE {' AND '.join(where)}"
         rows = self._ask_whole(f"{sql} ORDER BY created DESC, session_id DESC LIMIT %(limit)s", **values)
         return [session_from(row) for row in rows]
 
@@ -305,7 +308,7 @@ class PostgresCatalog(Catalog):
         return [entry_from(row) for row in rows]
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        columns = "SELECT * FROM blob WHERE tenant = %(tenant)s"
+        columns = f"SELECT {_BLOB}, data FROM blob WHERE tenant = %(tenant)s"
         if digest is not None:
             key = bytes.fromhex(digest)
             for row in self._ask(f"{columns} AND digest = %(digest)s {self._lock()}", digest=key):
@@ -365,7 +368,7 @@ class PostgresCatalog(Catalog):
         """Update the counts after removing refs (session key, digest, size) of locked sessions."""
         keys, digests, sizes = zip(*refs, strict=True) if refs else ((), (), ())
         gone = self._ask(
-            "SELECT * FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[])",
+            f"SELECT {_BLOB} FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[])",
             keys=list(keys), digests=list(digests), sizes=list(sizes),
         )  # fmt: skip
         return Freed.of(len(refs), [blob_from(row) for row in gone])
@@ -431,7 +434,7 @@ class PostgresCatalog(Catalog):
 
     def blob(self, digest: str) -> Blob | None:
         rows = self._ask(
-            f"SELECT * FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
+            f"SELECT {_BLOB} FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
             digest=bytes.fromhex(digest),
         )
         return blob_from(rows[0]) if rows else None
@@ -626,8 +629,8 @@ class PostgresCatalog(Catalog):
         due = f"FROM session JOIN ref USING (session_key) WHERE session.tenant = %(tenant)s AND {_DUE}"
         (count,) = self._ask_whole(f"SELECT count(*) AS refs {due}", at=at)
         blobs = self._ask_whole(
-            f"SELECT b.* FROM blob b JOIN (SELECT ref.digest, count(*) AS n {due} GROUP BY ref.digest) dead"
-            " ON dead.digest = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
+            f"SELECT {_BLOB} FROM blob b JOIN (SELECT ref.digest AS dead, count(*) AS n {due} GROUP BY ref.digest) dead"
+            " ON dead.dead = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
             at=at,
         )
         return Freed.of(count["refs"], [blob_from(row) for row in blobs])
@@ -715,7 +718,7 @@ class PostgresCatalog(Catalog):
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         last, digest = after, _HIGHEST
         while rows := self._ask(
-            "SELECT * FROM blob WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
+            f"SELECT {_BLOB} FROM blob WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
             " AND (used, digest) > (%(last)s, %(digest)s) ORDER BY used, digest LIMIT %(page)s",
             until=until, last=last, digest=digest, page=_PAGE,
         ):  # fmt: skip
@@ -791,19 +794,19 @@ class PostgresPassages:
             # One at a time: the results of two machines for one session must not be mixed.
             db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%(session)s, 'hex'), 1))", own)
             rows = db.execute(f"SELECT digest, label, expires FROM held WHERE {_OWN}", own).fetchall()
-            known = {digest.hex(): (label.decode(), expires) for digest, label, expires in rows}
+            known = {}
+            for key, label, expires in rows:
+                known[key.hex()] = Held(label.decode().split(APART) if label else [], expires)
             if complete:
                 self._leave(db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()])
             noted: list[tuple[Any, ...]] = []
             changed: dict[bytes, str] = {}
             for digest, held in sorted(holds.items()):
-                label, ends = (None, None) if complete else known.get(digest, (None, None))
-                text = APART.join(dict.fromkeys([*(label.split(APART) if label else []), *held.labels]))
-                both = (held.expires,) if label is None else (held.expires, ends)
-                last = None if None in both else max(one for one in both if one is not None)
+                now = held if complete else held_together(known.get(digest), held)
+                text = APART.join(dict.fromkeys(now.labels))
                 key = bytes.fromhex(digest)
-                noted.append((self._tenant, session, key, text.encode("utf-8", "replace"), last))
-                if digest not in known or known[digest][0] != text:
+                noted.append((self._tenant, session, key, text.encode("utf-8", "replace"), now.expires))
+                if digest not in known or APART.join(known[digest].labels) != text:
                     changed[key] = text
             with db.cursor() as cursor:
                 cursor.executemany(
