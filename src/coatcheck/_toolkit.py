@@ -598,9 +598,17 @@ class _Answers:
         return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
 
     def _marked(self, first: str, rest: str = "") -> str:
-        """Mark an answer. A first line that is too long is cut, so that the answer stays within the limit."""
+        """Mark an answer. A first line that is too long is cut, so that the answer stays within the limit. If the store
+        fails before its key was read, the mark is left out."""
         room = self.max_chars - LENGTH - len(rest) - 1
-        return mark(self.session.store.secret, first if len(first) <= room else first[: room - 1] + "…", rest)
+        if len(first) > room:
+            first = first[: room - 1] + "…"
+        try:
+            key = self.session.store.secret
+        except StoreError:
+            first = " ".join(first.splitlines())
+            return f"{first}\n{rest}" if rest else first
+        return mark(key, first, rest)
 
 
 def _typed(name: str, value: object) -> int | bool:

@@ -242,16 +242,22 @@ class Adapter:
         """Return the session of a conversation: the one of the `within` around this call if it belongs to this store,
         else the one for the host's id. Without an id it is a new private one: ask once for each run, and keep it. A
         store that fails does not raise here."""
-        if self._fixed is not None:
-            return self._fixed
-        around = current_session()
-        if around is not None and around.store is self.store:
-            return around
+        shared = self.shared_session()
+        if shared is not None:
+            return shared
         session_id = private_id() if host_id is None else self.session_id(host_id)
         try:
             return self.store.session(session_id, ttl=self.ttl)
         except StoreError:  # the run continues: what cannot be stored becomes a head and tail
             return self.store.unchecked_session(session_id, ttl=self.ttl)
+
+    def shared_session(self) -> Session | None:
+        """Return the session that a conversation has whatever its id: the given one, or the one of the `within` around
+        this call if it belongs to this store. None if conversations have sessions of their own."""
+        if self._fixed is not None:
+            return self._fixed
+        around = current_session()
+        return around if around is not None and around.store is self.store else None
 
     def session_id(self, host_id: str) -> str:
         """Return the id of the session for a host's id. A very long or odd one is hashed."""

@@ -14,12 +14,13 @@ import mimetypes
 import operator
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, Literal, cast
 from weakref import WeakKeyDictionary
 
 from coatcheck import CoatcheckError, Policy, Ref, Session, Store
 from coatcheck._toolkit import Purpose
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, current_session, in_thread, missing, within
+from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
 
 try:
     from strands import Agent
@@ -60,6 +61,7 @@ class Coatcheck(Plugin):
         self._adapter = Adapter(store, host="strands", policy=policy, ttl=ttl, only=only)
         self._kits: WeakKeyDictionary[Any, Kit] = WeakKeyDictionary()
         self._sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()
+        self._lock = Lock()
         super().__init__()
 
     def forget(self, session_id: str) -> None:
@@ -117,15 +119,21 @@ class Coatcheck(Plugin):
 
     async def session(self, agent: Any, state: Mapping[str, Any]) -> Session:
         """Return the session of a run: inside a tool of another agent, that agent's session."""
+        shared = self._adapter.shared_session()
+        if shared is not None:
+            return shared
         manager = getattr(agent, "_session_manager", None)  # Strands has no public way to it
         host_id: str | None = state.get(STATE_KEY) or getattr(manager, "session_id", None)
-        if current_session() is not None:
-            return self._adapter.session(host_id)
         if STATE_KEY in state:
             return await in_thread(self._adapter.session, host_id)
-        if agent not in self._sessions:
-            self._sessions[agent] = await in_thread(self._adapter.session, host_id)
-        return self._sessions[agent]
+        return await in_thread(self._session_of, agent, host_id)
+
+    def _session_of(self, agent: Any, host_id: str | None) -> Session:
+        """Return the session of an agent object. It is made once, even if the first calls are parallel."""
+        with self._lock:
+            if agent not in self._sessions:
+                self._sessions[agent] = self._adapter.session(host_id)
+            return self._sessions[agent]
 
 
 class _ArtifactTool(AgentTool):

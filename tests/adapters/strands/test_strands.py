@@ -78,6 +78,20 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
+def test_an_agent_inside_a_tool_of_another_store_has_one_session_of_its_own(store: Store) -> None:
+    """The agent around it is slimmed too, but into another store."""
+    inner = agent_of(Scripted(("fetch_log", {}), ("list_artifacts", {})), Coatcheck(store))
+
+    @tool
+    def ask() -> str:
+        """Ask another agent."""
+        return str(inner("Begin."))
+
+    with coatcheck.open("memory:") as outer_store:
+        agent_of(Scripted(("ask", {})), Coatcheck(outer_store), tools=[ask])("Begin.")
+    assert "artifacts 1-1" in texts_of(inner)[1]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_other_hooks_see_the_whole_result_whatever_the_order(store: Store, is_first: bool) -> None:
     seen: list[str] = []
