@@ -19,6 +19,7 @@ WINDOW: Final = 200_000
 COUNT_TOKENS: Final = f"{anthropic.PATH}/count_tokens"
 _ODD: Final = (1, 17, 3, 64, 7, 256, 31)  # bytes per chunk, so that characters and events are split anywhere
 _LEAST_CACHED: Final = 1_024
+_MOST_TURNS: Final = 1_000  # of a conversation
 _PER_PART: Final = 3
 
 
@@ -121,13 +122,15 @@ class StandIn:
         if prompt > self._window:
             raise wire.too_long(prompt, self._window)
         heard = wire.heard(body)
-        script = next((one for key, one in self._agents.items() if key in heard.begins), self._script)
+        number = next((n for n, key in enumerate(self._agents, 1) if key in heard.begins), 0)
+        script = [self._script, *self._agents.values()][number]
         if heard.turn >= len(script):
             raise Refused(500, f"the script ends before turn {heard.turn + 1}", "api_error")
         step = script[heard.turn]
         reply = step(heard) if callable(step) else step
         output = _count(reply.text) + sum(_count(call.name) + _count(call.written) for call in reply.calls)
-        return body, reply, heard.turn, self._usage(wire, body, parts, prompt, output)
+        turn = heard.turn + _MOST_TURNS * number  # ids are made from it: no two conversations have the same
+        return body, reply, turn, self._usage(wire, body, parts, prompt, output)
 
     def _usage(self, wire: Wire, body: dict[str, Any], parts: list[str], prompt: int, output: int) -> Usage:
         """Count usage with a provider's cache: complete prefixes that were sent before, of at least 1,024 tokens."""

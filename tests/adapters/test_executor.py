@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import coatcheck
 from coatcheck import Policy, Session, ToolCall, ToolExecutor, toolkit
+from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.testing import AdapterSuite
 from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, ScriptedModel, SeenResult
@@ -32,17 +33,25 @@ class ExecutorDriver(Driver):
     def run(self, scenario: Scenario) -> Run:
         with ExitStack() as opened:
             store = scenario.store or opened.enter_context(coatcheck.open("memory:"))
-            session = store.session(scenario.conversation or secrets.token_hex(8), ttl=30 * DAY)
+            session = store if isinstance(store, Session) else _session_of(store, scenario.conversation)
             agents = [_as_tool(one.name, one.model, one.tools, session, scenario.policy) for one in scenario.agents]
             is_on = scenario.store is not None
             policy = scenario.policy if is_on else Policy(enabled=False)
-            return _loop(session, scenario.model, [*scenario.tools, *agents], policy, scenario.prompt, is_on)
+            tools = [*scenario.tools, *scenario.shared, *agents]
+            return _loop(session, scenario.model, tools, policy, scenario.prompt, is_on)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return parts[0].data if parts[0].media_type == "application/pdf" else [one.as_anthropic() for one in parts]
 
     def delete(self, store: coatcheck.Store, conversation: str) -> None:
         store.session(conversation).end()
+
+
+def _session_of(store: coatcheck.Store, conversation: str | None) -> Session:
+    try:
+        return store.session(conversation or secrets.token_hex(8), ttl=30 * DAY)
+    except StoreClosed:
+        return store.unchecked_session("closed", ttl=30 * DAY)
 
 
 def _as_tool(

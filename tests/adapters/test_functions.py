@@ -20,6 +20,7 @@ import coatcheck
 from coatcheck import Policy, Session, Store, ToolCall
 from coatcheck.adapters import current_session, widened, widened_schema
 from coatcheck.adapters.functions import slim
+from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.testing import AdapterSuite
 from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, ScriptedModel, SeenResult
@@ -43,10 +44,14 @@ class FunctionsDriver(Driver):
     }
 
     def run(self, scenario: Scenario) -> Run:
-        session: Session | None = None
-        if scenario.store is not None:
+        tools = [*scenario.tools, *scenario.shared]
+        if scenario.store is None or isinstance(scenario.store, Session):
+            return self._run(scenario.model, tools, scenario, scenario.store, scenario.prompt)
+        try:
             session = scenario.store.session(scenario.conversation)
-        return self._run(scenario.model, scenario.tools, scenario, session, scenario.prompt)
+        except StoreClosed:
+            session = scenario.store.unchecked_session("closed", ttl=None)
+        return self._run(scenario.model, tools, scenario, session, scenario.prompt)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [one.as_anthropic() for one in parts]
@@ -60,9 +65,7 @@ class FunctionsDriver(Driver):
     def _run(
         self, model: ScriptedModel, given: Sequence[Function], scenario: Scenario, session: Session | None, prompt: str
     ) -> Run:
-        agents = (
-            [] if given is not scenario.tools else [self._delegate(one, scenario, session) for one in scenario.agents]
-        )
+        agents = [self._delegate(one, scenario, session) for one in scenario.agents if model is scenario.model]
         tools = [*given, *agents]
         if session is not None:
             tools = slim(tools, session, policy=scenario.policy)

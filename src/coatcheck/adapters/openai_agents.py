@@ -1,23 +1,34 @@
 """The adapter for the OpenAI Agents SDK: `agent = slim(agent, store)`.
 
-Each tool of the agent is wrapped once and in place, since the SDK tells tools apart by identity: large results become
-stubs before they reach the run's items and its session, and pointers in arguments become values. The tools of its MCP
-servers, and the agents that it hands over to or uses as tools, are covered too. The session of a run is the one of the
-`within` around it, else the one of `RunConfig.group_id`; without either, a run has a private one.
+`slim` returns a copy of the agent, with copies of its tools: nothing that another agent may share
+is changed. In the copy, large results become stubs before they reach the run's items and its
+session, and pointers in arguments become values. The agents that it hands over to or uses as tools
+are copied too, and the tools of MCP servers are covered.
+
+The session of a run is the one of the `within` around it, else the one of `RunConfig.group_id`.
+Without either, a run has a private one, and finds what earlier runs of the conversation have stored
+by its history: see `_history`.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import functools
+import inspect
 import json
 import mimetypes
-import secrets
-from collections.abc import Iterable
+import types
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock, RLock
 from typing import Any, Final, TypeVar
 
-from coatcheck import Policy, Session, Store
+from coatcheck import CoatcheckError, Policy, Session, Store
 from coatcheck._toolkit import Purpose, Tool
 from coatcheck.adapters import (
     TTL,
@@ -31,22 +42,32 @@ from coatcheck.adapters import (
     widened_schema,
     within,
 )
+from coatcheck.adapters._history import HistoryItem, PastCall, note, past_calls, recall, turn_of
 from coatcheck.ids import SCHEME
+from coatcheck.store import private_id
 
 TESTED: Final = "openai-agents>=0.24,<1"
 
 try:
-    from agents import Agent, FunctionTool, Handoff, ToolOutputFileContent, ToolOutputImage, ToolOutputText
+    from agents import (
+        Agent,
+        AgentHooks,
+        FunctionTool,
+        Handoff,
+        ToolOutputFileContent,
+        ToolOutputImage,
+        ToolOutputText,
+    )
     from agents.strict_schema import ensure_strict_json_schema
-    from agents.tool import resolve_function_tool_failure_error_function
+    from agents.tool import FunctionToolCustomDataContext, resolve_function_tool_failure_error_function
     from agents.tool_context import ToolContext
 except ImportError as error:
     raise missing("openai-agents", TESTED) from error
 
 AnyAgent = TypeVar("AnyAgent", bound="Agent[Any]")
+Invoke = Callable[[ToolContext[Any], str], Awaitable[Any]]
 
-_MARK: Final = "__coatcheck__"  # on what is wrapped already
-_RUN: Final = "_coatcheck_run"  # on the usage of a run, which all of its calls share
+_MARK: Final = "_coatcheck"  # on our copies
 _SHAPES: Final = {"text": ToolOutputText, "image": ToolOutputImage, "file": ToolOutputFileContent}
 
 
@@ -58,12 +79,18 @@ def slim(
     ttl: float | None = TTL,
     only: Iterable[Purpose] | None = None,
 ) -> AnyAgent:
-    """Change an agent so that large results of its tools are stubs, and return the same agent.
+    """Return a copy of an agent that gets stubs for large results. The agent itself is not changed.
 
-    Agents that it hands over to or uses as tools are changed too. Call it once the agent has all its tools: what is
-    added later is not wrapped, and a clone has to be passed again if it has MCP servers."""
-    _Slimming(Adapter(store, host="openai-agents", policy=policy, ttl=ttl, only=only)).agent(agent)
-    return agent
+    Agents that it hands over to or uses as tools are copied too. Call it once the agent has all its
+    tools: what is added to the agent later is not in the copy. If an agent was slimmed before, the
+    last call counts."""
+    adapter = Adapter(store, host="openai-agents", policy=policy, ttl=ttl, only=only)
+    if not adapter.policy.enabled:
+        return agent
+    slimming = _Slimming(adapter)
+    copied: AnyAgent = slimming.agent(agent)
+    slimming.watch()
+    return copied
 
 
 def forget(store: Store, group_id: str) -> None:
@@ -72,81 +99,119 @@ def forget(store: Store, group_id: str) -> None:
 
 
 class _Slimming:
-    """What one call of `slim` does to the agents that it reaches."""
+    """What one call of `slim` does to the agents that it reaches. It copies each of them once."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
+        self.runs = _Runs(adapter)
+        # By the `id` of the original, which the copy keeps alive.
+        self._copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._lock = RLock()
 
-    def agent(self, agent: Any) -> None:
-        if getattr(agent, _MARK, None) is not None or not self.adapter.policy.enabled:
-            return
-        taken = {tool.name for tool in agent.tools}
-        names = _Names(self.adapter, taken | {_name_of(one) for one in agent.handoffs})
-        object.__setattr__(agent, _MARK, names)
-        for tool in agent.tools:
-            self.tool(tool, names)
-        for one in agent.handoffs:
-            self.hand_off(one)
-        if ours := [_artifact_tool(tool, names, self) for tool in names.kit.tools]:
-            agent.tools = [*agent.tools, *ours]
-        self.servers(agent, names)
-
-    def tool(self, tool: Any, names: _Names) -> None:
-        """Wrap the inside of a tool, so that the SDK still finds its own marks and its own handling of errors."""
-        other = getattr(tool, "_agent_instance", None)
-        if isinstance(other, Agent):
-            self.agent(other)
-        if not isinstance(tool, FunctionTool) or isinstance(tool, _ArtifactTool):
-            return
-        invoker: Any = tool.on_invoke_tool
-        inside = getattr(invoker, "_invoke_tool_impl", invoker)
-        if getattr(inside, _MARK, None) is not None:
-            return
-        wrapped = self._wrapped(tool, inside, names)
-        if inside is invoker:
-            tool.on_invoke_tool = wrapped
-        else:
-            invoker._invoke_tool_impl = wrapped
-        schema = _with_pointers(tool.params_json_schema)
-        tool.params_json_schema = ensure_strict_json_schema(schema) if tool.strict_json_schema else schema
-
-    def hand_off(self, target: Any) -> None:
-        if isinstance(target, Agent):
-            self.agent(target)
-        elif isinstance(target, Handoff) and getattr(target.on_invoke_handoff, _MARK, None) is None:
-            invoke = target.on_invoke_handoff
-
-            @functools.wraps(invoke)
-            async def handed_over(*args: Any, **kwargs: Any) -> Any:
-                agent = await invoke(*args, **kwargs)
-                self.agent(agent)
+    def agent(self, agent: Any) -> Any:
+        """Return the copy of an agent, made once."""
+        with self._lock:
+            mark = _mark_of(agent)
+            if mark is not None and mark.slimming is self:
                 return agent
+            found = self._copies.get(id(agent))
+            return self._copied_agent(agent) if found is None else found
 
-            setattr(handed_over, _MARK, self)
-            target.on_invoke_handoff = handed_over
+    def _copied_agent(self, agent: Any) -> Any:
+        copied = copy.copy(agent)
+        object.__setattr__(copied, _MARK, _Mark(self, agent))
+        self._copies[id(agent)] = copied  # before the others: they may hand over to it
+        theirs = [tool for tool in agent.tools if not isinstance(tool, _ArtifactTool)]
+        taken = [tool.name for tool in theirs] + [_name_of(one) for one in agent.handoffs]
+        names = _Names(self.adapter, taken)
+        ours = [self._artifact_tool(tool, names) for tool in names.kit.tools]
+        copied.tools = [*(self.tool(tool, names) for tool in theirs), *ours]
+        copied.handoffs = [self.hand_off(one) for one in agent.handoffs]
+        self._wrap_servers(copied, names)
+        if isinstance(copied, Agent) and isinstance(copied.hooks, _Watching):
+            copied.hooks = copied.hooks.hooks
+        return copied
 
-    def servers(self, agent: Any, names: _Names) -> None:
+    def watch(self) -> None:
+        """Watch what the models of the agents are sent. Agents with the same name are left out: the SDK
+        may refuse to save a run if they have hooks."""
+        agents = [one for one in self._copies.values() if isinstance(one, Agent)]
+        names = Counter(agent.name for agent in agents)
+        for agent in agents:
+            if names[agent.name] == 1:
+                agent.hooks = _Watching(self.runs, agent.hooks)
+
+    def tool(self, tool: Any, names: _Names) -> Any:
+        """Return the copy of a tool. Its inside is wrapped, so that the SDK still finds its own marks
+        and its own handling of errors. Hosted tools stay as they are."""
+        if not isinstance(tool, FunctionTool):
+            return tool
+        mark = _mark_of(tool)
+        tool = tool if mark is None else mark.original
+        copied = copy.copy(tool)
+        object.__setattr__(copied, _MARK, _Mark(self, tool))
+        invoker: Any = copied.on_invoke_tool
+        is_own_invoker = hasattr(invoker, "_invoke_tool_impl") and invoker is not tool.on_invoke_tool
+        inside = invoker._invoke_tool_impl if is_own_invoker else tool.on_invoke_tool
+        other = getattr(tool, "_agent_instance", None)
+        if isinstance(other, Agent) and _runs_agent(inside):
+            copied._agent_instance = self.agent(other)
+            inside = _with_agent(inside, copied._agent_instance)
+        if is_own_invoker:
+            invoker._invoke_tool_impl = self._wrapped(tool, inside, names)
+        else:
+            copied.on_invoke_tool = self._wrapped(tool, inside, names)
+        copied.custom_data_extractor = self._noting(tool.custom_data_extractor)
+        schema = _with_pointers(tool.params_json_schema)
+        copied.params_json_schema = ensure_strict_json_schema(schema) if tool.strict_json_schema else schema
+        return copied
+
+    def hand_off(self, target: Any) -> Any:
+        """Return the copy of an agent to hand over to, or of the SDK's object for it."""
+        if not isinstance(target, Handoff):
+            return self.agent(target)
+        mark = _mark_of(target)
+        target = target if mark is None else mark.original
+        invoke = target.on_invoke_handoff
+        known = getattr(target, "_agent_ref", None)
+        agent = None if known is None else known()
+        copied_agent = None if agent is None else self.agent(agent)
+
+        @functools.wraps(invoke)
+        async def handed_over(*args: Any, **kwargs: Any) -> Any:
+            chosen = await invoke(*args, **kwargs)
+            return copied_agent if chosen is agent else self.agent(chosen)
+
+        copied = copy.copy(target)
+        object.__setattr__(copied, _MARK, _Mark(self, target))
+        copied.on_invoke_handoff = handed_over
+        if copied_agent is not None:
+            # A run that is restored from JSON finds its agents there.
+            copied._agent_ref = weakref.ref(copied_agent)
+        return copied
+
+    def _wrap_servers(self, copied: Any, names: _Names) -> None:
         """Wrap the tools of MCP servers, which the SDK makes again for each turn."""
-        get_tools = agent.get_mcp_tools
+        get_tools = type(copied).get_mcp_tools
 
         @functools.wraps(get_tools)
         async def slimmed_tools(*args: Any, **kwargs: Any) -> Any:
-            tools = await get_tools(*args, **kwargs)
+            tools = await get_tools(copied, *args, **kwargs)
             names.add(tool.name for tool in tools)
-            for tool in tools:
-                self.tool(tool, names)
-            return tools
+            return [self.tool(tool, names) for tool in tools]
 
-        object.__setattr__(agent, "get_mcp_tools", slimmed_tools)
+        object.__setattr__(copied, "get_mcp_tools", slimmed_tools)
 
-    def _wrapped(self, tool: FunctionTool, inside: Any, names: _Names) -> Any:
+    def _wrapped(self, tool: FunctionTool, inside: Invoke, names: _Names) -> Invoke:
         schema = dict(tool.params_json_schema)
 
         @functools.wraps(inside)
         async def invoke(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the name of the framework
-            session = await self.session(ctx)
-            kit, about = names.kit, {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)}
+            if not self._covers(ctx):
+                return await inside(ctx, input)
             given = _arguments(input)
+            session = await self._session(ctx, recalls=given is not None)
+            kit, about = names.kit, {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)}
             if given is not None:
                 resolved = await in_thread(kit.arguments, session, tool.name, given, schema)
                 if isinstance(resolved, Refusal):
@@ -168,16 +233,190 @@ class _Slimming:
                 return value
             return await in_thread(_slimmed, kit, session, value, about)
 
-        setattr(invoke, _MARK, self)
         return invoke
 
-    async def session(self, ctx: Any) -> Session:
-        """Return the session of a run. All calls of a run without an id share a private one."""
-        group = getattr(getattr(ctx, "run_config", None), "group_id", None)
-        if not group:
-            group = getattr(ctx.usage, _RUN, None) or f"run {secrets.token_hex(16)}"
-            object.__setattr__(ctx.usage, _RUN, group)
-        return await in_thread(self.adapter.session, group)
+    def _artifact_tool(self, tool: Tool, names: _Names) -> FunctionTool:
+        async def invoke(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the name of the framework
+            session = await self._session(ctx, recalls=True)
+            parts = await in_thread(names.kit.answer, session, ours.name, _parsed(input))
+            return parts[0].text if len(parts) == 1 else [_as_output(one) for one in parts]
+
+        ours = _ArtifactTool(tool.name, tool.description, dict(tool.parameters), invoke, strict_json_schema=False)
+        object.__setattr__(ours, _MARK, _Mark(self, ours))
+        ours.custom_data_extractor = self._noting(None)
+        names.ours.append(ours)
+        return ours
+
+    def _covers(self, ctx: Any) -> bool:
+        """Whether the agent of this call has our tools. Someone may have given a copy of a tool to
+        another agent, whose model could not open a stub."""
+        if not self.adapter.kit().tools:
+            return True
+        tools = getattr(getattr(ctx, "agent", None), "tools", ())
+        marks = [_mark_of(one) for one in tools if isinstance(one, _ArtifactTool)]
+        return any(mark is not None and mark.slimming is self for mark in marks)
+
+    async def _session(self, ctx: ToolContext[Any], *, recalls: bool) -> Session:
+        """Return the session of a call. With `recalls`, a private one is first granted what earlier
+        runs of the conversation have stored."""
+        run = self.runs.private(ctx)
+        if run is None:
+            return await in_thread(self.adapter.session, _group_of(ctx))
+        if recalls:
+            return await in_thread(run.recalled_session, ctx)
+        return await in_thread(run.opened_session)
+
+    def _noting(self, extractor: Any) -> Any:
+        """Return an extractor of custom data that also notes the output that the model gets."""
+
+        async def extract(done: FunctionToolCustomDataContext) -> Any:
+            ctx, output = done.tool_context, _text_in(done.raw_item.get("output"))
+            run = self.runs.private(ctx)
+            if run is not None and SCHEME in output:
+                await in_thread(run.note_output, ctx, output)
+            found = None if extractor is None else extractor(done)
+            return await found if inspect.isawaitable(found) else found
+
+        return extract
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What one of our copies was made by, and from."""
+
+    slimming: _Slimming
+    original: Any
+
+    def __deepcopy__(self, memo: Any) -> _Mark:
+        return self  # a store cannot be copied
+
+
+class _Runs:
+    """The runs of the agents that one call of `slim` has copied. A run is known by its `Usage`, an
+    object that all of its calls share, those of nested agents too."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._runs: dict[int, tuple[weakref.ref[Any], _Run]] = {}
+
+    def __deepcopy__(self, memo: Any) -> _Runs:
+        return self
+
+    def of(self, context: Any) -> _Run:
+        usage = context.usage
+        known = self._runs.get(id(usage))
+        if known is not None and known[0]() is usage:
+            return known[1]
+        run = _Run(self._adapter)
+        number = id(usage)
+        self._runs[number] = weakref.ref(usage, lambda _: self._runs.pop(number, None)), run
+        return run
+
+    def private(self, ctx: Any) -> _Run | None:
+        """Return the run of a call if it has a private session: neither a group nor a `within` around
+        it names another."""
+        run, shared = self.of(ctx), self._adapter.shared_session()
+        if shared is not None:
+            return run if shared is run.session else None
+        return None if _group_of(ctx) else run
+
+
+class _Run:
+    """A run without a name: its private session, and the history that it continues."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.session: Session | None = None
+        self.sent: dict[int, list[Any]] = {}
+        """What the models of the run were sent last, by the id of the agent."""
+        self._adapter = adapter
+        self._noted: set[str] = set()  # pointers of the session
+        self._recalled: set[PastCall] = set()
+        self._lock = Lock()
+
+    def opened_session(self) -> Session:
+        """Return the session. It is made once, even if the first calls are parallel."""
+        with self._lock:
+            if self.session is None:
+                self.session = self._adapter.session(None)
+            return self.session
+
+    def recalled_session(self, ctx: ToolContext[Any]) -> Session:
+        """Return the session, after it was granted what the history proves: the input of the run, what
+        its models were sent since, and this call, which may have waited for an approval."""
+        session = self.opened_session()
+        with self._lock, suppress(CoatcheckError), self._adapter.store.batching:
+            for call in self._past_calls(ctx):
+                if not call.pointers or call in self._recalled:
+                    continue
+                with suppress(CoatcheckError):  # then the pointers are not found
+                    recall(self._adapter, session, call)
+                    self._recalled.add(call)
+        return session
+
+    def _past_calls(self, ctx: ToolContext[Any]) -> Iterator[PastCall]:
+        key = self._adapter.store.secret
+        if isinstance(getattr(ctx.agent, "hooks", None), _Watching):
+            yield PastCall(_turn(key, ctx), ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments)
+        for history in (ctx.turn_input, *self.sent.values()):
+            yield from past_calls(key, _items(history))
+
+    def note_output(self, ctx: ToolContext[Any], output: str) -> None:
+        """Note an output that names artifacts, whether or not this run has them: if it does not, an
+        equal output proves nothing."""
+        call = PastCall("", ctx.tool_call_id, ctx.tool_name, ctx.tool_arguments, output)
+        session = self.session
+        if session is None or call.pointers <= self._noted:
+            return
+        with suppress(CoatcheckError):  # then the pointers end with the run
+            self._note(ctx, session.session_id, call)
+            self._noted |= {one for one in call.pointers if session.ref(one) is not None}
+
+    def note_calls(self, context: Any, calls: Iterable[Any]) -> None:
+        """Note calls that name artifacts and may wait for an approval: the run may be saved, and
+        continue in another process. A run without a session of its own cannot have stored them."""
+        session_id = private_id() if self.session is None else self.session.session_id
+        for one in calls:
+            with suppress(CoatcheckError):
+                self._note(context, session_id, PastCall("", one.call_id, one.name, one.arguments))
+
+    def _note(self, context: Any, session_id: str, call: PastCall) -> None:
+        turn = _turn(self._adapter.store.secret, context)
+        note(self._adapter, session_id, replace(call, turn=turn))
+
+
+class _Watching(AgentHooks[Any]):
+    """The hooks of an agent, which also see what its model is sent and what it calls."""
+
+    def __init__(self, runs: _Runs, hooks: AgentHooks[Any] | None) -> None:
+        self.hooks = hooks
+        self._runs = runs
+        self._others: AgentHooks[Any] = AgentHooks() if hooks is None else hooks
+
+    async def on_start(self, context: Any, agent: Any) -> None:
+        await self._others.on_start(context, agent)
+
+    async def on_end(self, context: Any, agent: Any, output: Any) -> None:
+        await self._others.on_end(context, agent, output)
+
+    async def on_handoff(self, context: Any, agent: Any, source: Any) -> None:
+        await self._others.on_handoff(context, agent, source)
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        await self._others.on_tool_start(context, agent, tool)
+
+    async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
+        await self._others.on_tool_end(context, agent, tool, result)
+
+    async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+        self._runs.of(context).sent[id(agent)] = list(input_items)
+        await self._others.on_llm_start(context, agent, system_prompt, input_items)
+
+    async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
+        calls = [one for one in response.output if one.type == "function_call"]
+        calls = [one for one in calls if SCHEME in one.arguments and _may_wait(agent, one.name)]
+        if calls:
+            await in_thread(self._runs.of(context).note_calls, context, calls)
+        await self._others.on_llm_end(context, agent, response)
 
 
 class _Names:
@@ -203,15 +442,62 @@ class _ArtifactTool(FunctionTool):
     """One of our tools."""
 
 
-def _artifact_tool(tool: Tool, names: _Names, slimming: _Slimming) -> FunctionTool:
-    async def invoke(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the name of the framework
-        session = await slimming.session(ctx)
-        parts = await in_thread(names.kit.answer, session, ours.name, _parsed(input))
-        return parts[0].text if len(parts) == 1 else [_as_output(one) for one in parts]
+def _mark_of(one: Any) -> _Mark | None:
+    return getattr(one, _MARK, None)
 
-    ours = _ArtifactTool(tool.name, tool.description, dict(tool.parameters), invoke, strict_json_schema=False)
-    names.ours.append(ours)
-    return ours
+
+def _may_wait(agent: Any, name: str) -> bool:
+    """Whether a call of this tool may wait for an approval: of the call, or of one inside its agent. The tools of MCP
+    servers are not in the list."""
+    tool = next((one for one in agent.tools if one.name == name), None)
+    needs_approval = getattr(tool, "needs_approval", True)
+    return needs_approval is not False or getattr(tool, "_agent_instance", None) is not None
+
+
+def _group_of(ctx: Any) -> str | None:
+    return getattr(getattr(ctx, "run_config", None), "group_id", None) or None
+
+
+def _runs_agent(invoke: Any) -> bool:
+    """Whether this is the function of an agent's tool, which closes over the agent that it runs."""
+    return "self" in getattr(getattr(invoke, "__code__", None), "co_freevars", ())
+
+
+def _with_agent(invoke: Any, agent: Any) -> Any:
+    """Return the function of an agent's tool with another agent in place of its own. The SDK has no
+    public way to do that."""
+    cells = dict(zip(invoke.__code__.co_freevars, invoke.__closure__, strict=True))
+    cells["self"] = types.CellType(agent)
+    changed = types.FunctionType(
+        invoke.__code__, invoke.__globals__, invoke.__name__, invoke.__defaults__, tuple(cells.values())
+    )
+    return functools.update_wrapper(changed, invoke)
+
+
+def _turn(key: bytes, context: Any) -> str:
+    return turn_of(key, _items(context.turn_input))
+
+
+def _items(history: Iterable[Any]) -> Iterator[HistoryItem]:
+    """Yield the messages, calls and outputs of a history, without what differs between its forms."""
+    for one in history:
+        if not isinstance(one, dict):
+            continue
+        kind, call_id = one.get("type", "message"), str(one.get("call_id"))
+        if kind == "function_call":
+            yield HistoryItem("call", str(one.get("name")), call_id, str(one.get("arguments")))
+        elif kind == "function_call_output":
+            yield HistoryItem("output", "", call_id, _text_in(one.get("output")))
+        elif kind == "message":
+            yield HistoryItem("message", str(one.get("role")), "", _text_in(one.get("content")))
+
+
+def _text_in(content: Any) -> str:
+    """Return the text of a message or an output, which is a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(one["text"]) for one in parts if isinstance(one, dict) and "text" in one)
 
 
 def _slimmed(kit: Kit, session: Session, value: Any, about: dict[str, Any]) -> Any:

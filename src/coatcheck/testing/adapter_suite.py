@@ -23,6 +23,7 @@ The driver's model calls `scenario.model.respond(messages, tools, results)` for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -37,6 +38,7 @@ import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +48,7 @@ import pytest
 from pydantic import BaseModel
 
 import coatcheck
-from coatcheck import Limit, Policy, Store, ToolCall, is_pointer, toolkit
+from coatcheck import Limit, Policy, Session, Store, ToolCall, is_pointer, toolkit
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.testing.blob_suite import Suite
 from coatcheck.tokens import estimate
@@ -143,11 +145,14 @@ class Scenario:
     `conversation` is the host's id, or None if the host has none. `agents` are tools of the agent, which run the other
     agent with Coatcheck too and return its final text. `hand_off` is an agent that takes over. `approvals` names tools
     that the host approves: it is asked, the event "approval: <tool>" is noted, and it agrees. The result of a tool in
-    `final` is the run's final text. With `offloader`, the framework's own offloader is turned on."""
+    `final` is the run's final text. With `offloader`, the framework's own offloader is turned on. `shared` are further
+    tools of the agent: objects that `Driver.shared_tool` has made, which other runs have too. A `Session` in place of
+    the store serves every conversation."""
 
     model: ScriptedModel
     tools: Sequence[Callable[..., Any]] = ()
-    store: Store | None = None
+    shared: Sequence[Any] = ()
+    store: Store | Session | None = None
     policy: Policy | None = None
     conversation: str | None = "conversation"
     prompt: str = "Begin."
@@ -188,6 +193,11 @@ class Driver(ABC):
     @abstractmethod
     def run(self, scenario: Scenario) -> Run:
         """Run a scenario. An exception that ends the run is returned, not raised."""
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        """Return what a module defines once for the agents of all users: the framework's own object for a tool, or the
+        function itself if the framework takes functions."""
+        return function
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         """Return what a tool of this framework returns for a text, a picture or a file, or several of them."""
@@ -263,6 +273,15 @@ def fetch_log() -> str:
 def fetch_rows() -> list[dict[str, Any]]:
     """Fetch the rows of the table."""
     return ROWS
+
+
+def fetch_mail(user: str) -> str:
+    """Fetch the mail of a user."""
+    return _mail_of(user)
+
+
+def _mail_of(user: str) -> str:
+    return "\n".join(f"message {number} to {user}" for number in range(5_000))
 
 
 def greet(name: str) -> str:
@@ -361,6 +380,26 @@ def _tour(received: _Received) -> tuple[list[Step], list[Callable[..., Any]]]:
     return script, [fetch_log, fetch_rows, *received.tools()]
 
 
+def _mail_script(user: str) -> list[Step]:
+    """A user's agent fetches the mail, reads it back and lists what there is."""
+    read = _call("get_artifact", "pointer", lines="1:1")
+    return [[("fetch_mail", {"user": user})], read, [("list_artifacts", {})]]
+
+
+def _check_mail(run: Run, user: str) -> None:
+    """The user has read their own mail, and the list has nothing else."""
+    assert f"message 0 to {user}" in run.results[1].text
+    listed = run.results[2].text
+    assert listed.count("art:") == 1
+    assert f"to {user}" in listed
+
+
+def _meet(barrier: threading.Barrier) -> None:
+    """Wait for the other calls, unless this framework runs one call after the other."""
+    with contextlib.suppress(threading.BrokenBarrierError):
+        barrier.wait(_WAIT)
+
+
 @functools.cache
 def _descriptions() -> dict[str, dict[str, Any]]:
     with coatcheck.open("memory:") as store:
@@ -419,7 +458,7 @@ class _Stage:
         self,
         *script: Step,
         tools: Sequence[Callable[..., Any]] = (),
-        store: Store | None = None,
+        store: Store | Session | None = None,
         may_fail: bool = False,
         ids: str = "call",
         **scenario: Any,
@@ -822,10 +861,7 @@ class AdapterSuite(Suite, suite=True):
 
         def part(number: int) -> str:
             """Return a part of the log."""
-            try:
-                together.wait(_WAIT)
-            except threading.BrokenBarrierError:
-                pass  # this framework runs one call after the other
+            _meet(together)
             return f"part {number}\n{LOG}"
 
         store = stage.store()
@@ -835,6 +871,23 @@ class AdapterSuite(Suite, suite=True):
             found = store.find(pointer_in(one.text))
             assert found is not None
             assert found[0].get(pointer_in(one.text)) == f"part {number}\n{LOG}"
+
+    def test_calls_at_once_in_a_conversation_without_an_id_share_one_session(self, stage: _Stage) -> None:
+        stage.needs("parallel", "private")
+
+        def part(number: int) -> str:
+            """Return a part of the log."""
+            return f"part {number}\n{LOG}"
+
+        def read_all(results: Sequence[SeenResult]) -> list[Ask]:
+            return [("get_artifact", {"pointer": pointer_in(one.text), "lines": "1:1"}) for one in results]
+
+        calls: list[Ask] = [("part", {"number": number}) for number in range(8)]
+        for _ in range(4):  # which call is the first varies
+            run = stage.play(calls, read_all, tools=[part], store=stage.store(), conversation=None)
+            pages = [one.text for one in run.results[8:]]
+            opened = [number for number in range(8) if any(f"part {number}" in page for page in pages)]
+            assert opened == [*range(8)]
 
     # 14
 
@@ -889,6 +942,48 @@ class AdapterSuite(Suite, suite=True):
         assert "4711" not in second.results[-1].text
         assert pointer in second.results[-1].text
 
+    @pytest.mark.parametrize("apart", ["conversations", "sessions", "stores"])
+    def test_users_whose_agents_share_a_tool_share_nothing_else(self, stage: _Stage, apart: str) -> None:
+        tool = stage.driver.shared_tool(fetch_mail)
+        store = stage.store()
+        with coatcheck.open("memory:") as other:
+            for user in ("ada", "bob", "ada"):
+                options: dict[str, Any] = {"store": store}
+                if apart == "conversations":
+                    options["conversation"] = f"of {user}"
+                elif apart == "sessions":
+                    options["store"] = store.session(f"of {user}")
+                elif user == "bob":
+                    options["store"] = other
+                run = stage.play(*_mail_script(user), shared=[tool], **options)
+                _check_mail(run, user)
+
+    def test_users_at_the_same_time_share_nothing_but_the_tool(self, stage: _Stage) -> None:
+        store, together = stage.store(), threading.Barrier(2)
+
+        def fetch_mail(user: str) -> str:
+            """Fetch the mail of a user."""
+            _meet(together)
+            return _mail_of(user)
+
+        tool = stage.driver.shared_tool(fetch_mail)
+
+        def played(user: str) -> Run:
+            return stage.play(*_mail_script(user), shared=[tool], store=store, conversation=f"of {user}")
+
+        with ThreadPoolExecutor(2) as threads:
+            for user, run in zip(("ada", "bob"), threads.map(played, ("ada", "bob")), strict=True):
+                _check_mail(run, user)
+
+    def test_an_agent_without_coatcheck_that_shares_a_tool_is_as_before(self, stage: _Stage) -> None:
+        tool = stage.driver.shared_tool(fetch_mail)
+        script: list[Step] = [[("fetch_mail", {"user": "ada"})]]
+        before = stage.play(*script, shared=[tool])
+        run = stage.play(*script, shared=[tool], store=stage.store())
+        after = stage.play(*script, shared=[tool])
+        assert pointer_in(run.results[0].text)
+        assert json.dumps(after.requests) == json.dumps(before.requests)
+
     # 15
 
     def test_a_pointer_opens_after_a_restart(self, stage: _Stage) -> None:
@@ -924,6 +1019,22 @@ class AdapterSuite(Suite, suite=True):
         assert LOG[:200].splitlines()[0] in run.results[0].text
         assert LOG.splitlines()[-1] in run.results[0].text
         assert "Hello, Ada!" in run.results[1].text
+        assert (run.final, run.error) == ("Done.", None)
+
+    def test_a_store_that_fails_before_its_key_was_read_does_not_end_the_run(self, stage: _Stage) -> None:
+        store = stage.store()
+        store.close()
+        script: list[Step] = [
+            [("fetch_log", {})],
+            [("get_artifact", {"pointer": "art:000000000000"})],
+            [("list_artifacts", {})],
+            [("greet", {"name": "Ada"})],
+        ]
+        run = stage.play(*script, tools=[fetch_log, greet], store=store)
+        assert LOG.splitlines()[-1] in run.results[0].text
+        assert "get_artifact failed" in run.results[1].text
+        assert "list_artifacts failed" in run.results[2].text
+        assert "Hello, Ada!" in run.results[3].text
         assert (run.final, run.error) == ("Done.", None)
 
     # 17

@@ -96,7 +96,7 @@ class AgentFrameworkDriver(Driver):
     def run(self, scenario: Scenario) -> Run:
         first = Colleague(name="agent", model=scenario.model, tools=scenario.tools)
         agents = [self._agent(one, scenario).as_tool(name=one.name, arg_name="task") for one in scenario.agents]
-        agent = self._agent(first, scenario, agents)
+        agent = self._agent(first, scenario, [*agents, *scenario.shared])
         session = AgentSession() if scenario.conversation is None else AgentSession(session_id=scenario.conversation)
         events: list[str] = []
         final, error = "", None
@@ -132,6 +132,9 @@ class AgentFrameworkDriver(Driver):
     def _tool(self, call: Callable[..., Any], scenario: Scenario) -> FunctionTool:
         mode = "always_require" if call.__name__ in scenario.approvals else "never_require"
         return FunctionTool(name=call.__name__, description=call.__doc__ or "", func=call, approval_mode=mode)
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return FunctionTool(name=function.__name__, description=function.__doc__ or "", func=function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [

@@ -181,16 +181,14 @@ class ClaudeDriver(Driver):
             yield {"type": "user", "message": {"role": "user", "content": scenario.prompt}, "parent_tool_use_id": None}
 
         functions = [*scenario.tools, *(one for agent in scenario.agents for one in agent.tools)]
-        by_name = {one.__name__: one for one in functions}
-        play.taken |= by_name.keys()
-        allowed = [THEIRS + name for name in by_name if name not in scenario.approvals]
+        made = {one.__name__: _as_tool(one) for one in functions} | {one.name: one for one in scenario.shared}
+        play.taken |= made.keys()
+        allowed = [THEIRS + name for name in made if name not in scenario.approvals]
         agents = {
             one.name: AgentDefinition(description="A colleague.", prompt=f"You are the colleague {one.name}.")
             for one in scenario.agents
         }
-        server = create_sdk_mcp_server(
-            "tools", tools=[_as_tool(one) for one in {each.__name__: each for each in functions}.values()]
-        )
+        server = create_sdk_mcp_server("tools", tools=[*made.values()])
         options = ClaudeAgentOptions(
             model=MODEL,
             cwd=play.home,
@@ -214,6 +212,9 @@ class ClaudeDriver(Driver):
             error = ended
         saved = b"".join(one.read_bytes() for one in sorted(play.home.rglob("*.jsonl")))
         return Run(scenario.model, final, error, saved, tuple(events))
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return _as_tool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [one.as_mcp() for one in parts]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
 from fastmcp import Client, FastMCP
 from fastmcp.server.middleware.response_limiting import ResponseLimitingMiddleware
+from fastmcp.tools import Tool
 from fastmcp.utilities.tests import run_server_async
 from fastmcp.utilities.types import File, Image
 
@@ -40,6 +41,8 @@ class FastMCPDriver(Driver):
         server = FastMCP("suite")
         for tool in scenario.tools:
             server.tool(tool)
+        for tool in scenario.shared:
+            server.add_tool(tool)
         if scenario.offloader:
             server.add_middleware(ResponseLimitingMiddleware(max_size=20_000))
         if scenario.store is not None:
@@ -72,6 +75,9 @@ class FastMCPDriver(Driver):
 
     async def client(self, server: FastMCP, opened: AsyncExitStack) -> Client:
         return await opened.enter_async_context(Client(server, mode=self.mode))
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return Tool.from_function(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         made = [content_of(one) for one in parts]

@@ -95,7 +95,7 @@ class AdkDriver(Driver):
         agents = [AgentTool(self._agent(one, scenario)) for one in scenario.agents]
         others = [self._agent(scenario.hand_off, scenario)] if scenario.hand_off else []
         first = Colleague(name="agent", model=scenario.model, tools=scenario.tools)
-        agent = self._agent(first, scenario, tools=agents, sub_agents=others)
+        agent = self._agent(first, scenario, tools=[*agents, *scenario.shared], sub_agents=others)
         plugins = [] if scenario.store is None else [Coatcheck(scenario.store, policy=scenario.policy)]
         runner = Runner(app=App(name=APP, root_agent=agent, plugins=plugins), session_service=sessions)
         names = {"app_name": APP, "user_id": USER, "session_id": scenario.conversation}
@@ -144,6 +144,9 @@ class AdkDriver(Driver):
 
         last.__name__, last.__doc__ = tool.__name__, tool.__doc__
         return FunctionTool(last)
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return FunctionTool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         made = [

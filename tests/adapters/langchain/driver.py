@@ -32,7 +32,7 @@ class LangChainDriver(Driver):
         saver = InMemorySaver()
         events: list[str] = []
         agents = [self._as_tool(one, scenario) for one in scenario.agents]
-        tools = [*_tools(scenario.tools, scenario.final), *agents]
+        tools = [*_tools(scenario.tools, scenario.final), *agents, *scenario.shared]
         if not scenario.hand_off:
             graph = self._agent(scenario.model, tools, scenario, approvals=scenario.approvals, saver=saver)
         else:
@@ -59,6 +59,9 @@ class LangChainDriver(Driver):
     def invoke(self, graph: Any, given: Any, config: Any) -> tuple[list[AnyMessage], Sequence[Any]]:
         done = graph.invoke(given, config)
         return done["messages"], done.get("__interrupt__", ())
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return tool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [_as_block(part) for part in parts]

@@ -77,6 +77,7 @@ class AgentsDriver(Driver):
 
     def run(self, scenario: Scenario) -> Run:
         agent = self._agent(scenario.model, scenario.tools, scenario, scenario.agents, name="main")
+        agent.tools += scenario.shared
         if scenario.store is not None:
             agent = slim(agent, scenario.store, policy=scenario.policy)
         trimmer = ToolOutputTrimmer() if scenario.offloader else None
@@ -128,6 +129,9 @@ class AgentsDriver(Driver):
             handoffs=[self._agent(one.model, one.tools, scenario, name=one.name) for one in others],
             tool_use_behavior=stops,
         )
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return function_tool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [as_output(one) for one in parts]

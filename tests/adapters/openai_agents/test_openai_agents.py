@@ -1,4 +1,4 @@
-"""What is special about the OpenAI Agents SDK: tools in place, MCP servers, hand-offs, strict schemas, approvals."""
+"""What is special about the OpenAI Agents SDK: copies, MCP servers, hand-offs, strict schemas, approvals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, OpenAIResponsesModel, RunConfig, Runner, ToolOutputText, function_tool, handoff
+from agents import (
+    Agent,
+    AgentHooks,
+    FunctionTool,
+    Handoff,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    RunState,
+    ToolOutputText,
+    function_tool,
+    handoff,
+)
 from agents.mcp import MCPServerStdio
 from agents.strict_schema import ensure_strict_json_schema
 from openai import AsyncOpenAI
@@ -22,7 +34,7 @@ from pydantic import BaseModel
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters import within
-from coatcheck.adapters.openai_agents import slim
+from coatcheck.adapters.openai_agents import _Watching, slim
 from coatcheck.testing.adapter_suite import LOG, ROWS, NestedOrder, Step, fetch_log, fetch_rows, pointer_in
 from coatcheck.testing.adapter_suite import ScriptedModel as Script
 from examples.openai_agents_agent import WITH, count_lines, read_log
@@ -54,34 +66,59 @@ def read(script_results: Any, which: int = 0) -> list[Any]:
     return [("get_artifact", {"pointer": pointer_in(script_results[which].text), "grep": "ERROR"})]
 
 
-def test_the_agent_and_its_tools_are_changed_in_place_and_once(store: Store) -> None:
+def test_nothing_that_is_passed_in_is_changed(store: Store) -> None:
+    sub = agent_of(Script(), fetch_rows)
+    target = agent_of(Script(), fetch_log)
+    hand_off = handoff(agent_of(Script(), fetch_rows), tool_name_override="go_elsewhere")
+    agent = agent_of(Script(), fetch_log, sub.as_tool("sub", "A sub-agent."), handoffs=[target, hand_off])
+    theirs = [agent, sub, target, hand_off, *agent.tools, *sub.tools, *target.tools]
+    before = [copy.copy(vars(one)) for one in theirs]
+    lists = [[*one.tools, *one.handoffs] for one in (agent, sub, target)]
+    assert slim(agent, store) is not agent
+    assert [vars(one) for one in theirs] == before
+    assert [[*one.tools, *one.handoffs] for one in (agent, sub, target)] == lists
+
+
+def test_the_copy_reads_back_what_it_has_stored(store: Store) -> None:
     script = Script([("fetch_log", {})], lambda results: read(results))
-    agent = agent_of(script, fetch_log)
-    tool, invoker = agent.tools[0], agent.tools[0].on_invoke_tool
-    assert slim(slim(agent, store), store) is agent
-    assert agent.tools[0] is tool
-    assert tool.on_invoke_tool is invoker
-    assert len(agent.tools) == 4
+    agent = slim(agent_of(script, fetch_log), store)
+    assert [tool.name for tool in agent.tools] == ["fetch_log", "get_artifact", "list_artifacts", "store_artifact"]
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert script.results[0].text.count('"stub"') == 1
     assert "code 4711" in script.results[1].text
 
 
-def test_a_tool_of_two_agents_is_wrapped_once(store: Store) -> None:
-    shared = function_tool(fetch_log)
-    scripts = Script([("fetch_log", {})]), Script([("fetch_log", {})])
-    for script in scripts:
-        Runner.run_sync(slim(agent_of(script, shared), store), "Begin.", run_config=QUIET)
-        assert pointer_in(script.results[0].text)
-    assert scripts[0].results[0].text == scripts[1].results[0].text
+def test_the_last_call_of_slim_counts(store: Store) -> None:
+    script = Script([("fetch_log", {})], lambda results: read(results))
+    agent = slim(agent_of(script, fetch_log), store.session("everyone"), policy=Policy(max_chars=200))
+    agent = slim(slim(agent, store.session("ada")), store.session("bob"))
+    assert [tool.name for tool in agent.tools] == ["fetch_log", "get_artifact", "list_artifacts", "store_artifact"]
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert "code 4711" in script.results[1].text
+    assert [len(store.session(user).list()) for user in ("everyone", "ada", "bob")] == [0, 0, 1]
 
 
-def test_a_copy_of_a_tool_stays_wrapped(store: Store) -> None:
+def test_a_tool_of_a_slimmed_agent_passes_results_on_in_another_agent(store: Store) -> None:
     script = Script([("fetch_log", {})])
     agent = slim(agent_of(Script(), fetch_log), store)
     other = Agent(name="other", model=model_of(script), tools=[copy.copy(agent.tools[0])])
     Runner.run_sync(other, "Begin.", run_config=QUIET)
-    assert pointer_in(script.results[0].text)
+    assert script.results[0].text == LOG
+
+
+def test_a_clone_of_a_slimmed_agent_is_slimmed(store: Store) -> None:
+    script = Script([("fetch_log", {})], lambda results: read(results))
+    agent = slim(agent_of(script, fetch_log), store).clone(instructions="Be brief.")
+    Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert "code 4711" in script.results[1].text
+
+
+def test_a_slimmed_agent_can_be_copied_deeply(store: Store) -> None:
+    script = Script([("fetch_log", {})], lambda results: read(results))
+    agent = slim(agent_of(script, fetch_log), store)
+    result = Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    assert len(copy.deepcopy(agent).tools) == 4
+    assert len(copy.deepcopy(result.new_items)) == 5
 
 
 def test_a_tool_that_is_made_by_hand_is_wrapped(store: Store) -> None:
@@ -122,7 +159,7 @@ def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path, cl
     assert len(names) == len(set(names))
 
 
-def test_an_agent_behind_a_handoff_object_is_changed_too(store: Store) -> None:
+def test_an_agent_behind_a_handoff_object_is_slimmed_too(store: Store) -> None:
     other = Script([("fetch_log", {})], ids="other")
     target = Agent(name="specialist", model=model_of(other), tools=[function_tool(fetch_log)])
     script = Script([("transfer_to_specialist", {})])
@@ -131,11 +168,53 @@ def test_an_agent_behind_a_handoff_object_is_changed_too(store: Store) -> None:
     assert pointer_in(other.results[-1].text)
 
 
-def test_agents_that_hand_over_to_each_other_are_changed_once(store: Store) -> None:
+def test_agents_that_hand_over_to_each_other_are_copied_once(store: Store) -> None:
     first, second = agent_of(Script(), fetch_log), agent_of(Script(), fetch_rows)
-    first.handoffs, second.handoffs = [second], [first]
-    slim(first, store)
-    assert [len(one.tools) for one in (first, second)] == [4, 4]
+    first.handoffs, second.handoffs = [second], [handoff(first)]
+    slimmed = slim(first, store)
+    other = slimmed.handoffs[0]
+    assert isinstance(other, Agent)
+    assert [len(one.tools) for one in (slimmed, other)] == [4, 4]
+    back = other.handoffs[0]
+    assert isinstance(back, Handoff)
+    context: Any = None
+    assert asyncio.run(back.on_invoke_handoff(context, "")) is slimmed
+
+
+def test_hooks_of_an_agent_are_called_as_before(store: Store) -> None:
+    class Hooks(AgentHooks[Any]):
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def __getattribute__(self, name: str) -> Any:
+            if name.startswith("on_"):
+                self.seen.append(name)
+            return super().__getattribute__(name)
+
+    def played(agent: Agent) -> list[str]:
+        hooks.seen.clear()
+        Runner.run_sync(agent, "Begin.", run_config=QUIET)
+        return [*hooks.seen]
+
+    hooks = Hooks()
+    without = played(agent_of(Script([("fetch_log", {})]), fetch_log, hooks=hooks))
+    assert played(slim(agent_of(Script([("fetch_log", {})]), fetch_log, hooks=hooks), store)) == without
+    assert set(without) == {"on_start", "on_llm_start", "on_llm_end", "on_tool_start", "on_tool_end", "on_end"}
+
+
+def test_every_hook_of_the_sdk_is_passed_on() -> None:
+    theirs = {name for name in dir(AgentHooks) if name.startswith("on_")}
+    assert theirs <= vars(_Watching).keys()
+
+
+def test_agents_with_the_same_name_can_be_saved(store: Store) -> None:
+    workers = [agent_of(Script(), fetch_log).as_tool(name, "A worker.") for name in ("one", "two")]
+    script = Script([("count", {"text": "a"})])
+    counted = function_tool(count_lines, name_override="count", needs_approval=True)
+    agent = slim(agent_of(script, counted, *workers), store)
+    result = Runner.run_sync(agent, "Begin.", run_config=QUIET)
+    state = asyncio.run(RunState.from_string(agent, result.to_state().to_string()))
+    assert [one.name for one in state.get_interruptions()] == ["count"]
 
 
 def test_runs_without_an_id_share_nothing_unless_they_are_within_a_session(store: Store) -> None:
@@ -240,11 +319,9 @@ def test_structured_texts_of_the_sdk_become_stubs(store: Store, value: Any) -> N
     assert found[0].get(pointer_in(script.results[0].text)) == LOG
 
 
-def test_a_disabled_policy_changes_nothing(store: Store) -> None:
+def test_a_disabled_policy_returns_the_agent_itself(store: Store) -> None:
     agent = agent_of(Script(), fetch_log)
-    before = dict(vars(agent))
-    slim(agent, store, policy=Policy(enabled=False))
-    assert vars(agent) == before
+    assert slim(agent, store, policy=Policy(enabled=False)) is agent
 
 
 def test_our_tools_answer_invalid_arguments_with_an_error(store: Store) -> None:

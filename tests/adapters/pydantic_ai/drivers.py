@@ -108,7 +108,7 @@ class PydanticDriver(Driver):
     lacks: ClassVar[Mapping[Ability, str]] = {"hand_off": "an agent hands over in the host's own code"}
 
     def run(self, scenario: Scenario) -> Run:
-        agent = self._agent(scenario.model, scenario.tools, scenario, scenario.agents)
+        agent = self._agent(scenario.model, scenario.tools, scenario, scenario.agents, scenario.shared)
         events: list[str] = []
         options: dict[str, Any] = {}
         if scenario.conversation is not None:
@@ -136,6 +136,7 @@ class PydanticDriver(Driver):
         tools: Sequence[Callable[..., Any]],
         scenario: Scenario,
         agents: Sequence[Colleague] = (),
+        shared: Sequence[Any] = (),
     ) -> Agent:
         capabilities: list[Any] = []
         if scenario.store is not None:
@@ -149,7 +150,7 @@ class PydanticDriver(Driver):
         ]
         final = [ToolOutput(tool, name=tool.__name__) for tool in tools if tool.__name__ in scenario.final]
         output: Any = [*final] if final else [str, DeferredToolRequests] if scenario.approvals else str
-        names = {"tools": made, "output_type": output, "capabilities": capabilities}
+        names = {"tools": [*made, *shared], "output_type": output, "capabilities": capabilities}
         return Agent(model_of(model), **names)
 
     def _as_tool(self, other: Colleague, scenario: Scenario) -> Callable[..., Any]:
@@ -161,6 +162,9 @@ class PydanticDriver(Driver):
 
         delegate.__name__ = other.name
         return delegate
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return Tool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         made = [BinaryContent(one.data, media_type=one.media_type) if one.media_type else one.text for one in parts]

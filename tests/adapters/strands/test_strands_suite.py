@@ -109,7 +109,7 @@ class StrandsDriver(Driver):
         if scenario.conversation is not None and scenario.hand_off is None:
             options["session_manager"] = FileSessionManager(session_id=scenario.conversation, storage_dir=str(folder))
         agents = [self._agent(one, scenario).as_tool(name=one.name) for one in scenario.agents]
-        agent = self._agent(first, scenario, agents, **options)
+        agent = self._agent(first, scenario, [*agents, *scenario.shared], **options)
 
         def ask(event: BeforeToolCallEvent) -> None:
             name = event.tool_use["name"]
@@ -164,6 +164,9 @@ class StrandsDriver(Driver):
             **options,
         )
         return agent
+
+    def shared_tool(self, function: Callable[..., Any]) -> Any:
+        return tool(_own(function))
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return {"status": "success", "content": [block_of(one) for one in parts]}
