@@ -1,7 +1,7 @@
 """A process that externalizes, restores and appends to a transcript until it is killed. Run as a module, by tests.
 
 `loop` runs until it is killed; `step N` exits right before the N-th call that changes a file, or prints the number of
-such calls if there are fewer.
+such calls if there are fewer. The verb `hold` opens the file like a host, and `late` writes a line to what was opened.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import coatcheck
 from coatcheck import transcript
-from coatcheck.transcript import swap
+from coatcheck.transcript import migrate, swap
 
 STEPS = ("open", "link", "rename", "unlink", "write", "fsync", "ftruncate", "fchmod", "fchown", "utime")
 
@@ -66,11 +66,19 @@ def main() -> None:
     if mode == "step":
         dying = Dying(int(sys.argv[4]))
         vars(swap)["os"] = dying
+        vars(migrate)["_WAIT"] = 0.0  # the number of steps must not depend on time
+        held: list[BinaryIO] = []
         for verb in sys.argv[5:]:
             if verb == "externalize":
                 transcript.externalize(path, session)
             elif verb == "undo":
                 transcript.undo(path, store)
+            elif verb == "hold":
+                held.append(path.open("ab", buffering=0))
+            elif verb == "late":
+                with held[-1] as file:
+                    file.write(data := line(10_000, rng))
+                log.write_bytes(data)
             else:
                 grow(path, log, rng)
         os.write(1, b"%d" % dying.steps)

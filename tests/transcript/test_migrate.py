@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -10,6 +11,8 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,13 @@ def whole(path: Path, store: Store) -> bytes:
 def result(text: str = LARGE, **more: Any) -> bytes:
     message = {"role": "toolResult", "toolCallId": "c", "content": [{"type": "text", "text": text}], **more}
     return as_lines([{"type": "message", "timestamp": "t", "message": message}])
+
+
+def append_line(path: Path, text: str) -> bytes:
+    """Append a line as hosts do: open, append, close. Return it."""
+    with path.open("ab") as out:
+        out.write(line := result(text))
+    return line
 
 
 def beside(path: Path) -> list[str]:
@@ -165,7 +175,7 @@ def test_the_backup_and_the_artifacts_stay_if_the_restored_file_does_not_read_ba
     monkeypatch.setattr(swap.SwapFile, "replace", replace_badly)
     with contextlib.suppress(Damaged):
         undo(file, session.store)
-    assert beside(file) == [".session.jsonl.coatcheck-backup"]
+    assert ".session.jsonl.coatcheck-backup" in beside(file)
     assert file.with_name(".session.jsonl.coatcheck-backup").read_bytes() == before
     assert len(list(session.store.sessions())) == 2
 
@@ -226,7 +236,9 @@ def test_lines_written_to_the_old_file_are_carried_over(file: Path, session: Ses
     with file.open("ab", buffering=0) as held:
         transcript.externalize(file, session)
         held.write(result("late"))
-        assert "appended to the backup" in transcript.verify(file, session.store).problems[0]
+        assert (
+            "bytes were written to a file that this one replaced" in transcript.verify(file, session.store).problems[0]
+        )
         transcript.externalize(file, session)
         assert whole(file, session.store) == before + result("late")
         assert transcript.verify(file, session.store).is_sound
@@ -235,6 +247,123 @@ def test_lines_written_to_the_old_file_are_carried_over(file: Path, session: Ses
         held.write(result("later"))
         assert only(transcript.undo(file, session.store)).status == "restored"
     assert file.read_bytes() == before + result("late") + result("later")
+
+
+def test_a_line_that_a_process_writes_after_the_file_was_replaced_is_moved_by_the_next_run(
+    file: Path, session: Session
+) -> None:
+    """Each run leaves the process with a file that has another name by now."""
+    store, lines = session.store, file.read_bytes() + b"\n"
+    file.write_bytes(lines)
+    runs: list[Callable[[], transcript.Report]] = [
+        lambda: transcript.externalize(file, session),
+        lambda: transcript.externalize(file, session),  # of the lines that were appended since the first one
+        lambda: transcript.undo(file, store),
+        lambda: transcript.externalize(file, session),
+        lambda: transcript.rehydrate(file, store),
+    ]
+    for number, run in enumerate(runs):
+        with file.open("ab", buffering=0) as held:
+            lines += append_line(file, f"{number} " + LARGE)
+            assert "another process may still write" in only(run()).note
+            lines += (late := result(f"late {number}"))
+            held.write(late)
+        assert whole(file, store) != lines
+        assert "another process" not in only(transcript.externalize(file, session)).note
+        assert whole(file, store) == lines
+        assert transcript.verify(file, store).is_sound
+    assert transcript.undo(file, store).is_sound
+    assert file.read_bytes() == lines
+    assert beside(file) == []
+
+
+def test_a_late_line_that_equals_another_one_is_kept(file: Path, session: Session) -> None:
+    before = file.read_bytes() + b"\n"
+    file.write_bytes(before)
+    transcript.externalize(file, session)
+    with file.open("ab", buffering=0) as held:
+        transcript.undo(file, session.store)
+        held.write(result("yes"))
+        append_line(file, "yes")
+    transcript.undo(file, session.store)
+    assert file.read_bytes() == before + result("yes") * 2
+
+
+def test_half_a_late_line_waits_for_its_other_half(file: Path, session: Session) -> None:
+    before = file.read_bytes() + b"\n"
+    file.write_bytes(before)
+    transcript.externalize(file, session)
+    with file.open("ab", buffering=0) as held:
+        transcript.undo(file, session.store)
+        held.write(result("late")[:50])
+        transcript.undo(file, session.store)
+        assert file.read_bytes() == before
+        append_line(file, "of another process")
+        held.write(result("late")[50:])
+    transcript.undo(file, session.store)
+    assert file.read_bytes() == before + result("of another process") + result("late")
+
+
+def test_a_document_that_a_host_rewrites_after_it_was_replaced_is_kept_beside_the_file(
+    tmp_path: Path, session: Session
+) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text(before := json.dumps(SAMPLES["openai-chat"]))
+    transcript.externalize(path, session)
+    with path.open("r+b", buffering=0) as held:
+        assert "another process" in only(transcript.undo(path, session.store)).note
+        held.truncate()
+        held.write(b'[{"role":"user","content":"rewritten"}]')
+    for _ in range(2):
+        note = only(transcript.undo(path, session.store)).note
+        (old,) = beside(path)
+        assert f"a process rewrote the file as it was before: see '{old}'" in note
+    assert path.read_text() == before
+    assert b"rewritten" in path.with_name(old).read_bytes()
+
+
+def test_without_leases_a_replaced_file_is_kept_for_an_hour(
+    file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("fcntl.fcntl", unsupported)  # as on a network file system
+    before = file.read_bytes() + b"\n"
+    file.write_bytes(before)
+    transcript.externalize(file, session)
+    with file.open("ab", buffering=0) as held:
+        assert "another process may still write" in only(transcript.undo(file, session.store)).note
+        held.write(result("late"))
+    transcript.undo(file, session.store)
+    assert file.read_bytes() == before + result("late")
+    assert beside(file) != []
+    later = time.time() + 3_700
+    monkeypatch.setattr("time.time", lambda: later)
+    transcript.undo(file, session.store)
+    assert file.read_bytes() == before + result("late")
+    assert beside(file) == []
+
+
+def test_without_hard_links_a_file_that_a_process_has_open_is_left_alone(
+    file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object, **options: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", unsupported)  # as on FAT
+    before = file.read_bytes()
+    with file.open("ab", buffering=0), pytest.raises(StoreUnavailable, match="no hard links"):
+        transcript.externalize(file, session)
+    assert file.read_bytes() == before
+    assert only(transcript.externalize(file, session)).status == "externalized"
+    slim = file.read_bytes()
+    with file.open("ab", buffering=0), pytest.raises(StoreUnavailable, match="no hard links"):
+        transcript.undo(file, session.store)
+    assert file.read_bytes() == slim
+    assert transcript.undo(file, session.store).is_sound
+    assert file.read_bytes() == before
+    assert beside(file) == []
 
 
 def test_a_missing_artifact_is_reported_and_has_a_placeholder(file: Path, session: Session) -> None:

@@ -1,8 +1,13 @@
 """Externalize, rehydrate, verify, undo and forget existing transcript files and folders of them.
 
 Every change of a file is one rename, after everything that the new bytes refer to is durable and recorded. A process
-that is killed at any instant leaves the file as it was or as it should be, and running again completes the work. Lines
-that other processes append during a run are kept.
+that is killed at any instant leaves the file as it was or as it should be, and running again completes the work.
+
+Lines that other processes append are kept, also those of a process that opened the file before the rename and writes
+after it. Each run ends by moving them from the old file to the new one, behind the lines that are there by then, and
+waits up to half a second for processes that have the old file open. If one has it open for longer, the report says so,
+the old file stays, and the next run moves what was written to it. A run that is killed while it moves lines may leave
+some of them in the file twice.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import contextlib
 import hashlib
 import operator
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -49,7 +55,17 @@ from coatcheck.transcript.keep import (
     sessions_for,
 )
 from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_of, sessions_in, slim_all, whole
-from coatcheck.transcript.swap import SwapFile, batches, is_own, layout_of, open_to_read, opened, pieces, write_all
+from coatcheck.transcript.swap import (
+    SETTLING,
+    SwapFile,
+    batches,
+    is_own,
+    layout_of,
+    open_to_read,
+    opened,
+    pieces,
+    write_all,
+)
 
 Paths = str | os.PathLike[str]
 Write = Callable[[bytes], object]
@@ -58,6 +74,7 @@ _SCHEME: Final = SCHEME.encode()
 _MAX_PROBLEMS: Final = 20
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
 _FROM_BACKUP: Final = "from the backup: the store is incomplete"
+_WAIT: Final = 0.5  # seconds to wait for processes that have a replaced file open
 _MASKED: Final = "secrets are masked, as the policy asked for when this was stored"
 
 Status = Literal[
@@ -155,7 +172,7 @@ def externalize(
     def one(file: SwapFile, handle: int) -> FileReport:
         return _Externalizing(file, handle, session, policy, fmt, progress, dry_run=dry_run).run()
 
-    return _each(path, session.store, one)
+    return _each(path, session.store, one, is_change=not dry_run)
 
 
 def rehydrate(
@@ -166,7 +183,11 @@ def rehydrate(
     A missing or damaged artifact is reported. In place, the file is then unchanged; elsewhere, the payload is replaced
     by a placeholder, and everything else is exact. The artifacts stay in the store: `undo` releases them too."""
     if to is None:
-        return _each(path, store, lambda file, handle: _SlimFile(file, handle, store, progress).rehydrate())
+
+        def in_place(file: SwapFile, handle: int) -> FileReport:
+            return _SlimFile(file, handle, store, progress).rehydrate()
+
+        return _each(path, store, in_place, is_change=True)
     if os.path.isdir(path):
         raise InvalidArgument("`to` cannot be used with a folder", hint="rehydrate a folder in place, or file by file")
     with SwapFile(path) as file, file.reading() as handle:
@@ -190,7 +211,11 @@ def verify(path: Paths, store: Store, *, remove_backup: bool = False, progress: 
 def undo(path: Paths, store: Store, *, progress: Progress | None = None) -> Report:
     """Undo `externalize`: restore the whole file, with everything that was appended since, remove its backup, and
     release its artifacts. If neither the store nor the backup is complete, the file is unchanged."""
-    return _each(path, store, lambda file, handle: _SlimFile(file, handle, store, progress).undo())
+
+    def one(file: SwapFile, handle: int) -> FileReport:
+        return _SlimFile(file, handle, store, progress).undo()
+
+    return _each(path, store, one, is_change=True)
 
 
 def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
@@ -199,7 +224,11 @@ def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
 
     A transcript that still has refs is refused, unless `force` is given: its stubs then point nowhere, and only its
     backup, if there is one, has the payloads."""
-    return _each(path, store, lambda file, handle: _forgotten(file, handle, store, force=force), missing=True)
+
+    def one(file: SwapFile, handle: int) -> FileReport:
+        return _forgotten(file, handle, store, force=force)
+
+    return _each(path, store, one, is_change=True, missing=True)
 
 
 def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
@@ -241,10 +270,20 @@ def exit_code(report: Report) -> int:
     return max((CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0)
 
 
-def _each(path: Paths, store: Store, call: Callable[[SwapFile, int], FileReport], *, missing: bool = False) -> Report:
-    """Call a function with a file and its locked descriptor, or with each file of a folder. With `missing`, the file
-    need not exist, and the descriptor is then -1."""
-    durable, found, is_folder = store.settings["store.durability"] == "power", [], os.path.isdir(path)
+def _each(
+    path: Paths,
+    store: Store,
+    call: Callable[[SwapFile, int], FileReport],
+    *,
+    is_change: bool = False,
+    missing: bool = False,
+) -> Report:
+    """Call a function with a file and its locked descriptor, or with each file of a folder. With `is_change`, lines
+    that were written to replaced files are moved to the file before and after. With `missing`, the file need not exist,
+    and the descriptor is then -1."""
+    durable, is_folder = store.settings["store.durability"] == "power", os.path.isdir(path)
+    found: list[FileReport] = []
+    replaced: list[int] = []  # numbers of the reports whose files have old files beside them
     for name in files_in([path]) if is_folder else [path]:
         try:
             with SwapFile(name, durable=durable) as file:
@@ -253,14 +292,40 @@ def _each(path: Paths, store: Store, call: Callable[[SwapFile, int], FileReport]
                     continue
                 try:
                     with file.reading() as handle:
+                        if is_change:
+                            file.carry_over()
                         found.append(call(file, handle))
                 finally:
                     file.unlock()
+                if is_change and file.has_old_files():
+                    replaced.append(len(found) - 1)
         except (CoatcheckError, OSError, RecursionError) as error:
             if not is_folder:
                 raise
             found.append(failed(name, error))
+    if replaced:
+        time.sleep(SETTLING)
+    deadline = time.monotonic() + _WAIT
+    for number in replaced:
+        left = _carried_over(found[number].path, deadline, durable=durable)
+        if left:
+            note = "; ".join(filter(None, (found[number].note, left)))
+            found[number] = replace(found[number], note=note)
     return Report(tuple(found))
+
+
+def _carried_over(path: str, deadline: float, *, durable: bool) -> str:
+    """Move what processes write to replaced files to the file, until they have closed those or the time is over. Return
+    a note about a file that is left, "" if there is none."""
+    try:
+        while True:
+            with SwapFile(path, durable=durable) as file, file.reading():
+                left = file.carry_over()
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(SETTLING)
+    except (CoatcheckError, OSError) as error:
+        return f"lines that were written to the file as it was before were not moved ({error}): run again"
 
 
 class _TranscriptFile:
@@ -300,19 +365,6 @@ class _TranscriptFile:
             if first is not None and slim_bytes and _matches(self.handle, slim_bytes, xxhash.xxh3_128):
                 return first, manifest
         return None
-
-    def late_in_backup(self, manifest: Manifest) -> bytes:
-        """Return lines that are nowhere else: a process with the file open wrote them after it became the backup."""
-        size = self.file.size_of_backup()
-        if size is None or not manifest.segments or size <= manifest.backup_size:
-            return b""
-        with self.file.reading_backup() as backup:
-            rest = b"".join(pieces(backup, manifest.backup_size, size)).splitlines(keepends=True)
-        grown = b"".join(pieces(self.handle, manifest.size, os.fstat(self.handle).st_size))
-        for line in grown.splitlines(keepends=True):
-            if rest and line == rest[0]:
-                del rest[0]
-        return b"".join(rest)
 
     def begins_with_backup(self) -> bool:
         """Whether the file begins with all bytes of its backup."""
@@ -534,8 +586,8 @@ class _Externalizing(_TranscriptFile):
             masked=before.masked or self._keeper.masked > 0,
         )
         if again:
-            # Anything after the recorded size of the backup was added by a crashed run, or a process that still writes
-            # to it, and is in the file too: that is cut off.
+            # Anything after the recorded size of the backup was added by a crashed run, and is in the file too: that is
+            # cut off.
             self.file.extend_backup(pieces(self.handle, before.size, self._at), after=before.backup_size)
 
         def record() -> None:
@@ -545,7 +597,7 @@ class _Externalizing(_TranscriptFile):
         self.file.replace(self.handle, new, self._session_id, keep=not again, done=self._at, first=record)
 
     def _check_backup(self) -> None:
-        """Check that an existing backup is ours. Lines that a process appended to it since are moved to the file."""
+        """Check that an existing backup is ours."""
         size = self.file.size_of_backup()
         if size is None:
             return
@@ -558,8 +610,6 @@ class _Externalizing(_TranscriptFile):
             raise InvalidArgument(
                 f"{clip(str(self.file.backup))} is not a backup of this file", hint="check what it is, or move it away"
             )
-        else:
-            self.file.append(self.late_in_backup(self._before))
 
     def _done(self, status: Status) -> FileReport:
         self.size = os.fstat(self.handle).st_size
@@ -607,8 +657,6 @@ class _SlimFile(_TranscriptFile):
             problems, note = self._restore(new, exact=exact, complete=complete)
             if problems:
                 return self._report("failed", self.size, problems)
-            if complete:
-                write_all(new, self.late_in_backup(self._manifest))
             size = os.fstat(new).st_size
             self.file.replace(self.handle, new, name, keep=False, done=self.size)
         return self._report(status, size, note=note)
@@ -619,6 +667,11 @@ class _SlimFile(_TranscriptFile):
             return self._report("unchanged", self.size, note="no refs")
         size, problems = self._write_whole(lambda data: None)
         problems += self._problems_of_backup()
+        late = self.file.late_bytes()
+        if late:
+            problems.append(
+                f"{late} bytes were written to a file that this one replaced; run externalize or undo again"
+            )
         if not self._known and any(one.segments for each in self.sessions for one in manifests(self._store, each)):
             problems.append("the file was edited or damaged since it was externalized: its bytes cannot be proved")
         masked = _MASKED if self._manifest.masked else ""
@@ -717,8 +770,7 @@ class _SlimFile(_TranscriptFile):
         with self.file.reading_backup() as backup:
             if not _backup_fits(backup, self._manifest):
                 return ["the backup was changed"]
-        late = len(self.late_in_backup(self._manifest))
-        return [f"{late} bytes were appended to the backup; externalize again to move them to the file"] if late else []
+        return []
 
     def _from_backup(self, new: int) -> bool:
         """Fill the new file from the backup, if that is complete and unchanged. Return whether it was. Lines that were

@@ -4,8 +4,12 @@ A file is JSONL if one of its first lines is an object by itself. Otherwise it i
 Lines keep their line ends, so that the lines joined together are the file.
 
 Links are never followed. A replacement is written beside the file, synced, given the file's owner, mode and times, and
-renamed over it. The backup is a hard link to the original file, so that lines that a process still writes to the
-original are not lost. Only its owner can read it.
+renamed over it. The backup is a hard link to the original file. Only its owner can read it.
+
+Hosts do not lock. A process that opened the file before the rename may write to the old one at any time after it, so
+the old one keeps a name, `.NAME.coatcheck-old-…`, as long as a process can write to it. `carry_over` appends to the
+file what was written there. It removes the old one when no process has it open for writing any more. Linux can tell
+that; elsewhere an old one is removed by the first run that is an hour later than its last change.
 """
 
 from __future__ import annotations
@@ -16,12 +20,16 @@ import fcntl
 import hashlib
 import io
 import os
+import re
+import secrets
+import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -35,10 +43,18 @@ from coatcheck.transcript.splice import PREFIX, is_session_id
 Step = Callable[[], object]
 _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _BACKUP: Final = ".coatcheck-backup"
 _FRESH: Final = ".coatcheck-new-"
+_OLD: Final = ".coatcheck-old-"
+_OLD_NAME: Final = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?")
+SETTLING: Final = 0.02  # seconds: a process that found the old file just before the rename has opened it by then
+_STILL_OPEN: Final = (
+    "another process may still write to the file as it was before: what it writes is kept beside the file, "
+    "and the next run moves it here"
+)
+_UNKNOWN: Final = 3_600.0  # seconds that an old file is kept if the system cannot tell whether it is open
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
 ATTEMPTS: Final = 100  # times to open a file that other processes replace before it is locked
@@ -183,7 +199,36 @@ def lines_backwards(handle: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 def is_own(name: str) -> bool:
     """Whether a file of this name is one of those that Coatcheck keeps beside a transcript."""
-    return name.startswith(".") and (name.endswith(_BACKUP) or _FRESH in name)
+    return name.startswith(".") and (name.endswith(_BACKUP) or _FRESH in name or _OLD in name)
+
+
+@dataclass(frozen=True, slots=True)
+class _OldFile:
+    """A file that was replaced: an id, its size at that time, and how many of its bytes the new file has. All of this
+    is in its name.
+
+    While bytes are moved, `end` is where they end, and `target` is the size that the new file had before. A run that
+    finds these knows that another one was interrupted, and where to look for what that one wrote."""
+
+    id: str
+    size: int
+    moved: int
+    end: int | None = None
+    target: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> _OldFile | None:
+        found = _OLD_NAME.fullmatch(text)
+        if found is None:
+            return None
+        end, target = found[4], found[5]
+        if end is None:
+            return cls(found[1], int(found[2]), int(found[3]))
+        return cls(found[1], int(found[2]), int(found[3]), int(end), int(target))
+
+    def __str__(self) -> str:
+        text = f"{self.id}-{self.size}-{self.moved}"
+        return text if self.end is None else f"{text}-{self.end}-{self.target}"
 
 
 class SwapFile:
@@ -200,6 +245,7 @@ class SwapFile:
         stem = self._name if len(encoded) <= _MAX_NAME else hashlib.sha256(encoded).hexdigest()[:32]
         self._backup = f".{stem}{_BACKUP}"
         self._fresh = f".{stem}{_FRESH}"
+        self._old = f".{stem}{_OLD}"
         self._folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def __enter__(self) -> SwapFile:
@@ -246,13 +292,19 @@ class SwapFile:
             self._locked = None
 
     def size_of_backup(self) -> int | None:
-        """Return the size of the backup, or None if there is none."""
+        """Return the size of the backup, or None if there is none. What was written to it after it was replaced does
+        not count."""
         try:
             found = os.stat(self._backup, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
         if not stat.S_ISREG(found.st_mode):
             raise InvalidArgument(f"{clip(self._backup)} is not a file", hint="move it away: Coatcheck did not make it")
+        if found.st_nlink > 1:
+            for old in self._old_files():
+                with self._reading_old(old) as handle:
+                    if handle is not None and os.path.samestat(found, os.fstat(handle)):
+                        return min(old.size, found.st_size)
         return found.st_size
 
     def reading_backup(self) -> AbstractContextManager[int]:
@@ -262,6 +314,9 @@ class SwapFile:
         """Append to the backup, create it if it is missing, and sync it. With `after`, it is cut to that size first."""
         with contextlib.suppress(FileExistsError), self._opened(self._backup, _NEW):
             pass
+        with self.reading_backup() as shared:
+            if os.fstat(shared).st_nlink > 1:  # a process may still write to it
+                self._copy_backup(shared, os.fstat(shared).st_size if after is None else after)
         with self._opened(self._backup, _APPEND) as handle:
             if after is not None and os.fstat(handle).st_size > after:
                 os.ftruncate(handle, after)
@@ -276,6 +331,17 @@ class SwapFile:
         if self.size_of_backup() is not None:  # a record that it is gone would make all of it look like new lines
             raise StoreUnavailable(f"the backup {clip(self._backup)} cannot be removed", hint="try again")
         self._sync_folder()
+
+    def _copy_backup(self, shared: int, size: int) -> None:
+        """Replace the backup by a copy of its first bytes."""
+        name = self._fresh + "backup"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
+        with self._opened(name, _NEW) as copy:
+            for piece in pieces(shared, 0, size):
+                write_all(copy, piece)
+            os.fsync(copy)
+        os.rename(name, self._backup, src_dir_fd=self._folder, dst_dir_fd=self._folder)
 
     def unfinished(self) -> list[str]:
         """Return the sessions of replacements that a crash left beside the file."""
@@ -307,8 +373,9 @@ class SwapFile:
 
     def replace(self, old: int, new: int, session_id: str, *, keep: bool, done: int, first: Step | None = None) -> None:
         """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and times are copied. With
-        `keep`, the old file becomes the backup. What a process wrote to the old file after the first `done` bytes is
-        appended to the new one. `first` is called before the rename, while the new file is synced."""
+        `keep`, the old file becomes the backup. `done` is the number of its bytes that the new file covers: what a
+        process writes after them is left for `carry_over`. `first` is called before the rename, while the new file is
+        synced."""
         info = os.fstat(old)
         with contextlib.suppress(PermissionError):
             os.fchown(new, info.st_uid, info.st_gid)
@@ -321,24 +388,174 @@ class SwapFile:
                 first()
         synced.result()
         if not is_at(old, self._name, self._folder):
-            raise StoreUnavailable(
-                f"{clip(self._name)} was replaced by another process", hint="nothing was changed: try again"
-            )
+            raise self._was_replaced()
         if keep:
             self._keep(old, info)
+        kept_name = self._keep_name(old, done)
         name = self._fresh + session_id.removeprefix(PREFIX)
-        os.rename(name, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        try:
+            os.rename(name, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except OSError:
+            if kept_name is not None:
+                self._unlink(kept_name)
+            raise
         self._sync_folder()
         if keep and is_at(old, self._backup, self._folder) and stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(old, 0o600)
-        self.append(b"".join(pieces(old, done, os.fstat(old).st_size)))
+        if kept_name is None:
+            time.sleep(SETTLING)
+            self._append(b"".join(pieces(old, done, os.fstat(old).st_size)), is_new_line=False)
 
-    def append(self, data: bytes) -> None:
-        """Append to the file that has the name now."""
-        if data:
-            with self._opened(self._name, _APPEND) as handle:
+    def carry_over(self) -> str:
+        """Append to the file what processes wrote to old files after they were replaced, and remove the old files that
+        no process can write to any more. Return a note about an old file that is left, "" if there is none. The file
+        must be locked."""
+        note = ""
+        for old in self._old_files():
+            with self._reading_old(old) as handle:
+                if handle is None:
+                    continue
+                if is_at(handle, self._name, self._folder):  # a crash before the rename
+                    self._unlink(self._old + str(old))
+                    continue
+                age = time.time() - os.fstat(handle).st_ctime
+                is_open = is_open_for_writing(handle)  # first: what is read after this is complete if it is not
+                is_final = is_open is False and age >= SETTLING
+                if is_open is None:
+                    is_final = age >= _UNKNOWN
+                is_moved, old = self._move(old, handle, is_open=not is_final)
+                if is_final and is_moved:
+                    self._remove_old(old, handle)
+                elif is_final:
+                    note = f"a process rewrote the file as it was before: see {clip(self._old + str(old), 300)}"
+                else:
+                    note = note or _STILL_OPEN
+        return note
+
+    def has_old_files(self) -> bool:
+        """Whether files that were replaced still have a name, because a process may write to them."""
+        return bool(self._old_files())
+
+    def late_bytes(self) -> int:
+        """Return how many bytes were written to old files that the file does not have."""
+        late = 0
+        for old in self._old_files():
+            with self._reading_old(old) as handle:
+                if handle is not None and not is_at(handle, self._name, self._folder):
+                    late += max(0, os.fstat(handle).st_size - old.moved)
+        return late
+
+    def _keep_name(self, old: int, done: int) -> str | None:
+        """Give the file a second name, under which it is found once it is replaced, and return that. None if the file
+        system has no hard links and no process has the file open for writing.
+
+        Raises `StoreUnavailable` if one has."""
+        name = self._old + str(_OldFile(secrets.token_hex(4), done, done))
+        try:
+            os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if is_open_for_writing(old):
+                raise StoreUnavailable(
+                    f"{clip(self._name)} is open in another process, and its file system has no hard links",
+                    hint="nothing was changed: try again when that process has closed it",
+                ) from None
+            return None
+        if not is_at(old, name, self._folder):
+            self._unlink(name)
+            raise self._was_replaced()
+        return name
+
+    def _was_replaced(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{clip(self._name)} was replaced by another process", hint="nothing was changed: try again"
+        )
+
+    def _old_files(self) -> list[_OldFile]:
+        names = sorted(one for one in os.listdir(self._folder) if one.startswith(self._old))
+        found = [_OldFile.of(one.removeprefix(self._old)) for one in names]
+        return [one for one in found if one is not None]
+
+    @contextmanager
+    def _reading_old(self, old: _OldFile) -> Iterator[int | None]:
+        """Open an old file. None if another run has removed it."""
+        try:
+            handle = open_regular(self._old + str(old), os.O_RDONLY, self._folder)
+        except FileNotFoundError:
+            yield None
+            return
+        with closing(handle):
+            yield handle
+
+    def _move(self, old: _OldFile, handle: int, *, is_open: bool) -> tuple[bool, _OldFile]:
+        """Append to the file what was written to an old file, as far as lines are complete if it is open. Return
+        whether the file has everything now. A document, or an old file that was cut, cannot be appended: it stays."""
+        old = self._with_end_of_move(old, handle)
+        size = os.fstat(handle).st_size
+        data = b"".join(pieces(handle, old.moved, size))
+        if is_open:
+            data = data[: data.rfind(b"\n") + 1]
+        if not data:
+            is_moved = size in (old.moved, old.size)  # the latter if a run was interrupted while it removed the file
+            return is_moved, old
+        with self._opened(self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as now:
+            target = os.fstat(now).st_size
+            if layout_of(opened(now)).is_document:
+                return False, old
+        moving = replace(old, end=old.moved + len(data), target=target)
+        self._rename_old(old, moving)
+        is_new_line = not old.moved or os.pread(handle, 1, old.moved - 1) == b"\n"
+        self._append(data, is_new_line=is_new_line)
+        moved = _OldFile(old.id, old.size, old.moved + len(data))
+        self._rename_old(moving, moved)
+        return moved.moved == size, moved
+
+    def _with_end_of_move(self, old: _OldFile, handle: int) -> _OldFile:
+        """Decide whether a run that was interrupted had moved its bytes: they are in the file then."""
+        if old.end is None or old.target is None:
+            return old
+        data = b"".join(pieces(handle, old.moved, old.end))
+        with self._opened(self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as now:
+            is_there = data in b"".join(pieces(now, old.target, os.fstat(now).st_size))
+        decided = _OldFile(old.id, old.size, old.end if is_there else old.moved)
+        self._rename_old(old, decided)
+        return decided
+
+    def _rename_old(self, old: _OldFile, new: _OldFile) -> None:
+        names = (self._old + str(old), self._old + str(new))
+        os.rename(*names, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._sync_folder()
+
+    def _remove_old(self, old: _OldFile, handle: int) -> None:
+        """Remove an old file, of which everything is in the file. If it is the backup too, that stays, as it was when
+        it was replaced."""
+        if is_at(handle, self._backup, self._folder) and os.fstat(handle).st_size > old.size:
+            with self._opened(self._backup, _APPEND) as backup:
+                os.ftruncate(backup, old.size)
+                os.fsync(backup)
+        self._unlink(self._old + str(old))
+
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def _append(self, data: bytes, *, is_new_line: bool) -> None:
+        """Append to the file that has the name now: all of the data, or on an error nothing."""
+        if not data:
+            return
+        with self._opened(self._name, _APPEND) as handle:
+            size = os.fstat(handle).st_size
+            if is_new_line and size and os.pread(handle, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            try:
                 write_all(handle, data)
-                os.fsync(handle)
+            except OSError:
+                written = os.fstat(handle).st_size - size
+                if 0 < written <= len(data) and os.pread(handle, written, size) == data[:written]:
+                    os.ftruncate(handle, size)  # only our own bytes: a host may have appended too
+                raise
+            os.fsync(handle)
 
     def _sync_folder(self) -> None:
         """Sync names, if the store's durability asks for it. Contents are always synced before they replace others."""
@@ -371,6 +588,23 @@ def is_at(handle: int, path: str | Path, folder: int | None = None) -> bool:
     except FileNotFoundError:
         return False
     return os.path.samestat(found, os.fstat(handle))
+
+
+def is_open_for_writing(handle: int) -> bool | None:
+    """Whether a process has this file open for writing. None if the system cannot tell. The descriptor must be open for
+    reading only.
+
+    Linux grants a read lease only on a file that nobody has open for writing. It is given back at once."""
+    if sys.platform != "linux":
+        return None
+    try:
+        # If a process opens the file meanwhile, the kernel sends a signal. The default one would end this process.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return True if error.errno == errno.EAGAIN else None
+    fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
 
 
 def keeps_changing(name: str) -> StoreUnavailable:
