@@ -204,3 +204,26 @@ def test_every_shared_transcript_is_recognised(corpus: Path) -> None:
         found = detect(lines)
         assert found is not None
         assert found.name == file.parent.name
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shown"),
+    [
+        (("content", 0, "text"), True),
+        (("content",), True),
+        (("output",), True),
+        (("details", "stdout"), False),
+        (("message", "content", 0, "text"), True),
+        (("message", "details", "stdout"), False),
+        ((3, "content", 0, "text"), True),
+        ((3, "message", "content", 0, "text"), True),
+        (("messages", 3, "content", 0, "text"), True),
+        (("messages", 3, "details", "stdout"), False),
+        (("content", 3, "message", "content", 0, "text"), True),
+        (("content", 3, "message", "details", "stdout"), False),
+    ],
+)
+def test_pi_shows_the_content_of_messages_bare_in_lines_and_in_documents(
+    path: tuple[str | int, ...], is_shown: bool
+) -> None:
+    assert FORMATS["pi"].is_shown(path) is is_shown

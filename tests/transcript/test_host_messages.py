@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import coatcheck
-from coatcheck import Session, transcript
+from coatcheck import Policy, Session, transcript
 from coatcheck.context import Budget, PromptBuilder
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages import FORMATS
@@ -126,6 +126,59 @@ def test_a_file_of_any_host_is_externalized_bare_and_in_lines(session: Session, 
         with transcript.Transcript(path, session) as log:
             assert log.append(json.dumps(lines[-1])).refs
             assert [one.get("message", one) for one in log.messages(mode="whole")] == [*inner(lines), inner(lines)[-1]]
+
+
+@pytest.fixture
+def real_messages(corpus: Path) -> list[dict[str, Any]]:
+    """The messages of two sessions of pi without their envelopes, as its agent has them in memory."""
+    found = [
+        json.loads(line).get("message")
+        for path in sorted((corpus / "transcripts" / "pi").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    return [one for one in found if one is not None]
+
+
+def result_stubs(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the stubs in the content of results, parsed."""
+    texts = [at(one, ("content", 0, "text")) for one in lines if one.get("role") == "toolResult"]
+    return [json.loads(text) for text in texts if isinstance(text, str) and text.startswith('{"stub":')]
+
+
+def test_the_stubs_of_bare_messages_of_pi_have_previews_and_open_in_the_session(
+    real_messages: list[dict[str, Any]], session: Session, tmp_path: Path
+) -> None:
+    path = tmp_path / "bare.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in real_messages))
+    policy = Policy(max_chars=8_000)
+    (report,) = transcript.externalize(path, session, policy=policy).files
+    assert report.format == "pi"
+    externalized = result_stubs([json.loads(line) for line in path.read_text().splitlines()])
+    with transcript.Transcript(tmp_path / "appended.jsonl", session, policy=policy) as log:
+        log.extend(real_messages)
+        appended = result_stubs(list(log.messages()))
+        assert list(log.messages(mode="whole")) == real_messages
+    large = [one["content"][0]["text"] for one in real_messages if one["role"] == "toolResult"]
+    large = [text for text in large if len(text) > 8_000]
+    assert len(large) > 10
+    for stubs in (externalized, appended):
+        assert all("preview" in stub and "hint" in stub for stub in stubs)
+        assert [session.get(stub["artifact"]) for stub in stubs] == large
+
+
+def test_a_prompt_of_real_bare_messages_of_pi_has_stubs_that_open(
+    real_messages: list[dict[str, Any]], session: Session
+) -> None:
+    last = next(at for at, one in enumerate(real_messages) if one["role"] == "toolResult" and len(str(one)) > 20_000)
+    result = real_messages[last]["content"][0]["text"]
+    for provider in PROVIDERS:
+        builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=1_000_000))
+        prompt = builder.build(real_messages[: last + 1])
+        accepted(provider, prompt.request())
+        (ref,) = prompt.refs
+        assert '\\"preview\\":' in json.dumps(prompt.messages)
+        assert ref.pointer in json.dumps(prompt.messages)
+        assert session.get(ref.pointer) == result
 
 
 def test_pruning_folds_whole_turns_of_lines_into_one_line(session: Session) -> None:

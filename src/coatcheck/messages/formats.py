@@ -368,7 +368,10 @@ def _owner(path: Path, owners: list[_Owner] | None) -> tuple[str | None, str | N
 
 
 def in_line(path: Path) -> Path:
-    """Strip the steps that lead to a line in a document of lines."""
+    """Strip the steps that lead to a line in a document of lines: a key, and a number. A key and a number also lead to
+    a block of a bare message, and are kept then."""
+    if path[:1] == ("content",) and path[2:3] != ("message",):
+        return path
     found = next((number for number, step in enumerate(path[:2]) if isinstance(step, int)), None)
     return path if found is None else path[found + 1 :]
 
