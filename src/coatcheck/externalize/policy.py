@@ -122,8 +122,9 @@ class Policy(Limit):
     reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
     arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
     the stub instead of Coatcheck, from the ref and the first `preview_chars` characters, with secrets masked. `ttl`
-    limits the life of a stored result, in seconds. `reference` returns an object that the lines of pi and OpenClaw
-    carry for a tool result, as `details.artifactRef`."""
+    limits the life of a stored result, in seconds. `reference` is called with the ref of each payload that
+    leaves a line of a transcript, and "tool-result", "tool-call" or "message". What it returns for the first payload of
+    a tool result of pi or OpenClaw is written into the line, as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
@@ -135,7 +136,7 @@ class Policy(Limit):
     resolves: bool = False
     render: Callable[[Ref, str], str] | None = None
     ttl: float | None = None
-    reference: Callable[[Ref], Mapping[str, Any]] | None = None
+    reference: Callable[[Ref, str], Mapping[str, Any]] | None = None
     model: str | None = None
     prices: Prices | None = None
     expected_calls: int | None = None
@@ -157,8 +158,9 @@ class Policy(Limit):
         for flag in ("enabled", "resolves"):
             valid(isinstance(given[flag], bool), given[flag], flag, "True or False")
         valid(self.count is None or callable(self.count), self.count, "count", "a function from a text to a number")
-        for function, what in (("render", "a function of a ref and a text"), ("reference", "a function of a ref")):
-            valid(given[function] is None or callable(given[function]), given[function], function, what)
+        for function in ("render", "reference"):
+            is_function = given[function] is None or callable(given[function])
+            valid(is_function, given[function], function, "a function of a ref and a text")
         is_name = isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()
         valid(name is None or is_name, name, "read_tool", "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)

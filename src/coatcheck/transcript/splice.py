@@ -225,7 +225,12 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
         for ref in one.refs:
             span = where.get((*holder, *ref.path))
             if span is not None and ref.details is not None:
-                edits.append(_without_reference(source, start, (*holder, *ref.path), ref))
+                try:
+                    edits.append(_without_reference(source, start, (*holder, *ref.path), ref))
+                except Damaged as error:
+                    if missing is None:
+                        raise
+                    missing(ref, error)
             if span is not None:
                 edits.append((*span, _restored(ref, source[span[0]], fetch, missing)))
             elif missing is None:
@@ -362,11 +367,14 @@ def _reference(
     edits: list[tuple[int, int, str]],
     referenced: set[tuple[int, Path]],
 ) -> str | None:
-    """Add an edit that writes `details.artifactRef` into the message of a tool result, if the message has none yet.
-    Return what `ArtifactRef.details` says about it."""
+    """Let the policy make the object for a payload, and add an edit that writes it as `details.artifactRef` into the
+    message of a tool result, if the message has none yet. Return what `ArtifactRef.details` says about it."""
     make, value, source = keeper.policy.reference, opened.value, opened.source
+    if make is None:
+        return None
+    made = make(ref, _part_of(fmt, value, cut.payload.place.path))
     inside = fmt.details_path(value, cut.payload.place.path) if isinstance(value, dict) else None
-    if make is None or inside is None:
+    if inside is None:
         return None
     message, details = inside[:-1], at(value, inside)
     where = spans(source, opened.start, [message, inside])
@@ -375,7 +383,7 @@ def _reference(
     if "artifactRef" in token or (cut.payload.number, message) in referenced:
         return None
     referenced.add((cut.payload.number, message))
-    member = f'"artifactRef":{json.dumps(make(ref), ensure_ascii=True, separators=(",", ":"))}'
+    member = f'"artifactRef":{json.dumps(made, ensure_ascii=True, separators=(",", ":"))}'
     if found is None:
         behind = _last_member(source, where[message][1])
         edits.append((behind, behind, f',"details":{{{member}}}'))
@@ -386,6 +394,17 @@ def _reference(
         return _EXTENDED
     edits.append((*found, f"{{{member}}}"))
     return token
+
+
+def _part_of(fmt: Format, value: Any, path: Path) -> str:
+    """Return what a payload belongs to: "tool-result", "tool-call", or "message" for anything else."""
+    base, message = fmt.message_around(value, path) or ((), {})
+    inside = path[len(base) :]
+    if any(inside[: len(call.path)] == call.path for call in fmt.calls(message)):
+        return "tool-call"
+    results = (*fmt.results(message), *fmt.outputs(message))
+    is_result = any(inside[: len(one.path)] == one.path for one in results)
+    return "tool-result" if is_result else "message"
 
 
 def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) -> tuple[int, int, str]:
