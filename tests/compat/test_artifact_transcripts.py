@@ -293,11 +293,17 @@ def test_migrating_again_changes_nothing_and_takes_no_backup_for_a_session(agent
 
 
 def test_a_transcript_that_cannot_be_migrated_does_not_stop_the_others(agent: ArtifactTranscripts) -> None:
-    inline(agent, "b.jsonl", [call(), result(OUTPUT)])
-    (agent.folder / "a.jsonl").symlink_to(agent.folder / "b.jsonl")
+    path = inline(agent, "b.jsonl", [call(), result(OUTPUT)])
+    before = path.read_bytes()
+    (agent.folder / "a.jsonl").symlink_to(path)
+    (agent.folder / "b.jsonl.reset.1").symlink_to(path)
+    (agent.folder / "c.jsonl").mkdir()
     report = agent.migrate()
-    assert [one.status for one in report.files] == ["failed", "externalized"]
+    assert [one.status for one in report.files] == ["failed", "externalized", "failed"]
     assert "symbolic link" in report.problems[0]
+    assert "is a folder" in agent.migrate([agent.folder]).problems[0]
+    assert [one.status for one in agent.undo().files] == ["failed", "restored", "failed"]
+    assert path.read_bytes() == before
 
 
 def test_reset_and_deleted_transcripts_are_found(agent: ArtifactTranscripts) -> None:

@@ -8,7 +8,7 @@ import mimetypes
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, Self, TypedDict, cast
@@ -165,7 +165,7 @@ class ArtifactTranscripts:
     def files(self) -> list[Path]:
         """Return the transcripts in the folder, including those that were reset or deleted."""
         found = {path for pattern in _PATTERNS for path in self.folder.glob(pattern)}
-        return sorted(path for path in found if not is_own(path.name))
+        return sorted(path for path in found if not is_own(path.name) and not path.is_dir())
 
     def append(self, session_id: str, message: object) -> transcript.Appended:
         """Append a message. A large tool result becomes an artifact: its file is written, then its entry in the
@@ -276,7 +276,9 @@ class ArtifactTranscripts:
         found = []
         for path in [Path(one) for one in paths] or self.files():
             try:
-                found.append(call(path, path.name.partition(".jsonl")[0]))
+                if path.is_dir():
+                    raise InvalidArgument(f"{clip(path.name)} is a folder", hint="pass transcript files")
+                found.append(call(path, _session_of(path)))
             except (CoatcheckError, OSError, RecursionError) as error:
                 found.append(failed(path, error))
         return transcript.Report(tuple(found))
@@ -294,8 +296,11 @@ class ArtifactTranscripts:
         (report,) = transcript.undo(path, self.store).files
         if report.status != "restored":
             return report
-        same_session = [one for one in self.files() if one.name.partition(".jsonl")[0] == session_id]
-        released = before - {ref.id for one in same_session for _, ref in refs_in(one)}
+        released = before
+        for other in self.files():
+            if _session_of(other) == session_id:
+                with suppress(CoatcheckError, OSError):  # a file that cannot be read needs nothing
+                    released = released - {ref.id for _, ref in refs_in(other)}
         with storage_errors("removing artifacts from the registry"):
             self._registry.remove(session_id, released)
         return report
@@ -471,6 +476,11 @@ def _is_entry(value: object) -> bool:
 
 def _key(entry: RegistryEntry) -> tuple[str, str]:
     return entry["sessionId"], entry["hash"]
+
+
+def _session_of(path: Path) -> str:
+    """Return the session that a transcript belongs to, by the name of its file."""
+    return path.name.partition(".jsonl")[0]
 
 
 def _draft(path: Path) -> Draft:
