@@ -35,7 +35,8 @@ LOG = "".join(
 ROWS = [{"id": i, "name": f"user {i}", "tags": ["a", "b"]} for i in range(2_000)]
 PNG_HEADER = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
 PNG = PNG_HEADER + bytes(300_000)
-PNG64 = base64.b64encode(PNG).decode()
+FILE = b"\x00\x01" * 150_000  # claimed to be an image, which it is not
+FILE64 = base64.b64encode(FILE).decode()
 KEY = "ghp_" + "Ab3dE5" * 6
 KEYS = (
     "stub",
@@ -383,9 +384,9 @@ def openai() -> list[dict[str, Any]]:
     return [
         {"type": "text", "text": "small"},
         {"type": "text", "text": LOG, "x": 1},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG64}", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{FILE64}", "detail": "low"}},
         {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
-        {"type": "file", "file": {"filename": "a.png", "file_data": f"data:image/png;base64,{PNG64}"}},
+        {"type": "file", "file": {"filename": "a.png", "file_data": f"data:image/png;base64,{FILE64}"}},
         {"type": "input_audio", "input_audio": {"data": base64.b64encode(bytes(9_000)).decode(), "format": "wav"}},
     ]
 
@@ -393,19 +394,19 @@ def openai() -> list[dict[str, Any]]:
 def responses() -> list[dict[str, Any]]:
     return [
         {"type": "input_text", "text": LOG},
-        {"type": "input_image", "image_url": f"data:image/png;base64,{PNG64}"},
+        {"type": "input_image", "image_url": f"data:image/png;base64,{FILE64}"},
         {"type": "input_image", "file_id": "f1"},
-        {"type": "input_file", "filename": "a", "file_data": PNG64},
+        {"type": "input_file", "filename": "a", "file_data": FILE64},
     ]
 
 
 def anthropic() -> list[dict[str, Any]]:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG64}}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": FILE64}}
     return [
         {"type": "text", "text": LOG, "cache_control": {"type": "ephemeral"}},
         {**image, "cache_control": {"type": "ephemeral"}},
         {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
-        {"type": "document", "title": "t", "source": {"type": "base64", "media_type": "image/png", "data": PNG64}},
+        {"type": "document", "title": "t", "source": {"type": "base64", "media_type": "image/png", "data": FILE64}},
         {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LOG}},
         {
             "type": "tool_result",
@@ -421,10 +422,10 @@ def anthropic() -> list[dict[str, Any]]:
 def mcp() -> list[dict[str, Any]]:
     return [
         {"type": "text", "text": LOG, "annotations": {"audience": ["user"]}},
-        {"type": "image", "data": PNG64, "mimeType": "image/png"},
-        {"type": "audio", "data": PNG64, "mimeType": "audio/wav"},
+        {"type": "image", "data": FILE64, "mimeType": "image/png"},
+        {"type": "audio", "data": FILE64, "mimeType": "audio/wav"},
         {"type": "resource", "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": LOG}},
-        {"type": "resource", "resource": {"uri": "file:///b", "mimeType": "image/png", "blob": PNG64}},
+        {"type": "resource", "resource": {"uri": "file:///b", "mimeType": "image/png", "blob": FILE64}},
         {"type": "resource_link", "uri": "file:///c", "name": "c"},
     ]
 
@@ -446,7 +447,7 @@ def test_blocks_are_externalized_one_by_one_and_keep_their_order_and_form(sessio
     assert len(json.dumps(outcome.content)) < 10_000
     assert outcome.ref == outcome.refs[0]
     kept = [session.get(ref) for ref in outcome.refs]
-    assert PNG in kept
+    assert FILE in kept
     assert LOG in kept
     for before, after in zip(made(), outcome.content, strict=True):
         for key in ("cache_control", "annotations", "title", "tool_use_id", "is_error", "x"):

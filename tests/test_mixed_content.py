@@ -54,8 +54,8 @@ def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(sessi
     assert len(outcome.text) < 1_000
 
 
-@pytest.mark.parametrize("data", [png(1280, 800, 300_000), png(0, 0), bytes(20_000)], ids=["large", "odd", "unknown"])
-def test_a_large_image_or_a_file_that_is_not_an_image_is_stored_as_bytes(session: Session, data: bytes) -> None:
+@pytest.mark.parametrize("data", [png(0, 0), bytes(20_000)], ids=["odd", "unknown"])
+def test_a_file_that_is_not_an_image_is_stored_as_bytes(session: Session, data: bytes) -> None:
     outcome = session.externalize([image(data)])
     assert session.get(stub_in(outcome.content[0]["text"])["artifact"]) == data
 
@@ -221,13 +221,12 @@ def test_data_with_the_keys_of_an_image_is_treated_as_data(session: Session, rec
     assert session.externalize([record]).is_stub
 
 
-def test_a_limit_in_tokens_counts_pixels_and_the_other_limits_count_the_encoded_image(session: Session) -> None:
+def test_a_limit_in_tokens_counts_the_pixels_of_an_image_and_the_other_limits_do_not_apply(session: Session) -> None:
     block = [image(png(1280, 800))]
     assert session.externalize(block, policy=Policy(max_tokens=1_366)).content is block
     assert session.externalize(block, policy=Policy(max_tokens=1_365)).is_stub
-    assert session.externalize(block, policy=Policy(max_chars=5_000)).is_stub
-    assert session.externalize(block, policy=Policy(max_bytes=5_000)).is_stub
-    assert session.externalize(block, policy=Policy(max_bytes=50_000)).content is block
+    assert session.externalize(block, policy=Policy(max_chars=5_000)).content is block
+    assert session.externalize(block, policy=Policy(max_bytes=5_000)).content is block
 
 
 def test_all_images_together_have_four_times_the_limit(session: Session) -> None:
@@ -266,12 +265,13 @@ class Picture(BaseModel):
 
 def test_blocks_that_are_objects_are_treated_like_dicts_and_stay_objects(session: Session) -> None:
     small = TextContent(text="small")
-    blocks = [small, TextContent(text=LOG, _meta={"a": 1}), Picture(**image(png(64, 64, 300_000)))]
+    picture, file = Picture(**image(png(64, 64, 300_000))), Picture(**image(bytes(300_000)))
+    blocks = [small, TextContent(text=LOG, _meta={"a": 1}), picture, file]
     outcome = session.externalize(blocks)
-    assert outcome.content[0] is small
-    assert [type(block) for block in outcome.content] == [TextContent] * 3
+    assert (outcome.content[0], outcome.content[2]) == (small, picture)
+    assert [type(block) for block in outcome.content] == [TextContent, TextContent, Picture, TextContent]
     assert outcome.content[1].meta == {"a": 1}
-    assert [session.get(ref) for ref in outcome.refs] == [LOG, png(64, 64, 300_000)]
+    assert [session.get(ref) for ref in outcome.refs] == [LOG, bytes(300_000)]
     unchanged = [small, TextContent(text="too")]
     assert session.externalize(unchanged).content is unchanged
 
@@ -292,7 +292,7 @@ def test_objects_of_the_mcp_sdk_keep_their_types(session: Session) -> None:
     wire = {
         "content": [
             {"type": "text", "text": LOG, "annotations": {"audience": ["user"]}},
-            image(png(64, 64, 300_000)),
+            image(bytes(300_000)),
             {"type": "resource", "resource": picture},
             {"type": "resource_link", "uri": "file:///c", "name": "c"},
         ],

@@ -13,6 +13,7 @@ from coatcheck.gateway.api import Unreadable
 from coatcheck.gateway.messages_api import MessagesApi
 from tests.gateway.provider import Provider, Say, Think, Use, turn
 from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, post, serving
+from tests.screenshots import dimensions, huge_screenshot, image_in, in_shape, screenshot
 
 NAME = "mcp__coatcheck__get_artifact"
 
@@ -60,6 +61,22 @@ def test_short_results_externalized_by_a_rule_keep_their_own_content(
         talk.ask(*results) if isinstance(talk, Chat) else talk.ask(results)
         stubs = re.findall("art:[0-9a-f]{12,64}", provider.answered[1].raw.decode())
     assert [store.session("mine").get(one) for one in dict.fromkeys(stubs)] == ["first " * 100, "second " * 100]
+
+
+def test_screenshots_stay_images_and_one_over_the_limit_is_scaled_once(store: Store) -> None:
+    script = [turn(Use("search", {"q": "x"})), turn(Say("I see.")), turn(Say("Bye."))]
+    with Provider(script) as provider, serving(store, provider, mode="stub", session="mine") as url:
+        talk = Talk(url)
+        talk.tools += described(store)
+        talk.ask("look")
+        pictures: Any = [in_shape("anthropic", screenshot()), in_shape("anthropic", huge_screenshot())]
+        talk.ask(talk.results(pictures))
+        same, smaller = provider.answered[1].messages[-1]["content"][0]["content"]
+        assert same == pictures[0]
+        assert len(smaller["source"]["data"]) <= 5 << 20
+        assert dimensions(image_in(smaller)) == dimensions(huge_screenshot())
+        talk.ask("thanks")
+        assert_only_grows(provider)
 
 
 def test_a_client_without_our_tools_is_left_alone(store: Store) -> None:

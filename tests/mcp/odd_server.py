@@ -22,7 +22,7 @@ ROWS = {"type": "object", "properties": {"rows": {"type": "array", "items": {"ty
 ANY = {"type": "object", "additionalProperties": True}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": name, "inputSchema": ANY}
-    for name in ("text", "blocks", "die", "hang", "junk", "huge", "late", "spawn", "error", "wait", "deep")
+    for name in ("text", "blocks", "die", "hang", "junk", "huge", "late", "spawn", "error", "wait", "deep", "picture")
 ] + [
     {"name": "echo", "inputSchema": ANY, "x-unknown": {"kept": [1, 2.50]}},
     {
@@ -128,6 +128,10 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
     elif name in ("table", "small_table"):
         value = rows(size)
         answer(request_id, text(json.dumps(value, indent=1), structuredContent=value))
+    elif name == "picture":
+        with open(given["path"], "rb") as file:
+            data = base64.b64encode(file.read()).decode()
+        answer(request_id, {"content": [{"type": "image", "data": data, "mimeType": "image/png"}]})
     elif name == "blocks":
         answer(request_id, {"content": blocks(size), "_meta": {"kept": True}, "fromTheFuture": {"kept": 1}})
     elif name in ("text", "roomy"):

@@ -15,8 +15,10 @@ import pytest
 import coatcheck
 from coatcheck import Limit, Policy
 from coatcheck.mcp.proxy_rewrites import LIMIT_KEY, Counts, ProxySettings, Rewriter
+from coatcheck.models import ANY_PROVIDER
 from tests.mcp.odd_server import PIXEL, TOOLS, rows, words
 from tests.mcp.speaking import ODD, Speaker, environment, proxy, scripted_server, stub_in, text_of
+from tests.screenshots import dimensions, huge_screenshot, image_in, screenshot
 
 OURS = ["get_artifact", "list_artifacts", "store_artifact"]
 Speak = Callable[..., Speaker]
@@ -84,6 +86,20 @@ def test_a_large_text_becomes_a_stub_that_reads_back_exactly(speak: Speak, place
     speaker.leave()
     with coatcheck.open(place) as store:
         assert store.session("one").get(stub["artifact"]) == words(100_000)
+
+
+def test_a_screenshot_passes_unchanged_and_one_over_the_limit_of_providers_is_scaled(
+    odd: Speaker, tmp_path: Path
+) -> None:
+    path = tmp_path / "screen.png"
+    path.write_bytes(screenshot())
+    (same,) = odd.call("picture", path=str(path))["content"]
+    assert image_in(same) == screenshot()
+    path.write_bytes(huge_screenshot())
+    (smaller,) = odd.call("picture", path=str(path))["content"]
+    assert len(image_in(smaller)) <= ANY_PROVIDER.max_bytes
+    assert dimensions(image_in(smaller)) == dimensions(huge_screenshot())
+    assert smaller["mimeType"] == "image/jpeg"
 
 
 def test_each_block_is_checked_separately_and_keeps_its_type(odd: Speaker) -> None:

@@ -8,6 +8,7 @@ into the host. All of it is synchronous; async hosts call it through `in_thread`
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,8 +181,9 @@ class Kit:
         call_id: str | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> list[ContentPart]:
-        """Do the same for content that the adapter has taken apart. A part that changed is a text with a stub; the
-        others are the same objects. Parts with `kept` always stay."""
+        """Do the same for content that the adapter has taken apart. A part that changed is a text with a stub, or an
+        image that was scaled to what providers accept; the others are the same objects. Parts with `kept` always
+        stay."""
         judged = [one for one in parts if one.kept is None]
         blocks = [_block(one) for one in judged]
         done: Any = blocks
@@ -189,14 +191,11 @@ class Kit:
             done = self.result(session, blocks, tool=tool, call_id=call_id, arguments=arguments).content
         if done is blocks:
             return list(parts)
-        if not isinstance(done, list) or len(done) != len(judged):  # one stub replaces all of them
-            texts = done if isinstance(done, list) else [done]
-            shown = [ContentPart(one["text"] if isinstance(one, dict) else as_text(one)) for one in texts]
+        given = {id(block): part for block, part in zip(blocks, judged, strict=True)}
+        shown = [given.get(id(one)) or _changed_part(one) for one in (done if isinstance(done, list) else [done])]
+        if len(shown) != len(judged):  # one stub replaces several of them
             return [*shown, *(one for one in parts if one.kept is not None)]
-        changed = {
-            id(old): old if new is block else ContentPart(_text_of(new))
-            for old, block, new in zip(judged, blocks, done, strict=True)
-        }
+        changed = {id(old): new for old, new in zip(judged, shown, strict=True)}
         return [changed.get(id(one), one) for one in parts]
 
     def failure(
@@ -293,13 +292,16 @@ _OUR_NAMES: Final = tuple(tool.name for tool in toolkit())
 
 
 def _block(part: ContentPart) -> dict[str, Any]:
-    """Return a part as a block that the pipeline knows: an image stays if it is small, any other file is a resource."""
+    """Return a part as a block that the pipeline knows: an image stays an image, any other file is a resource."""
     if not part.media_type or part.media_type.startswith("image/"):
         return part.as_mcp()
     return {"type": "resource", "resource": {"uri": "part:", "mimeType": part.media_type, "blob": part.base64}}
 
 
-def _text_of(block: Mapping[str, Any]) -> str:
-    """Return the stub in a block that was replaced."""
-    inner = block.get("resource", block)
-    return str(inner.get("text", ""))
+def _changed_part(block: object) -> ContentPart:
+    """Return the part for a block that was replaced: an image that was scaled, or a text with a stub."""
+    if not isinstance(block, Mapping):
+        return ContentPart(as_text(block))
+    if block.get("type") == "image":
+        return ContentPart(media_type=block["mimeType"], data=base64.b64decode(block["data"]))
+    return ContentPart(str(block.get("resource", block).get("text", "")))

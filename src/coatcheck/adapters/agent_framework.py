@@ -146,7 +146,7 @@ def _slimmed(kit: Kit, session: Session, result: Any, about: dict[str, Any]) -> 
     slim = kit.parts(session, parts, **about)
     if len(slim) == len(parts) and all(map(operator.is_, slim, parts)):
         return result
-    return [one.original or Content.from_text(one.text) for one in slim]
+    return [one.original or _content(one) for one in slim]
 
 
 def _json_in(content: Content) -> Any:

@@ -296,15 +296,16 @@ def _slim(kit: Kit, session: Session, part: types.Part) -> types.Part:
         content = kit.result(session, value, **about).content if given else value
     files = [_part(one) for one in response.parts or []]
     left = kit.parts(session, files, **about)
-    stubs = [one.text for one in left if not any(one is old for old in files)]
-    if content is value and not stubs:
+    stubs = [one.text for one in left if one.original is None and not one.media_type]
+    if content is value and all(map(operator.is_, left, files)):
         return part
     shown = given if content is value else {key: content} if value is not given else content
     if not isinstance(shown, dict):
         shown = {"result": shown}
     if stubs:
         shown = {**shown, "files": stubs} if shown else {"result": stubs[0] if len(stubs) == 1 else stubs}
-    beside = [one.original for one in left if one.original] if response.parts else response.parts
+    pictures = [one.original or _picture(one) for one in left if one.original or one.media_type]
+    beside = pictures if response.parts else response.parts
     return part.model_copy(
         update={"function_response": response.model_copy(update={"response": shown, "parts": beside})}
     )
@@ -315,6 +316,11 @@ def _part(part: types.FunctionResponsePart) -> ContentPart:
     if blob is None or blob.data is None:
         return ContentPart(kept=part, original=part)
     return ContentPart(media_type=blob.mime_type or "application/octet-stream", data=blob.data, original=part)
+
+
+def _picture(part: ContentPart) -> types.FunctionResponsePart:
+    blob = types.FunctionResponseBlob(data=part.data, mime_type=part.media_type)
+    return types.FunctionResponsePart(inline_data=blob)
 
 
 def _versions(session: Session, filename: str) -> list[tuple[int, dict[str, Any]]]:

@@ -231,8 +231,7 @@ class Coatcheck(AbstractCapability[Any]):
     ) -> ToolReturnContent:
         """Run one of our tools."""
         parts = await in_thread(self.adapter.kit(taken).answer, await self._session_of(ctx), tool, given)
-        pictures = [BinaryContent(one.data, media_type=one.media_type) for one in parts[1:]]
-        return [parts[0].text, *pictures] if pictures else parts[0].text
+        return list(map(_content, parts)) if len(parts) > 1 else parts[0].text
 
 
 def _is_durable(ctx: RunContext[Any]) -> bool:
@@ -242,15 +241,16 @@ def _is_durable(ctx: RunContext[Any]) -> bool:
 
 def _slimmed(kit: Kit, session: Session, tool: str, call_id: str, value: Any) -> ShorterReturn | None:
     if isinstance(value, BinaryContent):
-        (part,) = kit.parts(session, [_part(value)], tool=tool, call_id=call_id)
-        return None if part.media_type else ShorterReturn(part.text, [])
+        whole = _part(value)
+        (part,) = kit.parts(session, [whole], tool=tool, call_id=call_id)
+        return None if part is whole else ShorterReturn(_content(part), [])
     if isinstance(value, list | tuple) and any(map(is_multi_modal_content, value)):
         given = [_part(one) for one in value]
         done = kit.parts(session, given, tool=tool, call_id=call_id)
         if all(new is old for new, old in zip(done, given, strict=False)) and len(done) == len(given):
             return None
         kept = {id(part): one for part, one in zip(given, value, strict=True)}
-        return ShorterReturn([kept.get(id(one), one.text) for one in done], [])
+        return ShorterReturn([kept[id(one)] if id(one) in kept else _content(one) for one in done], [])
     outcome = kit.result(session, _as_json(value), tool=tool, call_id=call_id)
     if not outcome.refs and outcome.failure is None:
         return None
@@ -261,6 +261,10 @@ def _part(value: Any) -> ContentPart:
     if isinstance(value, BinaryContent):
         return ContentPart(media_type=value.media_type, data=value.data)
     return ContentPart(value) if isinstance(value, str) else ContentPart(kept=value)
+
+
+def _content(part: ContentPart) -> str | BinaryContent:
+    return BinaryContent(part.data, media_type=part.media_type) if part.media_type else part.text
 
 
 def _as_json(value: Any) -> Any:

@@ -244,7 +244,7 @@ def _slimmed(
     slim = kit.parts(session, parts, **about)
     if len(slim) == len(parts) and all(map(operator.is_, slim, parts)):
         return blocks
-    return [cast(ToolResultContent, one.original) if one.original else {"text": one.text} for one in slim]
+    return [cast(ToolResultContent, one.original) if one.original else _block(one) for one in slim]
 
 
 def _json_in(block: ToolResultContent) -> Any:

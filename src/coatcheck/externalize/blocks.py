@@ -5,8 +5,8 @@ and unknown fields stay. An image, audio or file block without its data would be
 replaces it. Blocks that refer to a URL or a file id pass unchanged, and so do pictures and files in the shapes of other
 frameworks (`is_foreign_media`): only the framework knows what it accepts in their place.
 
-An image counts as the tokens that providers bill for its pixels. A file of more than 256 KiB, or one whose dimensions
-are unknown, counts as the base64 text that it is in the message.
+An image counts as the tokens that providers bill for its pixels, however large its file is. A file whose dimensions are
+unknown counts as the base64 text that it is in the message. An image over its provider's limit is scaled (`images`).
 
 Blocks and results may be objects of an SDK. They are read as their JSON and rebuilt in their own class. No SDK is
 imported: a pydantic model is recognised by its methods.
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from coatcheck.externalize.stub import media_type_of
 from coatcheck.media import CHECKED
+from coatcheck.models import ANY_PROVIDER, IMAGE_LIMITS, ImageLimit
 from coatcheck.previews.binaries import pixels
 from coatcheck.tokens import estimate
 from coatcheck.values import read_repr, unquoted
@@ -47,10 +48,9 @@ _CONTAINERS: Final = {
     "function_response": "parts", "functionResponse": "parts", "toolResult": "content", "tool_result": "content",
 }  # fmt: skip
 _MEDIA_KEYS: Final = frozenset({"inline_data", "inlineData", "image", "document", "video"})
-_LARGEST_IMAGE: Final = 256 * 1_024
 _PIXELS_PER_TOKEN: Final = 750
 _MAX_IMAGE_TOKENS: Final = 1_600  # providers scale larger images down
-_HEADER: Final = 64 * 1_024  # characters of base64 that contain an image's dimensions
+_HEADER: Final = 64 * 1_024  # characters of base64 that contain the dimensions of most images
 _MAX_WRAPPERS: Final = 4  # inside one another
 _MAX_TOKENS: Final = 20_000  # in a repr of blocks
 WRAPPER: Final = 400
@@ -105,11 +105,11 @@ class ContentPart:
 
     def as_openai(self) -> dict[str, Any]:
         """For chat completions."""
-        return self._or_text({"type": "image_url", "image_url": {"url": self._url}})
+        return self._or_text({"type": "image_url", "image_url": {"url": self.url}})
 
     def as_openai_responses(self) -> dict[str, Any]:
         """For the Responses API."""
-        return self._or_text({"type": "input_image", "image_url": self._url}, "input_text")
+        return self._or_text({"type": "input_image", "image_url": self.url}, "input_text")
 
     def as_anthropic(self) -> dict[str, Any]:
         source = {"type": "base64", "media_type": self.media_type, "data": self.base64}
@@ -127,7 +127,8 @@ class ContentPart:
         return base64.b64encode(self.data).decode()
 
     @property
-    def _url(self) -> str:
+    def url(self) -> str:
+        """The data as a `data:` URL."""
         return f"data:{self.media_type};base64,{self.base64}"
 
 
@@ -140,6 +141,8 @@ class BlockPayload:
     media_type: str | None
     replace: Callable[[str], dict[str, Any]]
     is_image: bool = False
+    limit: ImageLimit = ANY_PROVIDER
+    """The largest image that the provider accepts."""
 
     @property
     def value(self) -> str | bytes:
@@ -153,15 +156,34 @@ class BlockPayload:
 
     @property
     def billed(self) -> int | None:
-        """The tokens that providers bill for an image; None for large files and for anything else."""
-        if not self.is_image or len(self.written) * 3 > _LARGEST_IMAGE * 4:
+        """The tokens that providers bill for an image; None for anything else."""
+        size = self._pixels()
+        if size is None or not all(size):
             return None
-        head = "".join(self.written[:_HEADER].split())
-        try:
-            size = pixels(base64.b64decode(head[: len(head) // 4 * 4], validate=True))
-        except ValueError:
+        return min(math.ceil(size[0] * size[1] / _PIXELS_PER_TOKEN), _MAX_IMAGE_TOKENS)
+
+    @property
+    def is_over_limit(self) -> bool:
+        """Whether this is an image that the provider would refuse."""
+        size = self._pixels()
+        if size is None:
+            return False
+        has_long_edge = self.limit.max_edge is not None and max(size) > self.limit.max_edge
+        return has_long_edge or len(self.written) * 3 // 4 > self.limit.max_bytes
+
+    def _pixels(self) -> tuple[int, int] | None:
+        """Width and height of an image; None if it has none, or is something else."""
+        if not self.is_image:
             return None
-        return min(math.ceil(size[0] * size[1] / _PIXELS_PER_TOKEN), _MAX_IMAGE_TOKENS) if size and all(size) else None
+        for written in (self.written[:_HEADER], self.written):  # a JPEG may have long metadata before its dimensions
+            head = "".join(written.split())
+            try:
+                size = pixels(base64.b64decode(head[: len(head) // 4 * 4], validate=True))
+            except ValueError:
+                return None
+            if size is not None:
+                return size
+        return None
 
 
 def is_block(value: object) -> bool:
@@ -191,6 +213,23 @@ def payload(block: Block) -> BlockPayload | None:
         inner = _inner(block, "input_audio")
         return _encoded(block, inner.get("data"), _AUDIO.get(str(inner.get("format"))))
     return None
+
+
+def with_image(block: Block, image: ContentPart) -> dict[str, Any]:
+    """Return an image block with another image. Its shape and its other fields stay."""
+    kind = block.get("type")
+    if kind == "input_image":
+        return {**block, "image_url": image.url}
+    if kind == "image_url":
+        inner = block["image_url"]
+        return {**block, "image_url": {**inner, "url": image.url} if isinstance(inner, dict) else image.url}
+    if kind == "resource":
+        found = {"mimeType": image.media_type, "blob": image.base64}
+        return {**block, "resource": {**block["resource"], **found}}
+    if isinstance(block.get("source"), dict):
+        found = {"media_type": image.media_type, "data": image.base64}
+        return {**block, "source": {**block["source"], **found}}
+    return {**block, "data": image.base64, "mimeType": image.media_type}
 
 
 def as_block(value: object) -> dict[str, Any] | None:
@@ -534,4 +573,13 @@ def _encoded(
         return None
     kept = {key: block[key] for key in _KEPT_FIELDS if key in block}
     rewrite = rewrite or (lambda new: {"type": becomes, "text": new, **kept})
-    return BlockPayload(data, True, media_type_of(claimed), rewrite, block.get("type") in _IMAGES)
+    kind, media_type = block.get("type"), media_type_of(claimed)
+    is_image = kind in _IMAGES or (kind == "resource" and (media_type or "").startswith("image/"))
+    return BlockPayload(data, True, media_type, rewrite, is_image, _limit(block))
+
+
+def _limit(block: Block) -> ImageLimit:
+    """Return the limit of the provider whose shape an image block has. MCP's shape may reach any provider."""
+    if block.get("type") in ("image_url", "input_image"):
+        return IMAGE_LIMITS["openai"]
+    return IMAGE_LIMITS["anthropic"] if isinstance(block.get("source"), dict) else ANY_PROVIDER

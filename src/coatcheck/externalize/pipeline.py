@@ -29,6 +29,7 @@ from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
 from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
 from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
+from coatcheck.externalize.images import fitted
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy, configured
 from coatcheck.externalize.savings import LIBRARY, ResultSource, counts_of
 from coatcheck.externalize.shorter import sparse
@@ -85,7 +86,8 @@ class Outcome:
     `text` is what the model gets, as a string. `content` is the same in the shape of the value: the value itself if it
     is small, else the stub, or the list of blocks with stubs in it. `ref` is the stored artifact, None if the value
     stayed inline; `refs` has one for each stored block. `failure` says why nothing could be stored. `why` is the
-    decision behind it: sizes, expected reads and costs."""
+    decision behind it: sizes, expected reads and costs. `has_scaled_image` is True if an image that the provider would
+    refuse was scaled down."""
 
     text: str
     content: Any
@@ -93,6 +95,7 @@ class Outcome:
     refs: tuple[Ref, ...] = ()
     is_stub: bool = False
     failure: str | None = None
+    has_scaled_image: bool = False
     _stored_tokens: int = field(default=0, repr=False, compare=False)
     _stubs: tuple[str, ...] = field(default=(), repr=False, compare=False)
     _basis: _Basis | None = field(default=None, repr=False, compare=False)
@@ -121,6 +124,7 @@ class Outcome:
             refs,
             any(one.is_stub for one in parts),
             next((one.failure for one in parts if one.failure), None),
+            any(one.has_scaled_image for one in parts),
             sum(one._stored_tokens for one in parts),
             tuple(stub for one in parts for stub in one._stubs),
         )
@@ -602,7 +606,7 @@ class _Result:
             most = self._policy.preview_chars
             stub = self._policy.render(ref, mask(prepared.text[: most + CONTEXT])[:most])
         tokens = round(prepared.tokens) if about.tokens is None else about.tokens
-        return Outcome(stub, stub, ref, (ref,), True, None, tokens, (stub,))
+        return Outcome(stub, stub, ref, (ref,), is_stub=True, _stored_tokens=tokens, _stubs=(stub,))
 
     def _failed(self, error: Exception, prepared: Prepared | None) -> Outcome:
         FAILURES.note(self._session.store, error)
@@ -727,15 +731,33 @@ class _Result:
         unknown = [one for one in known if not blocks.is_block(one)]
         is_data = len(unknown) > _MAX_STUBS and self._limit.exceeded(as_text(unknown), self._policy.count)
         if len(unknown) == len(known) or is_data:
-            return None
+            return self._beside_images(value, known)
         extra = [fields for one in known if blocks.is_block(one) and (fields := blocks.extra_fields(one))]
         if extra and self._limit.times(_TOGETHER).exceeded(as_text(extra), self._policy.count):
-            return None
+            return self._beside_images(value, known)
         plan = self._planned(known)
         if plan is None:
-            return None
+            return self._beside_images(value, known)
         self._plan, self._sharing = iter(plan), max(1, sum(plan))
         return self._of_blocks(value, known)
+
+    def _beside_images(self, value: list[Any], known: list[dict[str, Any]]) -> Outcome | None:
+        """Return the outcome of a list whose other blocks are too large together: one stub for them, and the images
+        after it. None if there are no images, or nothing else."""
+        images: list[Any] = []
+        others: list[Any] = []
+        for given, block in zip(value, known, strict=True):
+            found = blocks.payload(block)
+            is_image = found is not None and found.billed is not None
+            (images if is_image else others).append(given)
+        if not images or not others or self._always:
+            return None
+        shown = self._of_list(images)
+        if shown is None:
+            return None
+        rest = self._as_one_block(others)
+        text = "\n".join((rest.text, shown.text))
+        return Outcome.of_parts(text, [*rest.content, *shown.content], [rest, shown])
 
     def _planned(self, known: list[dict[str, Any]]) -> list[bool] | None:
         """Return for each payload in order whether it leaves, or None if the list would still be too large."""
@@ -753,7 +775,6 @@ class _Result:
             else:
                 most = self._limit.tokens if self._expected is None else MAX_TOKENS  # a model cannot see a stub of it
                 is_large = most is not None and (tokens > most or billed + tokens > most * _TOGETHER)
-                is_large = is_large or self._limit.is_too_long(written)
                 plan.append(is_large)
             if not is_large:
                 billed += tokens or 0
@@ -784,8 +805,12 @@ class _Result:
         if found is not None and not leaves and (shorter := self._shorter(found.written)) is not None:
             return Outcome(shorter, found.replace(shorter))
         if found is None or not leaves:
-            return Outcome(found.written if found and not found.is_base64 else _block_text(block), block)
+            shown = fitted(block)
+            text = found.written if found and not found.is_base64 else _block_text(shown)
+            return Outcome(text, shown, has_scaled_image=shown is not block)
         done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
+        if done.refs and found.billed is not None:  # the provider decides what an image costs, not its base64
+            done = replace(done, _stored_tokens=found.billed)
         return replace(done, content=found.replace(done.text))
 
     def _of_container(self, value: object) -> Outcome | None:

@@ -39,7 +39,7 @@ class Limit:
 
     If several limits are set, exceeding one is enough. If none is, a `Policy` decides by expected cost; elsewhere the
     limit is 3,000 tokens. `max_bytes` counts what `approx_byte_size` returns, which is what the store keeps. An image
-    counts as the tokens that providers bill for its pixels, unless its file is large."""
+    counts as the tokens that providers bill for its pixels; limits in characters and bytes do not apply to it."""
 
     max_tokens: int | None = None
     max_chars: int | None = None

@@ -309,8 +309,9 @@ class _Sending:
         why = outcome.why
         judged = Judged(tool or "", 0 if why is None else why.tokens)
         body: dict[str, Any] = {"inline": True}
-        if outcome.refs:
+        if outcome.refs or outcome.has_scaled_image:
             body = {"content": raw_of(outcome.content)}
+        if outcome.refs:
             judged.pointer = outcome.refs[0].pointer
             judged.stub_tokens = max(0, judged.tokens - outcome.tokens_saved)
         try:

@@ -8,6 +8,7 @@ The methods take and return plain JSON and may block: the relay calls them in th
 from __future__ import annotations
 
 import json
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.externalize import blocks
+from coatcheck.externalize.images import fitted
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
@@ -210,13 +212,14 @@ class Rewriter:
         return size <= self._kit.policy.safe_chars and (tool is None or tool not in self._kit.policy.tools)
 
     def call_result(self, tool: str | None, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
-        """Replace large parts of a result by stubs, except images, audio and a small number of links. Returns the same
-        object if there are none."""
+        """Replace large parts of a result by stubs, except images, audio and a small number of links. An image that
+        providers would refuse is scaled. Returns the same object if nothing changes."""
         known = self._tools.get(tool or "")
         if known is not None and known.is_reader and len(as_text(result)) <= _PAGE:
             return result  # a page; but any server may use the schema of our tools
         given = result.get("content")
         content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
+        content = _with_fitted_images(content)
         most = self._kit.policy.safe_chars if self._kit.policy.is_named else _FEW_LINKS
         few_links = len(json.dumps([one for one in content if _is_link(one)])) <= most
         stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
@@ -277,6 +280,12 @@ def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
     is_error = text.startswith(FAILED)
     shown = text[:_MAX_ERROR] if is_error else text
     return {"content": [{"type": "text", "text": shown}], "isError": is_error, **_complete(meta)}
+
+
+def _with_fitted_images(content: list[Any]) -> list[Any]:
+    """Return blocks with images that providers accept; the same object if nothing changes."""
+    shown = [fitted(one) if isinstance(one, dict) else one for one in content]
+    return content if all(map(operator.is_, shown, content)) else shown
 
 
 def _is_media(block: object) -> bool:

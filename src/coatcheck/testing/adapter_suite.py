@@ -50,6 +50,7 @@ from pydantic import BaseModel
 import coatcheck
 from coatcheck import Limit, Policy, Session, Store, ToolCall, is_pointer, toolkit
 from coatcheck.externalize.blocks import ContentPart
+from coatcheck.models import ANY_PROVIDER
 from coatcheck.testing.blob_suite import Suite
 from coatcheck.tokens import estimate
 
@@ -332,15 +333,16 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _picture() -> bytes:
-    """A PNG of 200 by 150 random pixels."""
+def _picture(width: int = 200, height: int = 150, *, noisy: int = 150) -> bytes:
+    """A PNG with random pixels in its first `noisy` rows, and a plain background below."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
     noise = random.Random(3)
-    rows = b"".join(b"\0" + noise.randbytes(200 * 3) for _ in range(150))
-    header = (200).to_bytes(4, "big") + (150).to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
+    rows = b"".join(b"\0" + noise.randbytes(width * 3) for _ in range(noisy))
+    rows += (b"\0" + b"\xf0" * width * 3) * (height - noisy)
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
 
 
@@ -835,6 +837,38 @@ class AdapterSuite(Suite, suite=True):
         run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
         assert run.results == without.results
         assert run.results[0].media == (picture,)
+
+    def test_a_screenshot_with_a_large_file_is_the_same_as_without_coatcheck(self, stage: _Stage) -> None:
+        stage.needs("picture")
+        screenshot = _picture(1_280, 800, noisy=73)
+        assert len(screenshot) > 270_000
+
+        def look(name: str) -> Any:
+            """Take a picture of the screen."""
+            return stage.driver.content([ContentPart("", "image/png", screenshot)])
+
+        without = stage.play([("look", {"name": "screen"})], tools=[look])
+        run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
+        assert run.results == without.results
+        assert run.results[0].media == (screenshot,)
+
+    def test_a_picture_over_the_limit_of_providers_is_still_a_picture(self, stage: _Stage) -> None:
+        stage.needs("picture")
+        picture = _picture(2_000, 1_600, noisy=1_000)
+        assert len(picture) > 6_000_000
+
+        def look(name: str) -> Any:
+            """Take a picture of the screen."""
+            return stage.driver.content([ContentPart("", "image/png", picture)])
+
+        run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
+        (seen,) = run.results[0].media
+        if importlib.util.find_spec("PIL") is None:
+            assert seen == picture
+        else:
+            assert seen.startswith(b"\xff\xd8\xff")  # a JPEG
+            assert len(seen) <= ANY_PROVIDER.max_bytes
+        assert run.error is None
 
     def test_a_large_file_is_a_stub(self, stage: _Stage) -> None:
         stage.needs("file")

@@ -200,6 +200,7 @@ class ClaudeDriver(Driver):
             setting_sources=[],
             can_use_tool=approve if scenario.approvals else None,
             session_id=scenario.conversation and session_id(scenario.conversation),
+            max_buffer_size=64 << 20,  # the default of the SDK, 1 MiB, is too small for a picture
         )
         if scenario.store is not None:
             options = ClaudeAgentOptions(**slim(scenario.store, options, policy=scenario.policy))
