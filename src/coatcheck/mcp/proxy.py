@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from coatcheck import Session
+from coatcheck import Session, Store
 from coatcheck.errors import CoatcheckError, UpstreamFailed
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
 from coatcheck.mcp import wire
@@ -79,6 +79,8 @@ async def _run(upstream: Upstream, rewriter: Rewriter, settings: ProxySettings) 
             tasks.append(left)
             ends: set[asyncio.Future[Any]] = {signalled, relay.over, client.broken}
             await asyncio.wait({left, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if signalled.done():  # a host may kill us before the server has ended
+                await in_thread(_write_counts, rewriter.session.store)
             left_first = left.done() and not relay.is_ending  # the end of the server may make the client leave
             if left.done() and not signalled.done() and not client.is_gone():
                 await upstream.finish()  # open requests may still be answered
@@ -93,6 +95,12 @@ async def _run(upstream: Upstream, rewriter: Rewriter, settings: ProxySettings) 
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await upstream.close()
+
+
+def _write_counts(store: Store) -> None:
+    """Write what was saved so far."""
+    for write in store.writers:
+        write()
 
 
 async def _serve(client: Stdio, relay: Relay, max_message: int) -> None:

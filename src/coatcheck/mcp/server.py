@@ -20,12 +20,14 @@ import sys
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import anyio
 import httpx2
 import mcp_types as types
+from anyio.abc import TaskStatus
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
@@ -40,7 +42,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
 from coatcheck.adapters.claude_code import CALL_ID, HOOK, Hooks, parsed_event
-from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound
+from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound, StoreError
 from coatcheck.externalize import ContentPart
 from coatcheck.http.serving import (
     HOST,
@@ -71,6 +73,8 @@ INSTRUCTIONS: Final = (
 )
 _LISTING: Final = "; list_artifacts lists what is stored."
 MAX_CONNECTIONS: Final = 1_000
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CLOSING: Final = 5.0  # seconds for the store to close after a signal
 PAGE: Final = 50
 PART_CHARS: Final = 8_000
 PART_BYTES: Final = 48 * 1024
@@ -129,6 +133,7 @@ class Sessions:
         only: Collection[Purpose] | None = None,
         hooks: Hooks | None = None,
     ) -> None:
+        self.store = store
         self.hooks = hooks
         self.only = only or None  # the tools to offer
         self._session_id = session_id
@@ -427,17 +432,33 @@ def complete(session: Session, params: types.CompleteRequestParams) -> types.Com
 
 
 def serve_stdio(sessions: Sessions) -> None:
-    """Serve the client that started this process, until it closes our stdin."""
+    """Serve the client that started this process, until it closes our stdin or a signal arrives."""
     _silence_warnings()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # otherwise the thread that reads stdin delays the exit
-    signal.signal(signal.SIGTERM, _end)
     server = make_server(sessions)
 
     async def run() -> None:
-        async with stdio_server() as (reading, writing):
-            await server.run(reading, writing, server.create_initialization_options())
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(_end_by_signal, sessions.store)
+            async with stdio_server() as (reading, writing):
+                await server.run(reading, writing, server.create_initialization_options())
+            tasks.cancel_scope.cancel()
 
     anyio.run(run)
+
+
+async def _end_by_signal(store: Store, *, task_status: TaskStatus[None]) -> None:
+    """Wait for a signal, close the store, and end by the signal, as without a handler.
+
+    The thread that reads stdin cannot be interrupted, so the process does not end in any other way. Claude Code sends
+    SIGINT, then SIGTERM after 0.1 s and SIGKILL after 0.5 s, so nothing but the store is waited for."""
+    with anyio.open_signal_receiver(*_SIGNALS) as signals:
+        task_status.started()
+        async for number in signals:
+            kill_all()
+            with suppress(StoreError), anyio.move_on_after(_CLOSING):
+                await anyio.to_thread.run_sync(store.close, abandon_on_cancel=True)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
 def serve_http(
@@ -504,13 +525,6 @@ class UnfinishedHandshakes:
         headers = {_SESSION: session, "accept": "application/json, text/event-stream"}
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(self._app)) as client:
             await client.delete(f"http://{HOST}{PATH}", headers=headers)
-
-
-def _end(number: int, _: object) -> None:
-    """End our child processes, then end by the signal, as without a handler."""
-    kill_all()
-    signal.signal(number, signal.SIG_DFL)
-    signal.raise_signal(number)
 
 
 def _silence_warnings() -> None:
