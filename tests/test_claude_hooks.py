@@ -161,6 +161,39 @@ def test_the_result_of_an_mcp_tool_is_read_from_the_file_it_was_saved_to(hooks: 
     assert hooks.session_of("toolu_1").get(stub["artifact"]) == LONG
 
 
+STRUCTURED = json.dumps({"content": LONG}, separators=(",", ":"))
+
+
+def test_the_structured_content_of_an_mcp_tool_becomes_a_stub_of_the_text_in_it(hooks: Hooks) -> None:
+    """Claude Code passes it on as a text, in place of the blocks."""
+    given = parsed_event(event("PostToolUse", "mcp__files__read_text_file", tool_response=STRUCTURED))
+    changed = hooks.answer(given)["hookSpecificOutput"]["updatedToolOutput"]
+    assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == LONG
+    small = parsed_event(event("PostToolUse", "mcp__files__read_text_file", tool_response='{"content":"small"}'))
+    assert hooks.answer(small) == {}
+
+
+@pytest.mark.parametrize(
+    ("written", "stored"),
+    [
+        (STRUCTURED, LONG),
+        (json.dumps({"lines": LONG.splitlines(), "more": 1}), {"lines": LONG.splitlines(), "more": 1}),
+    ],
+    ids=["a text", "more"],
+)
+def test_structured_content_is_read_from_the_file_it_was_saved_to(
+    hooks: Hooks, tmp_path: Path, written: str, stored: object
+) -> None:
+    path = saved(tmp_path)
+    path.write_text(written)
+    text = (
+        f"Error: result (309,794 characters) exceeds maximum allowed tokens. Output has been saved to {path}.\n"
+        "Format: JSON with schema: {content: string}\nUse jq to make structured queries."
+    )
+    stub = stub_in(after(hooks, "mcp__files__read_text_file", text))
+    assert hooks.session_of("toolu_1").get(stub["artifact"]) == stored
+
+
 def test_a_file_of_another_session_or_place_is_not_read(hooks: Hooks, tmp_path: Path) -> None:
     elsewhere = tmp_path / "secret.txt"
     elsewhere.write_text(LONG)
@@ -273,3 +306,5 @@ def test_the_server_gets_objects_as_json_and_texts_as_they_are() -> None:
     found = parsed_event({"tool_input": '{"a": 1}', "tool_response": "Error: [1]", "error": "{}"})
     assert found == {"tool_input": {"a": 1}, "tool_response": "Error: [1]", "error": "{}"}
     assert parsed_event({"tool_response": "[]", "tool_input": None}) == {"tool_response": [], "tool_input": None}
+    of_mcp = {"tool_name": "mcp__server__tool", "tool_response": '{"content":"x"}'}
+    assert parsed_event(of_mcp) == of_mcp

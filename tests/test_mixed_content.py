@@ -405,7 +405,10 @@ def test_if_the_store_fails_the_model_gets_less_of_each_block_when_there_are_man
         ([json.dumps({"rows": ROWS}, indent=1)], {"rows": ROWS}),
         ([json.dumps(ROWS)], {"result": ROWS}),
         ([json.dumps(row) for row in ROWS], {"result": ROWS}),
+        ([json.dumps(ROWS)], {"items": ROWS}),
         ([LOG], {"result": LOG}),
+        ([LOG], {"content": LOG}),
+        ([json.dumps({"content": LOG})], {"content": LOG}),
         ([LOG, "ok"], {"result": [LOG, "ok"]}),
     ],
 )
@@ -418,7 +421,8 @@ def test_structured_content_that_repeats_the_text_is_one_artifact_and_saves_once
     [block] = outcome.content["content"]
     assert stub_in(block["text"]) == outcome.content["structuredContent"]
     assert outcome.text == block["text"]
-    assert session.get(outcome.refs[0]) in (structured, structured.get("result"))
+    assert session.get(outcome.refs[0]) in (structured, *structured.values())
+    assert outcome.refs[0].kind == "log" or LOG not in structured.values()
     alone = session.externalize(session.get(outcome.refs[0]))
     assert outcome.tokens_saved == alone.tokens_saved
 
@@ -439,6 +443,46 @@ def test_structured_content_that_differs_from_the_text_is_kept_too(session: Sess
     assert session.get(stub_in(outcome.content["content"][0]["text"])["artifact"]) == text
     kept = outcome.content["structuredContent"]
     assert (session.get(kept["artifact"]) if "artifact" in kept else kept) == structured
+
+
+def test_text_and_structured_content_that_differ_count_once_since_a_model_gets_one_of_them(session: Session) -> None:
+    result = {"content": [{"type": "text", "text": LOG}], "structuredContent": {"rows": ROWS}}
+    outcome = session.externalize(result)
+    assert len(outcome.refs) == 2
+    alone = [session.externalize(one).tokens_saved for one in (LOG, {"rows": ROWS})]
+    assert outcome.tokens_saved == min(alone)
+
+
+def test_a_text_in_structured_content_is_stored_as_a_text(session: Session) -> None:
+    result = {"content": [{"type": "text", "text": "2,000 lines"}], "structuredContent": {"content": LOG}}
+    outcome = session.externalize(result)
+    assert outcome.content["content"] == result["content"]
+    assert session.get(outcome.content["structuredContent"]["artifact"]) == LOG
+
+
+@pytest.mark.parametrize("name", ["content", 'a name: "quoted", ü'])
+def test_structured_content_that_a_host_has_written_as_json_is_stored_as_the_text_in_it(
+    session: Session, name: str
+) -> None:
+    """As Claude Code and Codex write it."""
+    written = json.dumps({name: LOG}, ensure_ascii=False, separators=(",", ":"))
+    outcome = session.externalize(written, tool="mcp__files__read_text_file")
+    assert session.get(outcome.refs[0]) == LOG
+
+
+@pytest.mark.parametrize(
+    ("text", "tool"),
+    [
+        (json.dumps({"content": LOG}, separators=(",", ":")), "Bash"),  # a file, perhaps
+        (json.dumps({"content": LOG}), "mcp__files__read_text_file"),
+        (json.dumps({"content": LOG}, separators=(",", ":")) + "\n", "mcp__files__read_text_file"),
+        (json.dumps({"content": LOG, "lines": "9"}, separators=(",", ":")), "mcp__files__read_text_file"),
+        (json.dumps({"rows": ROWS}, separators=(",", ":")), "mcp__files__read_text_file"),
+    ],
+    ids=["another tool", "spaces", "line break", "two fields", "rows"],
+)
+def test_any_other_json_is_stored_exactly(session: Session, text: str, tool: str) -> None:
+    assert session.get(session.externalize(text, tool=tool).refs[0]) == text
 
 
 # Blocks that were written as text

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from coatcheck import Session
 from coatcheck.adapters import Adapter, Kit, Refusal
+from coatcheck.externalize.blocks import only_string, structured_text
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import SCHEME
 from coatcheck.store import private_id
@@ -171,14 +172,16 @@ def _output(event: str, **fields: Any) -> dict[str, Any]:
 
 def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of a hook from the arguments of the MCP tool that answers it, where objects and lists are JSON
-    and texts are unchanged."""
+    and texts are unchanged. An object in the response of an MCP tool is a text: its structured content as JSON."""
     event = dict(arguments)
+    is_mcp = str(event.get("tool_name")).startswith(_MCP)
     for key in ("tool_input", "tool_response"):
         try:
             value = json.loads(event.get(key) or "")
         except (TypeError, ValueError):
             continue
-        if isinstance(value, dict | list):
+        is_text = is_mcp and key == "tool_response" and isinstance(value, dict)
+        if isinstance(value, dict | list) and not is_text:
             event[key] = value
     return event
 
@@ -235,22 +238,36 @@ class _Call:
 
 
 def _in_blocks(response: Any, call: _Call) -> Any:
-    """An MCP tool: content blocks. Claude Code checks nothing there. Over 25,000 tokens are in a file: as a text, or as
-    the JSON of the blocks."""
+    """An MCP tool: content blocks, or the JSON text of the structured content. Claude Code checks nothing there. Over
+    25,000 tokens are in a file: as a text, or as JSON."""
     if not isinstance(response, str):
         return call.slim(response) if isinstance(response, list) else response
     found = _SAVED_MCP.match(response)
-    whole = call.saved(found["path"]) if found else None
-    if whole is None:
-        return call.slim(response)
-    value: Any = whole
-    if found and found["format"] != "Plain text":
-        try:
-            value = json.loads(whole)
-        except ValueError:
-            pass
+    saved = call.saved(found["path"]) if found else None
+    if saved is None:
+        value: Any = _text_in(response)
+    elif found and found["format"] == "Plain text":
+        value = saved
+    else:
+        value = _blocks_in(saved)
     shown = call.slim(value)
     return response if shown is value else shown
+
+
+def _text_in(response: str) -> str:
+    """Return the text that is all there is in structured content, else the response itself."""
+    text = structured_text(response)
+    return response if text is None else text
+
+
+def _blocks_in(saved: str) -> Any:
+    """Return the blocks in a saved result, or the text in its structured content."""
+    try:
+        value = json.loads(saved)
+    except (ValueError, RecursionError):
+        return saved
+    text = only_string(value)
+    return value if text is None else text
 
 
 _SAVED_MCP: Final = re.compile(

@@ -217,7 +217,7 @@ def _value(result: ToolResult) -> tuple[Any] | None:
     if structured is None or len(blocks) != 1 or not isinstance(blocks[0], TextContent):
         return None
     text = blocks[0].text
-    for value in (structured.get("result"), structured) if len(structured) == 1 else (structured,):
+    for value in (*structured.values(), structured) if len(structured) == 1 else (structured,):
         if isinstance(value, str):
             if value == text:
                 return (value,)

@@ -416,20 +416,47 @@ def refers(block: Block) -> bool:
 def repeated(content: Iterable[Any], structured: object) -> object | None:
     """Return the value that a result's text and its structured content share, or None if they differ.
 
-    Servers send structured content as text too, for older clients. Some wrap a value that is not an object as
-    `{"result": …}`, and write a list as one text per item. A wrapped value is returned without its wrapping."""
+    Servers send structured content as text too, for older clients. It must be an object, so a value that is not one is
+    wrapped, as `{"result": …}` or `{"content": …}`, and some write a list as one text per item. A wrapped value is
+    returned without its wrapping."""
     texts = [one.get("text") for one in content if is_text_block(one)]
     if not texts or not all(isinstance(one, str) for one in texts):
         return None
-    wrapped = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else None
-    if isinstance(wrapped, str) and texts == [wrapped]:
-        return wrapped
+    text = only_string(structured)
+    if text is not None:
+        return text if len(texts) == 1 and (texts[0] == text or _is_same(texts[0], structured)) else None
+    wrapped = next(iter(structured.values())) if isinstance(structured, dict) and len(structured) == 1 else None
     for value in (structured, wrapped):
         if len(texts) == 1 and _is_same(texts[0], value):
             return value
         if isinstance(value, list) and len(texts) == len(value) and all(map(_is_same, texts, value)):
             return value
     return None
+
+
+def only_string(value: object) -> str | None:
+    """Return the text in an object that has one string and nothing else, as servers wrap a text in structured content;
+    None for anything else."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return None
+    (text,) = value.values()
+    return text if isinstance(text, str) else None
+
+
+def structured_text(text: str) -> str | None:
+    """Return the text inside structured content that a client has written as JSON, or None if it is anything else.
+
+    Claude Code and Codex show a model the structured content instead of the text. Both write it without spaces, so a
+    text that differs from that is something else."""
+    if not text.startswith('{"') or not text.endswith('"}') or len(text) > CHECKED:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    found = only_string(value)
+    name = next(iter(value)) if found is not None else ""
+    return found if text.startswith(f'{json.dumps(name, ensure_ascii=False)}:"', 1) else None
 
 
 def unwrapped(text: str) -> str | None:

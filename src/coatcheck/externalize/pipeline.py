@@ -68,6 +68,7 @@ _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a 
 _CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _ARGUMENT, _ARGUMENTS = 80, 200  # characters of one argument, and of all, that are kept with a result
+_MCP: Final = "mcp__"  # how Claude Code and Codex name the tools of MCP servers: mcp__<server>__<tool>
 _NUMBER: Final = 12  # characters that a line number and the sign after it may take
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -583,9 +584,8 @@ class _Result:
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         try:
-            if isinstance(prepared.value, str) and blocks.begins_wrapped(prepared.value, 0, blocks.WRAPPER):
-                inner = blocks.unwrapped(prepared.value)
-                prepared = prepared if inner is None else Prepared(inner, inner)
+            if isinstance(prepared.value, str) and (inner := self._unwrapped(prepared.value)) is not None:
+                prepared = Prepared(inner, inner)
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
@@ -598,6 +598,13 @@ class _Result:
             return self._stub(ref, about, prepared, LEAD if shown is None else SHORTENED)
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
+
+    def _unwrapped(self, text: str) -> str | None:
+        """Return the text inside content blocks or structured content that a host has written as text, else None."""
+        if blocks.begins_wrapped(text, 0, blocks.WRAPPER):
+            return blocks.unwrapped(text)
+        is_from_mcp = self._tool is not None and self._tool.startswith(_MCP)
+        return blocks.structured_text(text) if is_from_mcp else None
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
         if self._policy.render is None:
@@ -688,13 +695,20 @@ class _Result:
         parts, changed = [listed], {**result, "content": listed.content}
         if structured is not None:
             self._tag_may_repeat = True  # MCP requires the text here too
-            done = self.judged(structured)
-            if done.content is not structured:
+            wrapped = blocks.only_string(structured)
+            value_inside = structured if wrapped is None else wrapped
+            done = self.judged(value_inside)
+            if done.content is not value_inside:
                 changed["structuredContent"] = as_object(done.text)
                 parts.append(done)
         text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
         is_same = listed.content is inner and len(parts) == 1
-        return Outcome.of_parts(text, value if is_same else rebuilt(value, changed), parts)
+        outcome = Outcome.of_parts(text, value if is_same else rebuilt(value, changed), parts)
+        if not all(one.refs for one in (listed, parts[-1])):
+            return outcome
+        # A host shows a model the text or the structured content, so only one of them is saved.
+        counted = min(listed, parts[-1], key=lambda one: one._stored_tokens)
+        return replace(outcome, _stored_tokens=counted._stored_tokens, _stubs=counted._stubs)
 
     def _of_repeated(self, value: object, result: dict[str, Any]) -> Outcome | None:
         """Return the outcome of a result whose structured content repeats its text: one artifact, and its stub in both

@@ -25,7 +25,7 @@ from tests.adapters.claude_code.claude import (
     coatcheck,
     environment,
 )
-from tests.adapters.claude_code.rows_server import rows
+from tests.adapters.claude_code.rows_server import page, rows
 
 SUB: Final = "Find out what the command prints."
 NUMBERS: Final = "".join(f"{n}\n" for n in range(1, 40_001))
@@ -284,6 +284,30 @@ def test_a_server_that_cannot_be_started_changes_nothing(plugged: World, run: Co
         config.write_text(before)
     assert results(broken)[0].text.startswith("1\n2\n3\n")
     assert "\n4999\n5000" in results(broken)[0].text
+
+
+def test_a_text_that_a_server_sends_twice_is_stored_once_as_a_text(plugged: World) -> None:
+    """Claude Code shows a model the structured content, as one line of JSON."""
+    steps = [call("mcp__rows__page", count=SOME_ROWS), call("mcp__rows__page", count=MANY_ROWS), Reply("Done.")]
+    done = plugged.run(steps)
+    with library.open(plugged.home / "store") as store:
+        session = store.session(f"claude-code:{done.session_id}")
+        stored = [session.get(stub(one.text)["artifact"]) for one in results(done)]
+        assert stored == [page(SOME_ROWS), page(MANY_ROWS)]
+        assert len(session.list()) == 2
+
+
+def test_the_savings_are_in_the_report_after_claude_code_has_ended_the_server(plugged: World) -> None:
+    """It ends the server with SIGINT, SIGTERM and SIGKILL, within half a second."""
+    store = str(plugged.home / "store")
+
+    def results_of_page() -> int:
+        found = json.loads(coatcheck(plugged.home, "proxy", "--report", "--json", "--store", store))
+        return sum(row["results"] for row in found["rows"] if row["tool"] == "page")
+
+    before = results_of_page()
+    plugged.run([call("mcp__rows__page", count=SOME_ROWS + 1), Reply("Done.")])
+    assert results_of_page() == before + 1
 
 
 def test_a_sub_agent_without_our_tools_gets_no_stubs(plugged: World) -> None:
