@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,41 @@ def test_a_file_of_another_session_or_place_is_not_read(hooks: Hooks, tmp_path: 
         assert after(hooks, "Bash", {**BASH, "stdout": "x", "persistedOutputPath": str(path)}) is None
 
 
+@pytest.mark.parametrize("what", ["link", "folder", "pipe", "device"])
+def test_a_link_out_of_the_folder_is_not_followed_and_a_pipe_does_not_block(
+    hooks: Hooks, tmp_path: Path, what: str
+) -> None:
+    """A server may name any file in the text of its result, and a project may contain any link."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "key.txt").write_text(LONG)
+    place = tmp_path / "one" / "tool-results"
+    place.parent.mkdir()
+    if what == "folder":
+        place.symlink_to(private)
+    else:
+        place.mkdir()
+    path = place / "key.txt"
+    if what == "link":
+        path.symlink_to(private / "key.txt")
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    text = (
+        f"Error: result (91,000 characters) exceeds maximum allowed tokens. Output has been saved to {path}.\n"
+        "Format: Plain text\nUse offset and limit."
+    )
+    assert after(hooks, "mcp__server__tool", text) is None
+    assert after(hooks, "Bash", {**BASH, "stdout": "x", "persistedOutputPath": str(path)}) is None
+
+
+def test_a_pipe_in_place_of_an_agents_file_does_not_block(hooks: Hooks, tmp_path: Path) -> None:
+    (tmp_path / ".claude" / "agents").mkdir(parents=True)
+    os.mkfifo(tmp_path / ".claude" / "agents" / "reviewer.md")
+    assert after(hooks, "Bash", BASH, agent_type="reviewer", cwd=str(tmp_path)) is not None
+
+
 def test_an_output_is_never_changed_if_it_cannot_be_stored() -> None:
     with coatcheck.open("memory:", quota_bytes=100) as store:
         hooks = Hooks(Adapter(store, host=HOST), server=PLUGIN_SERVER)
@@ -248,6 +284,21 @@ def test_our_own_tools_are_allowed_and_no_other_tool_gets_a_permission(hooks: Ho
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
     assert "permissionDecision" not in before(hooks, "Write", {"file_path": "/a", "content": pointer})
     assert before(hooks, "mcp__plugin_coatcheck_artifactsX__get_artifact", {}) == {}
+
+
+@pytest.mark.parametrize("tool", ["run_shell", "", "_x", "get_artifact_", "hook", "get_artifact__get_artifact"])
+def test_a_tool_of_another_server_with_our_prefix_is_like_any_other(hooks: Hooks, tool: str) -> None:
+    name = f"mcp__{PLUGIN_SERVER}__{tool}"
+    assert before(hooks, name, {"command": "rm -rf /"}) == {}
+    pointer = stub_in(after(hooks, name, [{"type": "text", "text": LONG}]))["artifact"]
+    assert before(hooks, name, {"text": pointer}) == {
+        "hookEventName": "PreToolUse", "updatedInput": {"text": LONG},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", ["get_artifact", "list_artifacts", "store_artifact"])
+def test_each_of_our_three_tools_is_allowed(hooks: Hooks, tool: str) -> None:
+    assert before(hooks, f"mcp__{PLUGIN_SERVER}__{tool}", {})["permissionDecision"] == "allow"
 
 
 def test_an_error_that_claude_code_truncates_gets_a_pointer_to_the_full_text(hooks: Hooks) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -129,3 +130,24 @@ def test_names_are_escaped_on_a_terminal(folder: Path) -> None:
     assert code == 0
     assert seen.split(b"\n")[0].split()[:3] == [b"sessions", b"calls", b"Coatcheck"]
     assert not any(one.encode("utf-8", "surrogateescape") in seen for one in names)
+
+
+def test_links_in_a_folder_are_not_followed_and_a_pipe_does_not_block(folder: Path) -> None:
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "theirs.jsonl").write_text(chat(ROWS))
+    (folder / "link.jsonl").symlink_to(outside / "theirs.jsonl")
+    (folder / "linked folder").symlink_to(outside)
+    os.mkfifo(folder / "pipe.jsonl")
+    done = run("--json", folder)
+    found = json.loads(done.stdout)
+    assert found["total"]["sessions"] == 2
+    assert "theirs" not in done.stdout
+    assert {"path": str(folder / "pipe.jsonl"), "skipped": "it is not a regular file"} in found["files"]
+
+
+def test_a_link_that_is_named_is_followed(folder: Path) -> None:
+    (folder.parent / "link.jsonl").symlink_to(folder / "large.jsonl")
+    (folder.parent / "link").symlink_to(folder)
+    for path in ("link.jsonl", "link"):
+        assert run(folder.parent / path).exit_code == 0

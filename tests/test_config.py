@@ -25,6 +25,7 @@ from coatcheck.context._bootstrap import bootstrap
 from coatcheck.context.appended import recall
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize import configured
+from coatcheck.trust import trust
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,7 +53,7 @@ PLAIN = [setting for setting in SETTINGS if setting.kind != "rules"]
 
 
 @given(st.data())
-def test_code_overrides_the_file_which_overrides_the_environment_which_overrides_the_default(
+def test_code_overrides_the_environment_which_overrides_the_file_which_overrides_the_default(
     data: st.DataObject,
 ) -> None:
     chosen = data.draw(st.lists(st.sampled_from(PLAIN), unique=True, max_size=6))
@@ -69,7 +70,7 @@ def test_code_overrides_the_file_which_overrides_the_environment_which_overrides
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values["file"].items())
         found = load(values["code"], file=written(Path(folder), text), environ=environ)
     for setting in SETTINGS:
-        source = next((one for one in ("code", "file", "environment") if setting.key in values[one]), "default")
+        source = next((one for one in ("code", "environment", "file") if setting.key in values[one]), "default")
         assert found.origin(setting.key).source == source
         assert found[setting.key] == (setting.default if source == "default" else values[source][setting.key])
 
@@ -164,7 +165,9 @@ def test_the_nearest_file_above_the_working_folder_is_found(tmp_path: Path, monk
     written(tmp_path, "page.max_chars = 2000")
     path = written(tmp_path / "a", "page.max_chars = 3000\n[store]\nurl = 'kept'\n[metrics]\nfile = '~/m.jsonl'\n")
     monkeypatch.chdir(tmp_path / "a" / "b")
-    found = load(environ={})
+    environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    trust(path, path.read_bytes(), environ)
+    found = load(environ=environ)
     assert (found.file, found["page.max_chars"]) == (path, 3_000)
     assert found["store.url"] == str(tmp_path / "a" / "kept")  # relative to the file
     assert found["metrics.file"] == "~/m.jsonl"
@@ -190,7 +193,7 @@ def test_a_store_takes_its_settings_from_the_file_and_code_overrides_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COATCHECK_STORE", raising=False)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COATCHECK_CONFIG", str(tmp_path / "coatcheck.toml"))
     written(
         tmp_path,
         "[store]\nurl = 'st'\nquota_bytes = 9\n[session]\nttl = 5\n[policy]\nmax_chars = 40\n[policy.tools]\n"
@@ -283,8 +286,8 @@ def test_the_command_shows_each_value_and_where_it_came_from(tmp_path: Path, mon
 
 def test_a_command_uses_the_store_and_session_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "unused"))
-    written(tmp_path, "store.url = 'st'\nsession.id = 'from the file'\n")
+    monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "st"))
+    written(tmp_path, "store.url = 'unused'\nsession.id = 'from the file'\n")
     done = CliRunner().invoke(main, ["put", "-", "--json"], input="words")
     assert json.loads(done.stdout)["session_id"] == "from the file"
     assert (tmp_path / "st").exists()

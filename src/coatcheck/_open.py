@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from coatcheck.storage import BlobStore, Catalog, PassageIndex
 from coatcheck.storage.passages import NAME as SEARCH
 from coatcheck.storage.passages import Passages
 from coatcheck.store import Store
+from coatcheck.trust import data_folder
 
 if TYPE_CHECKING:
     from coatcheck.storage.disk import Disk
@@ -53,7 +53,7 @@ def open(
     acknowledged writes survive a power cut; with `"process"`, the end of the process. `ttl` is the time to live of new
     sessions; `quota_bytes` limits the whole store, `max_artifact_bytes` one artifact. With `tenant`, only the store of
     that tenant is opened, the same as `store.tenant` returns. Other options come from `settings`, by default read from
-    `coatcheck.toml` and the environment (COATCHECK_STORE, …). The default url is the user's data folder."""
+    the environment (COATCHECK_STORE, …) and `coatcheck.toml`. The default url is the user's data folder."""
     options = {
         "store.url": _UNSET if url is None else os.fspath(url),
         "store.durability": durability,
@@ -98,7 +98,7 @@ def open(
 
 def place_in(settings: Settings) -> str:
     """Return where the store of these settings is: by default the user's data folder."""
-    return settings["store.url"] or str(_data_folder())
+    return settings["store.url"] or str(data_folder() / "coatcheck")
 
 
 def _opened(connect: _Connect, tenant: str | None, **options: Any) -> Store:
@@ -166,9 +166,3 @@ def _folder(place: str) -> Path:
     if not place or "\0" in place:
         raise InvalidArgument("the url is empty or contains a null character", hint="name a folder")
     return Path(place).expanduser().absolute()
-
-
-def _data_folder() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "coatcheck"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "coatcheck"

@@ -35,6 +35,7 @@ from coatcheck.messages.formats import dumped
 from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, parsed
 from coatcheck.messages.recordings import recordings as recordings_in
 from coatcheck.models import USUAL_PRICES, Prices
+from coatcheck.regular import read_regular
 from coatcheck.session import Session
 from coatcheck.tokens import estimate
 from coatcheck.transcript.migrate import files_in
@@ -288,17 +289,17 @@ def audit(
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Iterator[Audited]:
     """Replay recorded sessions: files, or folders with them. Yields one report for each session, and for each file that
-    has none. Nothing is written to disk.
+    has none. Links inside a folder are not followed, and only regular files are read. Nothing is written to disk.
 
     The default policy comes from the settings. `tool_tokens` is the size of the tools' descriptions, which are counted
     from the first stub on. `progress` gets the bytes that were read and their total."""
-    files = list(files_in(paths))
+    files = list(files_in(map(os.path.realpath, paths)))  # a link that is named is meant
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     for number, path in enumerate(files):
         if progress is not None:
             progress(sum(sizes[:number]), sum(sizes))
         try:
-            found = recordings_in(parsed(path.read_bytes()), path.name)
+            found = recordings_in(parsed(read_regular(path)), path.name)
         except (OSError, RecursionError) as error:
             yield Audited(str(path), path.name, skipped=getattr(error, "strerror", None) or type(error).__name__)
             continue

@@ -1,8 +1,11 @@
-"""Settings, in order of precedence: code, `coatcheck.toml`, the environment, the default.
+"""Settings, in order of precedence: code, the environment, `coatcheck.toml`, the default.
 
 `load()` reads them; `coatcheck.open` does so for a store, and `store.settings` is the result. `coatcheck config` shows
-each value and its origin. The error for a mistake names its place and the key that was probably meant. A settings file
-is trusted like code, so one that was found by searching, and that another user could have written, is skipped.
+each value and its origin. The error for a mistake names its place and the key that was probably meant.
+
+A file that was found by searching comes with a project, perhaps a cloned one. One that another user could have written
+is skipped. Its settings that decide where data goes, mask fewer secrets or change what a model reads (`needs_trust`)
+count only after the user has trusted it with `coatcheck trust`. A file that COATCHECK_CONFIG or code names is trusted.
 
 One table defines all settings: key, type, default, environment variable, meaning. The names under a section are the
 parameters of what the section configures: `Policy(**settings.section("policy"))`. A default here is the default there.
@@ -23,6 +26,8 @@ from coatcheck.checks import is_seconds, is_whole
 from coatcheck.deferred import lazy_pattern, logger
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
+from coatcheck.regular import read_regular
+from coatcheck.trust import is_trusted
 
 FILE: Final = "coatcheck.toml"
 VARIABLE: Final = "COATCHECK_CONFIG"
@@ -53,6 +58,10 @@ class Setting(NamedTuple):
     optional: bool = False
     choices: tuple[str, ...] = ()
     named: str = ""
+    needs_trust: bool = False
+    """Whether a file that was found by searching must be trusted for this setting to count."""
+    safe: tuple[str, ...] = ()
+    """The values that count without trust all the same."""
 
     @property
     def variable(self) -> str | None:
@@ -68,6 +77,10 @@ class Setting(NamedTuple):
     @property
     def takes_none(self) -> bool:
         return self.optional or self.default is None
+
+    def is_guarded(self, value: object) -> bool:
+        """Whether this value counts only in a trusted file, if the file was found by searching."""
+        return self.needs_trust and value not in self.safe
 
     def parsed(self, text: str) -> Any:
         """Return the value of a variable's text. Raises ValueError if it is invalid."""
@@ -112,14 +125,15 @@ _KINDS: Final[Mapping[str, tuple[str, Callable[[Setting, object], bool]]]] = {
 """The valid values of each kind, in words and as a check."""
 
 SETTINGS: Final[tuple[Setting, ...]] = (
-    Setting("store.url", "place", None, "the store; by default the user's data folder", named="COATCHECK_STORE"),
+    Setting("store.url", "place", None, "the store; by default the user's data folder", named="COATCHECK_STORE",
+            needs_trust=True),
     Setting("store.durability", "text", "power", "what an acknowledged put survives: a power cut, or a crash",
-            choices=("power", "process")),
-    Setting("store.tenant", "text", None, "the tenant whose store to open", named="COATCHECK_TENANT"),
+            choices=("power", "process"), needs_trust=True),
+    Setting("store.tenant", "text", None, "the tenant whose store to open", named="COATCHECK_TENANT", needs_trust=True),
     Setting("store.grace", "number", 7_200.0, "seconds that expired artifacts are kept before collect removes them",
-            least=0),
-    Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact"),
-    Setting("store.quota_bytes", "whole", None, "maximum size of the whole store"),
+            least=0, needs_trust=True),
+    Setting("store.max_artifact_bytes", "whole", None, "maximum size of one artifact", needs_trust=True),
+    Setting("store.quota_bytes", "whole", None, "maximum size of the whole store", needs_trust=True),
     Setting("session.id", "text", "default", "the session that commands use", named="COATCHECK_SESSION"),
     Setting("session.ttl", "number", SESSION_TTL, "seconds until a new session expires after its last use",
             least=0, optional=True),
@@ -130,15 +144,16 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("policy.preview_chars", "whole", 200,
             "maximum characters of content in a stub; some kinds get up to 60% more", least=0),
     Setting("policy.redact", "text", None, "mask secrets in results, transcripts and prompts before they are stored",
-            choices=("store",)),
+            choices=("store",), needs_trust=True, safe=("store",)),
     Setting("policy.read_tool", "text", "get_artifact", "name of the agent's tool for reading artifacts",
-            optional=True),
+            optional=True, needs_trust=True),
     Setting("policy.model", "text", None, "model whose prices decide when a result leaves, if no limit is set"),
     Setting("policy.expected_calls", "whole", None, "model calls that usually follow a result; by default estimated"),
     Setting("policy.tools", "rules", {}, "limits for single tools"),
     Setting("page.max_chars", "whole", 8_000, "maximum characters of one page", least=1_500),
     Setting("tools.max_store_bytes", "whole", 524_288, "maximum bytes that a model can store in one call"),
-    Setting("serve.tokens", "place", None, "file with the digests of the tokens of 'coatcheck serve'"),
+    Setting("serve.tokens", "place", None, "file with the digests of the tokens of 'coatcheck serve'",
+            needs_trust=True),
     Setting("budget.max_hot_state_tokens", "whole", 1_000, "maximum tokens of a hot state"),
     Setting("budget.max_artifact_index_entries", "whole", 20, "maximum artifacts that a hot state lists", least=0),
     Setting("budget.max_prompt_tokens", "whole", 8_000,
@@ -154,12 +169,13 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("memory.artifacts.max_chars", "whole", 2_000, "maximum characters of everything recalled", least=300),
     Setting("memory.artifacts.narrative_max_chars", "whole", 240, "maximum characters of one summary", least=0),
     Setting("metrics.enabled", "switch", True, "whether to record metrics of model calls"),
-    Setting("metrics.file", "place", None, "file to append a line of JSON to for each model call"),
+    Setting("metrics.file", "place", None, "file to append a line of JSON to for each model call",
+            needs_trust=True),
     Setting("metrics.logger", "text", None, "logger that gets the same line"),
     Setting("metrics.opentelemetry", "switch", True, "whether to send metrics to OpenTelemetry, if the host has it"),
     Setting("metrics.keep", "whole", 10_000, "maximum model calls to keep for a session"),
     Setting("metrics.release", "text", None, "release to record metrics under; by default coatcheck's own"),
-    Setting("metrics.baseline", "place", None, "file with the metrics of the previous release"),
+    Setting("metrics.baseline", "place", None, "file with the metrics of the previous release", needs_trust=True),
     Setting("metrics.warn_hot_state_tokens", "whole", 800, "warn if a hot state has more tokens"),
     Setting("metrics.warn_index_entries", "whole", 15, "warn if an index has more artifacts"),
     Setting("metrics.warn_prompt_tokens", "whole", 6_000, "warn if a prompt has more tokens"),
@@ -183,14 +199,22 @@ class Origin(NamedTuple):
 
 
 class Settings:
-    """The value of each setting by its key (`settings["policy.max_tokens"]`), and its origin. Immutable."""
+    """The value of each setting by its key (`settings["policy.max_tokens"]`), and its origin. Immutable. `ignored` are
+    the keys that were left out because the file is not trusted."""
 
-    __slots__ = ("_origins", "_values", "file")
+    __slots__ = ("_origins", "_values", "file", "ignored")
 
-    def __init__(self, values: Mapping[str, Any], origins: Mapping[str, Origin], file: Path | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        origins: Mapping[str, Origin],
+        file: Path | None = None,
+        ignored: tuple[str, ...] = (),
+    ) -> None:
         self._values = MappingProxyType({key: values.get(key, setting.default) for key, setting in BY_KEY.items()})
         self._origins = MappingProxyType(dict(origins))
         self.file = file
+        self.ignored = ignored
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -236,7 +260,8 @@ class Settings:
         `InvalidArgument`."""
         checked = {setting.key: value for setting, value in _flattened(values, Setting.checked, lambda key: "")}
         origins = {**self._origins, **dict.fromkeys(checked, Origin("code"))}
-        return Settings({**self._values, **checked}, origins, self.file)
+        ignored = tuple(key for key in self.ignored if key not in checked)
+        return Settings({**self._values, **checked}, origins, self.file, ignored)
 
 
 DEFAULTS: Final = Settings({}, {})
@@ -254,15 +279,54 @@ def load(
     names, else the nearest `coatcheck.toml` in the working folder or above it, else none. Raises `InvalidArgument` for
     an unknown key or an invalid value, with its place."""
     environ = os.environ if environ is None else environ
-    found = _from_environment(environ)
-    origins = {key: Origin("environment", BY_KEY[key].variable or "") for key in found}
-    path = _find(environ) if file is None else Path(file).expanduser().absolute()
+    from_environment = _from_environment(environ)
+    path = found_file(environ) if file is None else Path(file).expanduser().absolute()
+    from_file: dict[str, Any] = {}
+    ignored: tuple[str, ...] = ()
     if path is not None:
-        read = _from_file(path)
-        found.update(read)
-        origins.update(dict.fromkeys(read, Origin("file", str(path))))
-    settings = Settings(found, origins, path)
+        is_named = file is not None or bool(environ.get(VARIABLE))
+        content = _content(path, is_named=is_named)
+        from_file = _from_file(path, content)
+        if not is_named:
+            ignored = _untrusted(path, content, from_file, environ)
+    found = {key: value for key, value in from_file.items() if key not in ignored}
+    origins = dict.fromkeys(found, Origin("file", str(path)))
+    found |= from_environment
+    origins |= {key: Origin("environment", BY_KEY[key].variable or "") for key in from_environment}
+    ignored = tuple(key for key in ignored if key not in from_environment)
+    if ignored and path is not None:
+        _report_ignored(path, ignored)
+    settings = Settings(found, origins, path, ignored)
     return settings.override(values) if values else settings
+
+
+def needing_trust(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of a settings file, and its settings that count only if the user trusts it, as they are
+    written. Raises `InvalidArgument` for a mistake in it."""
+    content = _content(path, is_named=False)
+    found = _from_file(path, content)
+    return content, {key: value for key, value in found.items() if BY_KEY[key].is_guarded(value)}
+
+
+def _untrusted(path: Path, content: bytes, found: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the settings in a file that do not count, because the user has not trusted it."""
+    guarded = tuple(key for key, value in found.items() if BY_KEY[key].is_guarded(value))
+    return () if not guarded or is_trusted(path, content, environ) else guarded
+
+
+def _report_ignored(path: Path, keys: tuple[str, ...]) -> None:
+    """Report which settings are ignored: one line, once for each file."""
+    if path in _reported_files:
+        return
+    _reported_files.add(path)
+    logger().warning(
+        "%s is not trusted, so %s %s ignored; to use %s: coatcheck trust %s",
+        path, ", ".join(keys), "is" if len(keys) == 1 else "are", "it" if len(keys) == 1 else "them", path.parent,
+    )  # fmt: skip
+
+
+_reported_files: Final[set[Path]] = set()
+"""The files whose ignored settings this process has reported."""
 
 
 def unknown(environ: Mapping[str, str]) -> dict[str, str]:
@@ -275,7 +339,7 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: found[0] for name, found in close.items() if found}
 
 
-def _find(environ: Mapping[str, str]) -> Path | None:
+def found_file(environ: Mapping[str, str]) -> Path | None:
     """The file to read: the one that COATCHECK_CONFIG names, else the nearest in the working folder or above it."""
     named = environ.get(VARIABLE)
     if named:
@@ -290,26 +354,43 @@ def _find(environ: Mapping[str, str]) -> Path | None:
             info = path.stat()
         except OSError:
             continue
-        if info.st_uid in (os.geteuid(), 0) and not info.st_mode & stat.S_IWOTH:
-            return path
-        logger().warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
+        if not stat.S_ISREG(info.st_mode):
+            continue
+        if others_can_write(info):
+            logger().warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
+            continue
+        return path
     return None
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def others_can_write(info: os.stat_result) -> bool:
+    """Whether a file belongs to another user than us and root, or everybody can write it."""
+    return info.st_uid not in (os.geteuid(), 0) or bool(info.st_mode & stat.S_IWOTH)
+
+
+def _content(path: Path, *, is_named: bool) -> bytes:
+    """Read a settings file. One that the user has named may be anything, such as /dev/null."""
+    try:
+        if not is_named:
+            return read_regular(path, max_bytes=_LARGEST_FILE, follow=True)
+        with path.open("rb") as source:
+            data = source.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        hint = f"fix it, or unset {VARIABLE}" if is_named else f"fix it, or name another file with {VARIABLE}"
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}", hint=hint) from error
+    if len(data) > _LARGEST_FILE:
+        raise InvalidArgument(f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file")
+    return data
+
+
+def _from_file(path: Path, content: bytes) -> dict[str, Any]:
     """The values in a file, by key. Relative paths are made absolute: they are relative to the file. Urls and paths in
     the user's home stay as they are."""
     import tomllib  # here, so that importing coatcheck stays quick
 
     try:
-        with path.open("rb") as source:
-            data = source.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise InvalidArgument(f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file")
-        text = data.decode()
+        text = content.decode()
         values = tomllib.loads(text)
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", hint=f"fix it, or unset {VARIABLE}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"{path} is not valid TOML: {clip(str(error), 200)}", hint="fix that line") from error
     return {

@@ -155,12 +155,13 @@ def test_a_file_of_settings_names_the_store_and_its_credentials(
     (tmp_path / "coatcheck.toml").write_text(f"[store]\nurl = {json.dumps(url)}\n")
     (tmp_path / "coatcheck.toml").chmod(0o600)
     monkeypatch.delenv("COATCHECK_STORE", raising=False)
-    monkeypatch.chdir(tmp_path)
+    named = {"COATCHECK_CONFIG": str(tmp_path / "coatcheck.toml")}
+    monkeypatch.setenv("COATCHECK_CONFIG", named["COATCHECK_CONFIG"])
     with coatcheck.open() as store:
         assert store.url == bare
         ref = store.session("s").put("x" * LARGE, name="n")
         assert_no_secret(repr(store), str(ref.to_record()))
-    assert command("get", "n", "--session", "s", cwd=tmp_path).stdout == b"x" * LARGE
+    assert command("get", "n", "--session", "s", env=named).stdout == b"x" * LARGE
 
 
 # The command line

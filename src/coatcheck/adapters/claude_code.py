@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import re
-import stat
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from coatcheck.adapters import Adapter, Kit, Refusal
 from coatcheck.externalize.blocks import only_string, structured_text
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import SCHEME
+from coatcheck.regular import read_regular
 from coatcheck.store import private_id
 
 HOOK: Final = "hook"
@@ -40,6 +40,7 @@ PLUGIN_SERVER: Final = "plugin_coatcheck_artifacts"
 
 _MCP: Final = "mcp__"
 _MOST_SAVED: Final = 64 << 20  # bytes of an output that Claude Code has saved to a file
+_LARGEST_AGENT: Final = 1 << 20  # bytes of the file of a custom agent
 _CUT: Final = 10_000  # characters of an error that Claude Code shows
 _REMEMBERED: Final = 1_000  # calls whose session is known
 _VALUES: Final[Mapping[str, frozenset[str]]] = {
@@ -73,6 +74,7 @@ class Hooks:
         self.prefix = f"{_MCP}{server}__"
         reader = self.prefix + kit.policy.read_tool if kit.policy.read_tool else None
         self.kit: Kit = replace(kit, policy=replace(kit.policy, read_tool=reader))
+        self._own_tools = frozenset(self.prefix + tool.name for tool in kit.tools)
         self._adapter = adapter
         self._restricted = dict(restricted or {})
         self._calls: OrderedDict[str, str] = OrderedDict()  # call id -> session id of the host
@@ -99,7 +101,7 @@ class Hooks:
         if not host_id or not self.kit.policy.enabled:
             return {}
         self._remember(call_id, host_id)
-        if tool.startswith(self.prefix):
+        if tool in self._own_tools:  # not every tool with our prefix: another server may have the same name
             # Reading back what this session has stored needs no permission of its own.
             return _output(name, permissionDecision="allow") if name == "PreToolUse" else {}
         if name == "PreToolUse":
@@ -190,7 +192,8 @@ def _tools_in_file(agent: str, folder: Path) -> list[str]:
     """Return the tools that a custom agent's file limits it to; [] if it has no limit, or no file."""
     for place in (folder / ".claude", Path.home() / ".claude"):
         try:
-            text = (place / "agents" / f"{agent}.md").read_text()
+            file = place / "agents" / f"{agent}.md"
+            text = read_regular(file, max_bytes=_LARGEST_AGENT, follow=True).decode()
         except (OSError, ValueError):
             continue
         found = _TOOLS_LINE.search(text.split("\n---", 1)[0])
@@ -221,16 +224,16 @@ class _Call:
         return bare if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools else self.tool
 
     def saved(self, path: Any) -> str | None:
-        """Return the output that Claude Code has saved to a file of this session, or None."""
+        """Return the output that Claude Code has saved to a file of this session, or None. A server may name any file,
+        so the file must really be there: a link that leads elsewhere is not followed."""
         if not isinstance(path, str) or Path(path).parts[-3:-1] != (self.host_id, "tool-results"):
             return None
         try:
-            with open(path, "rb") as source:
-                about = os.fstat(source.fileno())
-                if not stat.S_ISREG(about.st_mode) or about.st_size > _MOST_SAVED:
-                    return None
-                return source.read().decode("utf-8", "replace")
-        except OSError:
+            real = Path(os.path.realpath(path))
+            if real.parts[-3:] != Path(path).parts[-3:]:
+                return None
+            return read_regular(real, max_bytes=_MOST_SAVED).decode("utf-8", "replace")
+        except (OSError, ValueError):
             return None
 
 

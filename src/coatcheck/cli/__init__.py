@@ -74,6 +74,7 @@ _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
         "import": ("store_commands", "Import the output of export."),
         "copy": ("store_commands", "Copy a store FROM one place TO another."),
         "config": ("store_commands", "Show the effective settings for this folder."),
+        "trust": ("store_commands", "Trust the settings file of a project."),
         "completion": ("doctor_commands", "Print the completion script for a SHELL."),
     }),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,9 @@ def _settings() -> Iterator[Finding]:
         yield Finding("problem", "settings", error.message, error.hint or "")
         return
     yield Finding("ok", "settings", str(settings.file or "no coatcheck.toml; the defaults apply"))
+    if settings.ignored and settings.file is not None:
+        what = f"not trusted, so these are ignored: {', '.join(settings.ignored)}"
+        yield Finding("note", "settings", what, f"coatcheck trust {shlex.quote(str(settings.file.parent))}")
     for name, nearest in unknown(os.environ).items():
         yield Finding("problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?")
 

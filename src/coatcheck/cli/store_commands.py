@@ -1,9 +1,11 @@
-"""Commands for a whole store: collect, verify, stats, export, import and copy; and config, which shows the settings."""
+"""Commands for a whole store: collect, verify, stats, export, import and copy; and config and trust for the
+settings."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -183,6 +185,37 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
         terminal.print_note(f"store: {default_place()}")
     for name, nearest in unknown(os.environ).items():
         terminal.print_error(f"unknown setting {name}; did you mean {nearest}?")
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--revoke", is_flag=True, help="End the trust.")
+def trust(folder: Path | None, revoke: bool) -> None:
+    """Trust the settings file of a project.
+
+    Settings in a coatcheck.toml that decide where data goes, mask fewer secrets or change what a model reads count
+    only then. FOLDER has the file; by default it is the nearest in this folder or above. Shows what it sets. The trust
+    is for its present content: it ends with the next change of the file."""
+    from coatcheck import trust as records
+    from coatcheck.config import FILE, Settings, found_file, needing_trust, others_can_write
+
+    file = found_file({}) if folder is None else folder.expanduser().absolute() / FILE
+    if file is None:
+        raise errors.InvalidArgument(f"there is no {FILE} in this folder or above", hint="name the folder that has it")
+    if revoke:
+        was_trusted = records.revoke(file)
+        terminal.print_note(f"{file} is no longer trusted" if was_trusted else f"{file} was not trusted")
+        return
+    if not file.is_file():
+        raise errors.InvalidArgument(f"there is no {FILE} in {file.parent}", hint="name the folder that has it")
+    if others_can_write(file.stat()):
+        raise errors.InvalidArgument(f"other users can write {file}", hint="chmod o-w, or make it your own")
+    content, found = needing_trust(file)
+    records.trust(file, content)
+    settings = Settings(found, {})
+    for key in found:
+        click.echo(f"{key} = {terminal.one_line(settings.shown(key))}")
+    terminal.print_note(f"{file} is trusted" if found else f"{file} is trusted; it has no setting that needs it")
 
 
 def _print_report(report: CollectReport | VerifyReport, as_json: bool) -> None:
