@@ -194,6 +194,58 @@ def test_results_of_a_providers_own_tools_are_sent_back_unchanged(session: Sessi
     assert prompt.refs == ()
 
 
+CALLERS = {
+    "anthropic": {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"},
+    "openai-responses": {"type": "program", "caller_id": "call_program"},
+}
+
+
+def program_turn(provider: str, number: int, content: str) -> list[Message]:
+    """A call that a provider's program made, and its result."""
+    asks, result = turn(provider, number, content)
+    call = asks["content"][0] if provider == "anthropic" else asks
+    call["caller"] = CALLERS[provider]
+    return [asks, result]
+
+
+@pytest.mark.parametrize("provider", CALLERS)
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_a_result_for_a_providers_program_is_sent_as_it_is_and_does_not_count(
+    session: Session, provider: str, rewrite: bool
+) -> None:
+    """The program computes with it, and it never enters the context: 115,481 characters here."""
+    large = ("row of the answer\n" * 7_000)[:115_481]
+    messages = [{"role": "user", "content": "go"}, *program_turn(provider, 1, large), *turn(provider, 2, large)]
+    builder = PromptBuilder(session, provider=provider, system=SYSTEM, rewrite=rewrite)
+    first, second = grown(builder, messages, 3)
+    assert first.messages == messages[:3]
+    assert (first.refs, first.decisions) == ((), ())
+    assert first.est_tokens < 2_000
+    assert second.messages[:3] == messages[:3]
+    assert len(second.refs) == 1
+    assert len(json.dumps(second.messages[4])) < 4_000
+
+
+def test_a_result_that_a_program_got_is_not_referred_to_as_shown(session: Session) -> None:
+    text = "\n".join(f"row {number} of the answer" for number in range(40))
+    messages = [{"role": "user", "content": "go"}, *program_turn("anthropic", 1, text), *turn("anthropic", 2, text)]
+    builder = PromptBuilder(session, provider="anthropic")
+    *_, last = grown(builder, messages, 3)
+    assert last.messages[4]["content"][0]["content"] == text
+
+
+@pytest.mark.parametrize("provider", CALLERS)
+def test_old_results_for_a_program_stay_when_others_are_pruned(session: Session, provider: str) -> None:
+    program = program_turn(provider, 100, "line of a result\n" * 3_000)
+    others = conversation(provider, 12, "line of a result\n" * 600)
+    messages = [{"role": "user", "content": "go"}, *program, *others[1:]]
+    budget = Budget(max_prompt_tokens=20_000)
+    builder = PromptBuilder(session, provider=provider, budget=budget, rewrite=True, policy=None)
+    prompt = builder.build(messages)
+    assert prompt.messages[1:3] == program
+    assert any("became placeholders" in one for one in prompt.changes)
+
+
 def test_the_streams_of_a_shell_become_stubs_and_the_shape_stays(session: Session) -> None:
     log = "line of a log\n" * 4_000
     done = {"type": "exit", "exit_code": 1}

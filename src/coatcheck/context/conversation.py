@@ -31,7 +31,19 @@ from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import Call, arguments_of, dumped, pair, plain_text, side, text_of, text_paths, turns
+from coatcheck.messages.formats import (
+    Call,
+    arguments_of,
+    dumped,
+    in_context,
+    pair,
+    plain_text,
+    program_results,
+    side,
+    text_of,
+    text_paths,
+    turns,
+)
 from coatcheck.messages.paths import at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
@@ -241,8 +253,8 @@ class Conversation:
     def _costs(self, messages: Sequence[Message], known: Mapping[int, Cost] = _NO_COSTS) -> list[Cost]:
         """Return the cost of each message. `known` has costs by the identity of the object."""
         found = []
-        for message in messages:
-            one = known.get(id(message)) or self.tally.weighed(message)
+        for message, shown in zip(messages, in_context(messages, self.dialect.format), strict=True):
+            one = known.get(id(message)) or self.tally.weighed(shown)
             if one is None:
                 raise LimitExceeded("the tokens of a message cannot be counted", hint="fix the token counter")
             found.append(one)
@@ -258,11 +270,12 @@ class Conversation:
         tool_tokens: int = 0,
     ) -> SentMessages:
         """Return the messages with stubs in place of those results in `numbers` that the policy lets leave. Messages
-        without such results are the same objects."""
+        without such results are the same objects. A result for a provider's program stays: it is not in the context."""
         fmt, refs, changes = self.dialect.format, list[Ref](), list[str]()
         decisions: list[Decision] = []
         moved: dict[str, str] = {}
         new = list(messages)
+        for_program = program_results(messages, fmt)
         calls = self._calls_of(messages, numbers)
         before = (known.get(id(one)) for one in messages[: numbers.start])
         context = fixed + sum(cost.tokens for cost in before if cost is not None)
@@ -272,7 +285,9 @@ class Conversation:
             if self.dialect.is_answer(message):
                 continue
             pointers: list[tuple[str, list[str]]] = []
-            for result in fmt.results(message):
+            for place, result in enumerate(fmt.results(message)):
+                if (number, place) in for_program:
+                    continue
                 name, arguments = calls.get(result.call_id, (None, None))
                 tool = result.name or name
                 for path in text_paths(message, result):
@@ -416,7 +431,7 @@ class _Arriving:
         if self._shown is None:
             calls: dict[str, tuple[str, Any]] = {}
             self._shown = []
-            for message in self._messages[: self._end]:
+            for message in in_context(self._messages, self._format)[: self._end]:
                 calls.update({one.id: (one.name, _arguments(message, one)) for one in self._format.calls(message)})
                 for result in self._format.results(message):
                     tool, arguments = calls.get(result.call_id, (result.name or "", None))

@@ -37,7 +37,7 @@ from coatcheck.messages.cache import (
     without_marks,
 )
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
-from coatcheck.messages.formats import spoken
+from coatcheck.messages.formats import in_context, spoken
 from coatcheck.messages.paths import blocks_of
 from coatcheck.models import model as model_facts
 from coatcheck.refs import Ref
@@ -305,10 +305,10 @@ class PromptBuilder:
         """Return the messages as JSON objects, and their costs."""
         given: list[Message] = []
         costs: list[Cost | None] = []
-        for message in messages:
-            one = message if type(message) is dict else _plain(message, "message")
+        plain = [message if type(message) is dict else _plain(message, "message") for message in messages]
+        for message, one, shown in zip(messages, plain, in_context(plain, self._dialect.format), strict=True):
             try:
-                cost = self._tally.weighed(one)
+                cost = self._tally.weighed(shown)
             except (TypeError, ValueError, RecursionError):
                 one = _plain(message, "message")
                 cost = self._tally.weighed(one)
@@ -372,7 +372,11 @@ class PromptBuilder:
             return sent
         messages = self._dialect.with_texts(sent.messages, texts)
         known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
-        costs = [cost for one in messages if (cost := known.get(id(one)) or self._tally.weighed(one)) is not None]
+        costs = []
+        for one, shown in zip(messages, in_context(messages, self._dialect.format), strict=True):
+            cost = known.get(id(one)) or self._tally.weighed(shown)
+            if cost is not None:
+                costs.append(cost)
         if len(costs) < len(messages):
             violations += self._budget.prompt_tokens(None)
         return replace(sent, messages=messages, costs=costs)

@@ -41,23 +41,26 @@ NO_RESULT: Final = "No result: the call was interrupted, or its result came late
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call in a message: its id ('' if it has none), the tool, and the path in the message."""
+    """A tool call in a message: its id ('' if it has none), the tool, the path in the message, and whether a
+    provider's program made it."""
 
     id: str
     name: str
     path: Path
+    is_by_program: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """A tool result in a message: the id of its call, the tool if the message names it, the paths of the result and of
-    its content, and whether it reports an error."""
+    its content, whether it reports an error, and whether the message says that it is for a provider's program."""
 
     call_id: str
     name: str | None
     path: Path
     content_path: Path
     is_error: bool = False
+    is_for_program: bool = False
 
 
 class PayloadPlace(NamedTuple):
@@ -194,7 +197,7 @@ class Format:
     def calls(self, message: Message) -> tuple[Call, ...]:
         """Return the tool calls in a message."""
         blocks = ((path, one) for path, one in members(message) if text(one.get("type")) in self.call_types)
-        return tuple(Call(text(one.get("id")), text(one.get("name")), path) for path, one in blocks)
+        return tuple(Call(text(one.get("id")), text(one.get("name")), path, is_by_program(one)) for path, one in blocks)
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         """Return the tool results in a message."""
@@ -360,6 +363,38 @@ class Dialect:
         """Describe a tool as the provider expects it."""
         describe = getattr(tool, self.describes_tools, None)
         return describe() if callable(describe) else tool
+
+
+def is_by_program(call: Mapping[str, Any]) -> bool:
+    """Whether a provider's program made a call (Anthropic's code execution, OpenAI's `program`), not the model.
+
+    The result of such a call goes to the program and never enters the context. It must be sent as it is: the program
+    would compute with a stub. A result in OpenAI's format may name its caller in the same way."""
+    caller = call.get("caller")
+    return isinstance(caller, Mapping) and caller.get("type") not in (None, "direct")
+
+
+def program_results(messages: Sequence[Message], fmt: Format) -> set[tuple[int, int]]:
+    """Return the results that are for a provider's program, each as the number of its message and of the result."""
+    found = {
+        (number, place)
+        for number, message in enumerate(messages)
+        for place, result in enumerate(fmt.results(message))
+        if result.is_for_program
+    }
+    if any(call.is_by_program for message in messages for call in fmt.calls(message)):
+        paired = pair(messages, fmt).call_of
+        found |= {place for place, (_, call) in paired.items() if call.is_by_program}
+    return found
+
+
+def in_context(messages: Sequence[Message], fmt: Format) -> list[Message]:
+    """Return the messages as a model sees them, for counting: results for a provider's program are empty. Messages
+    without such results are the same objects."""
+    found = list(messages)
+    for number, place in program_results(messages, fmt):
+        found[number] = fmt.with_content(found[number], fmt.results(found[number])[place], "")
+    return found
 
 
 def _owner(path: Path, owners: list[_Owner] | None) -> tuple[str | None, str | None]:

@@ -9,14 +9,23 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from coatcheck.messages.cache import Breakpoint
-from coatcheck.messages.formats import NO_RESULT, Call, Dialect, Format, ToolResult, late_text, repeated_text
+from coatcheck.messages.formats import (
+    NO_RESULT,
+    Call,
+    Dialect,
+    Format,
+    ToolResult,
+    is_by_program,
+    late_text,
+    repeated_text,
+)
 from coatcheck.messages.paths import Message, Path, at, members, text
 
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may be unhashable
 _ITEMS: Final = frozenset(
     {"message", "reasoning", "item_reference", "compaction", "image_generation_call", "web_search_call",
      "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",
-     "mcp_approval_response"}
+     "mcp_approval_response", "program", "program_output"}
 )  # fmt: skip
 _NAMED: Final = {
     "computer_call": "computer", "local_shell_call": "local_shell", "shell_call": "shell",
@@ -101,7 +110,7 @@ class OpenAIResponses(Format):
         if kind not in _CALLS:
             return ()
         name = text(message.get("name")) or _NAMED.get(kind, "")
-        return (Call(text(message.get("call_id")), name, ()),)
+        return (Call(text(message.get("call_id")), name, (), is_by_program(message)),)
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         kind = text(message.get("type"))
@@ -111,7 +120,8 @@ class OpenAIResponses(Format):
             return ()
         name = _NAMED.get(kind.removesuffix("_output"))
         is_error = message.get("status") in ("failed", "incomplete")
-        return (ToolResult(text(message.get("call_id")), name, (), ("output",), is_error),)
+        call_id, for_program = text(message.get("call_id")), is_by_program(message)
+        return (ToolResult(call_id, name, (), ("output",), is_error, for_program),)
 
     def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
         return {**message, "output": text} if "output" in message else message

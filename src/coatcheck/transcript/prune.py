@@ -41,7 +41,17 @@ from coatcheck.intake import About
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
 from coatcheck.messages.cost import weigh
-from coatcheck.messages.formats import arguments_of, attachments, dumped, is_replaceable, pair, plain_text, side, turns
+from coatcheck.messages.formats import (
+    arguments_of,
+    attachments,
+    dumped,
+    is_replaceable,
+    pair,
+    plain_text,
+    program_results,
+    side,
+    turns,
+)
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
@@ -236,11 +246,12 @@ class _Cutter:
         messages, fmt, max_tokens = self.messages, self.fmt, self.max_tokens
         self._target = int(max_tokens * self.low_water)
         self._crowded = (max_tokens + self._target) // 2
-        self._tokens = [weigh(one, self.count) for one in messages]
+        self._results = [fmt.results(one) for one in messages]
+        self._for_program = program_results(messages, fmt)
+        self._tokens = [self._weight(one, number) for number, one in enumerate(messages)]
         self._total = list(accumulate(self._tokens, initial=0))
         self._pairing = pair(messages, fmt)
         self._sides = [side(one, fmt) for one in messages]
-        self._results = [fmt.results(one) for one in messages]
         self._starts = turns(self._sides)
         self._lead = self._starts[0] if self._starts else len(messages)
         links = ((self._turn_of(asked), self._turn_of(at)) for (at, _), (asked, _) in self._pairing.call_of.items())
@@ -250,6 +261,14 @@ class _Cutter:
         self._saved = [[0] for _ in _STAGES]
         self._spared: set[int] = {at for at, found in enumerate(self._results) if any(one.is_error for one in found)}
         self._room = self._room_for_note(messages[0]) if messages else 0
+
+    def _weight(self, message: Message, number: int | None) -> int:
+        """Count the tokens of a message, or of what was made of the message of this number. Results for a provider's
+        program do not count, since they are not in the context."""
+        for place, result in enumerate(() if number is None else self._results[number]):
+            if (number, place) in self._for_program:
+                message = self.fmt.with_content(message, result, "")
+        return weigh(message, self.count)
 
     def pruned(self) -> Pruned:
         """Replay the history, and apply the last cut. Its payloads are stored."""
@@ -266,7 +285,7 @@ class _Cutter:
         if before is not cut:
             earlier = self._rendered(before, newest, store=False).messages
         tokens = [
-            self._tokens[at] if at is not None and one is self.messages[at] else weigh(one, self.count)
+            self._tokens[at] if at is not None and one is self.messages[at] else self._weight(one, at)
             for one, at in pairs
         ]
         if sum(tokens) > self.max_tokens:  # the store failed, or returned longer pointers
@@ -388,14 +407,15 @@ class _Cutter:
         done = self.fmt.without_thinking(message) if what == "thinking" else None
         if parts:
             done = self._with_placeholders(message, parts)
-        return None if done is None else _Variant(done, weigh(done, self.count), what, tuple(parts))
+        return None if done is None else _Variant(done, self._weight(done, number), what, tuple(parts))
 
     def _payloads(self, message: Message, number: int, what: What) -> Iterator[tuple[Any, str, str | None, str, Write]]:
         """Yield the payloads that a stage replaces: the content, what it is, tool, call id, and how to replace it."""
         fmt = self.fmt
         if what == "result":
             for place, result in enumerate(self._results[number]):
-                if not result.is_error and is_replaceable(message, result):
+                is_for_program = (number, place) in self._for_program
+                if not result.is_error and not is_for_program and is_replaceable(message, result):
                     asked = self._pairing.call_of.get((number, place))
                     tool, content = result.name or (asked[1].name if asked else None), at(message, result.content_path)
                     yield content, "an older result", tool, result.call_id, partial(fmt.with_content, result=result)
