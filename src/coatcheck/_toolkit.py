@@ -69,6 +69,7 @@ DESCRIPTIONS: Final = (
     "Get the result of a call that is still running, waiting for it if need be.",
 )
 _PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
+_SCHEMA_KEYS: Final = ("parameters", "input_schema", "inputSchema")
 
 
 _SQL: Final = ", SQL SELECT ... FROM artifact"
@@ -335,10 +336,11 @@ def _checked_session(session: object) -> Session:
 
 
 def purpose_of(description: object) -> Purpose | None:
-    """Recognise one of our tools by its description: hosts rename tools, and may add to the description."""
+    """Return the purpose of the tool of ours that has exactly this description, or None."""
     if not isinstance(description, str):
         return None
-    return next((one for one, text in zip(_PURPOSES, DESCRIPTIONS, strict=True) if description.startswith(text)), None)
+    words = description.strip()
+    return next((one for one, text in zip(_PURPOSES, DESCRIPTIONS, strict=True) if words == text), None)
 
 
 def function_of(described: object) -> Mapping[str, Any]:
@@ -348,10 +350,32 @@ def function_of(described: object) -> Mapping[str, Any]:
 
 
 def known_as(described: object) -> tuple[Purpose, str] | None:
-    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there."""
+    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there.
+
+    It has our description and our parameters, and its name ends with ours: hosts put a prefix before a name, and write
+    the types of parameters in their own way. A tool that only resembles ours is a stranger's."""
     inner = function_of(described)
     purpose, name = purpose_of(inner.get("description")), inner.get("name")
-    return (purpose, name) if purpose is not None and isinstance(name, str) else None
+    if purpose is None or not isinstance(name, str):
+        return None
+    place = _PURPOSES.index(purpose)
+    endings = tuple(_plain_name(names[place]) for names in _STYLES.values())
+    schema: Mapping[str, Any] = next((inner[key] for key in _SCHEMA_KEYS if isinstance(inner.get(key), Mapping)), {})
+    if not _plain_name(name).endswith(endings) or not _has_parameters(schema, _schemas(has_sql=False)[place]):
+        return None
+    return purpose, name
+
+
+def _plain_name(name: str) -> str:
+    return name.replace(".", "_")  # as hosts write it if a provider accepts no dots
+
+
+def _has_parameters(schema: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether a schema has exactly our parameters, and requires those that we require."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
+        return False
+    return set(properties) == set(ours["properties"]) and set(ours.get("required", [])) <= set(map(str, required))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 import coatcheck
@@ -17,6 +19,8 @@ from coatcheck import Ref, Session, Store
 from coatcheck.errors import StoreError, StoreFull
 from tests.counting import Counts
 from tests.faults.world import assert_clean, files_under, problems, state_of
+from tests.gateway.provider import Provider, Say, Seen, Turn, Use, turn
+from tests.gateway.talking import APIS, Api, Person, serving
 from tests.repeated import shown_by_first
 
 pytestmark = pytest.mark.faults
@@ -287,3 +291,65 @@ def test_a_store_cannot_be_created_on_a_full_disk_but_can_be_later(small_disk: P
         store.session("s").put(b"x")
         assert_clean(store)
     assert not list(files_under(small_disk / "store" / "tmp"))
+
+
+def _fill_up(disk: Path) -> None:
+    """Fill the rest of a file system."""
+    for size in (MEGABYTE, 4_096, 512, 1):
+        with contextlib.suppress(OSError), (disk / f"filler of {size}").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"\0" * size)
+
+
+def _searching(seen: Seen) -> Turn:
+    """A model that searches once and then talks."""
+    return turn(Use("search", {"q": "x"})) if "find" in json.dumps(seen.messages[-1]) else turn(Say("Fine."))
+
+
+@pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("mode", shown_by_first(["loop", "stub", "observe"]))
+@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+def test_a_gateway_on_a_full_disk_passes_conversations_that_it_never_changed(
+    small_disk: Path, api: Api, mode: str, is_streamed: bool
+) -> None:
+    with (
+        coatcheck.open(small_disk / "store") as store,
+        Provider(_searching) as provider,
+        serving(store, provider, mode=mode) as url,
+    ):
+        _fill_up(small_disk)
+        person = Person(api, url, is_streamed=is_streamed)
+        person.say("find it")
+        person.give("a result of many lines\n" * 5_000)
+        person.say("thanks")
+        assert provider.problems == []
+        assert [seen.tools for seen in provider.seen] == [["search"]] * 3
+        assert "a result of many lines" in provider.seen[1].raw.decode()
+
+
+@pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
+@pytest.mark.parametrize("api", APIS)
+def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(small_disk: Path, api: Api) -> None:
+    """What was sent stays as it was, and a new result is sent whole."""
+    with (
+        coatcheck.open(small_disk / "store") as store,
+        Provider(_searching) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
+        person = Person(api, url, is_streamed=False)
+        person.say("find it")
+        person.give("a first result\n" * 9_000)
+        _fill_up(small_disk)
+        if api == "responses stored":  # its link to the next request cannot be written
+            with pytest.raises(openai.APIError, match="cannot write its ledger"):
+                person.say("find more")
+            return
+        person.say("find more")
+        person.give("a second result\n" * 9_000)
+        person.say("thanks")
+        assert provider.problems == []
+        last = provider.seen[-1].raw.decode()
+        assert last.count('{\\"stub\\"') == 1
+        assert last.count("a second result") >= 9_000
+        assert len(provider.seen[-1].tools) == 4

@@ -47,10 +47,12 @@ class Think:
 
 @dataclass(frozen=True)
 class Use:
-    """A call. `name` may be a purpose ("get", "list", "store") of our tools: the name in the request is looked up."""
+    """A call. `name` may be a purpose ("get", "list", "store") of our tools: the name in the request is looked up.
+    `caller` is the program of the provider that makes the call."""
 
     name: str
     input: dict[str, Any] | str = field(default_factory=dict)
+    caller: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Seen:
     headers: dict[str, str]
     raw: bytes
     body: Any = None
+    earlier: list[Any] = field(default_factory=list)
+    """Items that the provider keeps and that the request continues."""
     status: int = 0
     problem: str = ""
     usage: dict[str, int] = field(default_factory=dict)
@@ -116,8 +120,10 @@ Script = Sequence[Turn | Callable[[Seen], Turn]] | Callable[[Seen], Turn]
 class Provider:
     """`with Provider([turn(Say("hello"))]) as provider:` then send requests to `provider.url`."""
 
-    def __init__(self, script: Script = (), *, is_lenient: bool = False) -> None:
+    def __init__(self, script: Script = (), *, is_lenient: bool = False, repeats_ids: bool = False) -> None:
+        """With `repeats_ids`, each answer numbers its calls from 0, as some compatible servers do."""
         self.script = script
+        self._repeats_ids = repeats_ids
         self.seen: list[Seen] = []
         self.open = 0
         self._is_lenient = is_lenient
@@ -199,8 +205,10 @@ class Provider:
             return Turn(raw=b'{"data": []}'), None, {}
         try:
             seen.body = body = json.loads(seen.raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Refused(400, "The request body is not valid JSON") from None
+        before, after = self._responses.get(str(body.get("previous_response_id")), ([], []))
+        seen.earlier = [*before, *after]
         if not self._is_lenient:
             self._check(api, seen)
         elif api == "anthropic" and (wrong := self._bound.refused(body)):
@@ -244,10 +252,9 @@ class Provider:
             whole = {
                 name: value for name, value in body.items() if name not in ("previous_response_id", "conversation")
             }
-            before, after = self._responses.get(str(body.get("previous_response_id")), ([], []))
-            if body.get("previous_response_id") and not after:
+            if body.get("previous_response_id") and not seen.earlier:
                 raise Refused(400, "Previous response not found.", code="previous_response_not_found")
-            items = [*before, *after, *input_items(body)]
+            items = [*seen.earlier, *input_items(body)]
             openai_responses.check(seen.headers, {"model": "m", "tools": [], **whole, "input": items})
             _check_reasoning(items)
 
@@ -274,6 +281,9 @@ class Provider:
     def _id(self, start: str) -> str:
         return f"{start}{next(self._ids):06d}"
 
+    def _call_id(self, start: str, number: int) -> str:
+        return f"{start}{number}" if self._repeats_ids else self._id(start)
+
     def _name(self, body: dict[str, Any], name: str) -> str:
         """Return the name under which the request offers our tool for a purpose."""
         words = {"get": "Read a stored artifact", "list": "List stored artifacts", "store": "Store a text or JSON"}
@@ -294,8 +304,8 @@ class Provider:
                 content.append({"type": "thinking", "thinking": block.text, "signature": ""})
             else:
                 given = json.loads(block.input) if isinstance(block.input, str) else block.input
-                name = self._name(body, block.name)
-                content.append({"type": "tool_use", "id": self._id("toolu_"), "name": name, "input": given})
+                name, call_id = self._name(body, block.name), self._call_id("toolu_", len(content))
+                content.append({"type": "tool_use", "id": call_id, "name": name, "input": given, **_caller(block)})
         calls = any(isinstance(block, Use) for block in one.blocks)
         return {
             "id": self._id("msg_"), "type": "message", "role": "assistant", "model": body["model"], "content": content,
@@ -304,12 +314,12 @@ class Provider:
 
     def _completion(self, body: dict[str, Any], one: Turn) -> dict[str, Any]:
         text = "".join(block.text for block in one.blocks if isinstance(block, Say)) or None
-        calls = []
+        calls: list[dict[str, Any]] = []
         for block in one.blocks:
             if isinstance(block, Use):
                 written = block.input if isinstance(block.input, str) else json.dumps(block.input, ensure_ascii=False)
                 function = {"name": self._name(body, block.name), "arguments": written}
-                calls.append({"id": self._id("call_"), "type": "function", "function": function})
+                calls.append({"id": self._call_id("call_", len(calls)), "type": "function", "function": function})
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         stop = one.stop or ("tool_calls" if calls else "stop")
         return {
@@ -330,8 +340,8 @@ class Provider:
             else:
                 written = block.input if isinstance(block.input, str) else json.dumps(block.input, ensure_ascii=False)
                 output.append({"id": self._id("fc_"), "type": "function_call", "status": "completed",
-                               "call_id": self._id("call_"), "name": self._name(body, block.name),
-                               "arguments": written})  # fmt: skip
+                               "call_id": self._call_id("call_", len(output)), "arguments": written,
+                               "name": self._name(body, block.name), **_caller(block)})  # fmt: skip
         response_id = self._id("resp_")
         before, after = self._responses.get(str(body.get("previous_response_id")), ([], []))
         if body.get("store", True):
@@ -344,6 +354,10 @@ class Provider:
             "tool_choice": body.get("tool_choice", "auto"), "tools": body.get("tools", []), "temperature": 1.0,
             "top_p": 1.0, "text": {"format": {"type": "text"}},
         }  # fmt: skip
+
+
+def _caller(block: Use) -> dict[str, Any]:
+    return {} if block.caller is None else {"caller": block.caller}
 
 
 def asdict_block(block: Say | Think | Use) -> dict[str, Any]:

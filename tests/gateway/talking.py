@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import anthropic
 import httpx2
@@ -52,8 +52,11 @@ def serving(store: Store, provider: Provider, *, is_one: bool = False, **setting
 class Talk:
     """An agent on Anthropic's SDK. `held` are the messages that it keeps."""
 
-    def __init__(self, address: str, *, is_streamed: bool = True, thinking: bool = True, **more: Any) -> None:
+    def __init__(
+        self, address: str, *, is_streamed: bool = True, thinking: bool = True, key: str = "sk-test", **more: Any
+    ) -> None:
         self.address = address
+        self.key = key
         self.is_streamed = is_streamed
         self.held: list[dict[str, Any]] = []
         self.events: list[Any] = []
@@ -68,7 +71,7 @@ class Talk:
         return self.send()
 
     def send(self) -> Any:
-        with anthropic.Anthropic(api_key="sk-test", base_url=self.address, max_retries=0) as client:
+        with anthropic.Anthropic(api_key=self.key, base_url=self.address, max_retries=0) as client:
             arguments: Any = {
                 "model": "claude-opus-5-5",
                 "max_tokens": 4_000,
@@ -100,8 +103,9 @@ class Talk:
 class Chat:
     """An agent on OpenAI's SDK, with chat completions."""
 
-    def __init__(self, address: str, *, is_streamed: bool = True, **more: Any) -> None:
+    def __init__(self, address: str, *, is_streamed: bool = True, key: str = "sk-test", **more: Any) -> None:
         self.address = address
+        self.key = key
         self.is_streamed = is_streamed
         self.held: list[dict[str, Any]] = []
         self.chunks: list[Any] = []
@@ -113,7 +117,7 @@ class Chat:
 
     def ask(self, *messages: dict[str, Any] | str) -> dict[str, Any]:
         self.held += [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
-        with openai.OpenAI(api_key="sk-test", base_url=f"{self.address}/v1", max_retries=0) as client:
+        with openai.OpenAI(api_key=self.key, base_url=f"{self.address}/v1", max_retries=0) as client:
             arguments: Any = {"model": "gpt-5.6", "messages": self.held, "tools": self.tools, **self.more}
             if self.is_streamed:
                 self.chunks = list(client.chat.completions.create(**arguments, stream=True))
@@ -132,6 +136,83 @@ class Chat:
             {"role": "tool", "tool_call_id": call["id"], "content": text}
             for call, text in zip(calls, texts, strict=True)
         ]
+
+
+RESPONSES_TOOLS: Any = [
+    {"type": "function", "name": "search", "description": "Search.", "parameters": SCHEMA, "strict": False}
+]
+
+
+class Agent:
+    """An agent on OpenAI's SDK, with responses. It keeps the items itself, or refers to the previous response."""
+
+    def __init__(self, url: str, *, is_streamed: bool, is_stored: bool, key: str = "sk-test") -> None:
+        self.url, self.is_streamed, self.is_stored, self.key = url, is_streamed, is_stored, key
+        self.held: list[Any] = []
+        self.last: Any = None
+        self.events: list[Any] = []
+
+    def ask(self, *items: Any) -> Any:
+        new = [{"role": "user", "content": one} if isinstance(one, str) else one for one in items]
+        self.held += new
+        arguments: Any = {"model": "gpt-5.6", "tools": RESPONSES_TOOLS, "store": self.is_stored}
+        if self.is_stored:
+            arguments |= {"input": new} | ({"previous_response_id": self.last.id} if self.last else {})
+        else:
+            arguments |= {"input": self.held, "include": ["reasoning.encrypted_content"]}
+        with openai.OpenAI(api_key=self.key, base_url=f"{self.url}/v1", max_retries=0) as client:
+            if self.is_streamed:
+                with client.responses.stream(**arguments) as stream:
+                    self.events = list(stream)
+                    self.last = stream.get_final_response()
+            else:
+                self.last = client.responses.create(**arguments)
+        drop = {"parsed", "parsed_arguments", "status"}
+        self.held += [
+            {name: value for name, value in one.to_dict().items() if name not in drop} for one in self.last.output
+        ]
+        for item in self.held:
+            for part in item.get("content", []) if isinstance(item.get("content"), list) else []:
+                part.pop("parsed", None)
+        return self.last
+
+    def results(self, *texts: str) -> list[dict[str, Any]]:
+        calls = [one for one in self.last.output if one.type == "function_call"]
+        assert len(calls) == len(texts)
+        return [
+            {"type": "function_call_output", "call_id": call.call_id, "output": text}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+
+Api = Literal["anthropic", "chat", "responses held", "responses stored"]
+APIS: tuple[Api, ...] = get_args(Api)
+
+
+class Person:
+    """Somebody who talks to an agent, in the same words on every API."""
+
+    def __init__(self, api: Api, url: str, *, key: str = "sk-test", is_streamed: bool = True) -> None:
+        self.agent: Talk | Chat | Agent
+        if api == "anthropic":
+            self.agent = Talk(url, is_streamed=is_streamed, thinking=False, key=key)
+        elif api == "chat":
+            self.agent = Chat(url, is_streamed=is_streamed, key=key)
+        else:
+            is_stored = api == "responses stored"
+            self.agent = Agent(url, is_streamed=is_streamed, is_stored=is_stored, key=key)
+
+    def say(self, text: Any) -> None:
+        message = {"role": "user", "content": text}
+        self.agent.ask(text if isinstance(self.agent, Talk) else message)
+
+    def give(self, *results: str) -> None:
+        """Send the results of the calls in the last answer."""
+        given: Any = self.agent.results(*results)
+        if isinstance(self.agent, Talk):
+            self.agent.ask(given)
+        else:
+            self.agent.ask(*given)
 
 
 def joined(chunks: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from coatcheck import Store
 from coatcheck.errors import InvalidArgument
 from coatcheck.gateway import GatewaySettings
 from tests.gateway.provider import Provider, Say, Use, turn
-from tests.gateway.talking import BIG, KEYS, Chat, Talk, assert_only_grows, post, serving
+from tests.gateway.talking import APIS, BIG, KEYS, Chat, Person, Talk, assert_only_grows, post, serving
 
 BODY = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]}
 
@@ -152,6 +152,62 @@ def test_a_url_in_the_path_does_not_change_the_host(store: Store, path: str) -> 
             answer = client.recv(4_096)
         assert answer.startswith(b"HTTP/1.1 ")
         assert all(one.headers["host"] in provider.url for one in provider.seen)
+
+
+def nested(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+def nested_content(levels: int) -> str:
+    return f'[{{"type":"text","text":"go","data":{nested(levels)}}}]'
+
+
+@pytest.mark.parametrize("mode", ["observe", "stub", "loop"])
+@pytest.mark.parametrize("levels", [120, 500, 900])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/messages", "messages"), ("/v1/chat/completions", "messages"), ("/v1/responses", "input")],
+)
+def test_content_that_is_nested_deeply_is_forwarded_unchanged(
+    store: Store, mode: str, levels: int, path: str, field: str, is_streamed: bool
+) -> None:
+    tools = json.dumps(Talk("").tools + Chat("").tools)
+    stream = json.dumps(is_streamed)
+    start = f'{{"model":"m","max_tokens":9,"stream":{stream},"tools":{tools},"{field}":[{{"role":"user","content":'
+    start += nested_content(levels) + "}"
+    answer = ',{"role":"assistant","content":"Hello."},{"role":"user","content":"go"}'
+    with Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider, serving(store, provider, mode=mode) as url:
+        for body in (f"{start}]}}".encode(), f"{start}{answer}]}}".encode()):
+            assert post(url, path, body).status_code == 200
+            assert provider.seen[-1].raw == body
+
+
+@pytest.mark.parametrize("levels", [500, 50_000])
+@pytest.mark.parametrize("name", ["messages", "system", "metadata", "conversation", "tool_choice", "tools"])
+def test_a_field_that_is_nested_deeply_is_forwarded_unchanged(store: Store, name: str, levels: int) -> None:
+    with Provider(lambda _: turn(raw=b"{}")) as provider, serving(store, provider, mode="loop") as url:
+        fields = {"model": '"m"', "messages": '[{"role":"user","content":"go"}]', name: f"[{nested(levels)}]"}
+        body = "{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + "}"
+        post(url, "/v1/messages", body.encode())
+        sent = provider.seen[-1].raw.decode()
+        assert sent == body or (name == "tools" and nested(levels) in sent)
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_adopted_conversation_continues_with_a_message_that_is_nested_deeply(store: Store, api: Any) -> None:
+    def model(seen: Any) -> Any:
+        return turn(Use("search", {"q": "x"})) if "find" in json.dumps(seen.messages[-1]) else turn(Say("Done."))
+
+    with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+        person = Person(api, url)
+        person.say("find it")
+        person.give(BIG)
+        person.say(json.loads(nested_content(300)))
+        person.say("thanks")
+        for seen in provider.seen[-2 if api == "responses stored" else -1 :]:
+            assert len(seen.tools) == 4
+            assert BIG[:50] not in seen.raw.decode()
+        assert nested(300) in provider.seen[-2].raw.decode()
 
 
 @pytest.mark.parametrize("name", ["../etc", "a b", "coatcheck:reads", "transcript:x", "x" * 300, "", "a/b"])

@@ -28,7 +28,7 @@ from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
 from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, serving
 from tests.gateway.test_loop_messages import SEARCH, get
 
-WRITES = ("put", "put_inline", "record", "open_session")
+WRITES = ("put", "put_inline", "record", "record_all", "open_session")
 
 
 def model(seen: Seen) -> Turn:

@@ -5,56 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from coatcheck import Store
 from tests.gateway.provider import Provider, Say, Seen, Think, Use, turn
-from tests.gateway.talking import BIG, SCHEMA, assert_only_grows, post, serving
-
-TOOLS: Any = [{"type": "function", "name": "search", "description": "Search.", "parameters": SCHEMA, "strict": False}]
-
-
-class Agent:
-    """An agent on OpenAI's SDK. It keeps the items itself, or refers to the previous response."""
-
-    def __init__(self, url: str, *, is_streamed: bool, is_stored: bool) -> None:
-        self.url, self.is_streamed, self.is_stored = url, is_streamed, is_stored
-        self.held: list[Any] = []
-        self.last: Any = None
-        self.events: list[Any] = []
-
-    def ask(self, *items: Any) -> Any:
-        new = [{"role": "user", "content": one} if isinstance(one, str) else one for one in items]
-        self.held += new
-        arguments: Any = {"model": "gpt-5.6", "tools": TOOLS, "store": self.is_stored}
-        if self.is_stored:
-            arguments |= {"input": new} | ({"previous_response_id": self.last.id} if self.last else {})
-        else:
-            arguments |= {"input": self.held, "include": ["reasoning.encrypted_content"]}
-        with openai.OpenAI(api_key="sk-test", base_url=f"{self.url}/v1", max_retries=0) as client:
-            if self.is_streamed:
-                with client.responses.stream(**arguments) as stream:
-                    self.events = list(stream)
-                    self.last = stream.get_final_response()
-            else:
-                self.last = client.responses.create(**arguments)
-        drop = {"parsed", "parsed_arguments", "status"}
-        self.held += [
-            {name: value for name, value in one.to_dict().items() if name not in drop} for one in self.last.output
-        ]
-        for item in self.held:
-            for part in item.get("content", []) if isinstance(item.get("content"), list) else []:
-                part.pop("parsed", None)
-        return self.last
-
-    def results(self, *texts: str) -> list[dict[str, Any]]:
-        calls = [one for one in self.last.output if one.type == "function_call"]
-        assert len(calls) == len(texts)
-        return [
-            {"type": "function_call_output", "call_id": call.call_id, "output": text}
-            for call, text in zip(calls, texts, strict=True)
-        ]
+from tests.gateway.talking import BIG, RESPONSES_TOOLS, Agent, assert_only_grows, post, serving
 
 
 @pytest.fixture(params=[True, False], ids=["stored", "held"])
@@ -145,7 +100,10 @@ def test_a_websocket_is_refused_so_that_clients_use_http(store: Store) -> None:
 def test_our_tools_are_added_to_tools_in_the_first_item(store: Store) -> None:
     body = {
         "model": "codex-mini", "store": False,
-        "input": [{"type": "additional_tools", "role": "developer", "tools": TOOLS}, {"role": "user", "content": "go"}],
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": RESPONSES_TOOLS},
+            {"role": "user", "content": "go"},
+        ],
     }  # fmt: skip
     with Provider([turn(Say("Hello."))], is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         post(url, "/v1/responses", body)
@@ -159,7 +117,7 @@ def test_our_tools_are_added_to_tools_in_the_first_item(store: Store) -> None:
 
 
 def test_a_response_that_began_elsewhere_is_not_changed(store: Store) -> None:
-    body = {"model": "m", "previous_response_id": "resp_other", "input": "go", "tools": TOOLS}
+    body = {"model": "m", "previous_response_id": "resp_other", "input": "go", "tools": RESPONSES_TOOLS}
     with Provider([turn(Say("Hello."))], is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         post(url, "/v1/responses", body)
         assert provider.answered[0].body == body

@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -47,6 +46,8 @@ _LONG: Final = 1 << 15  # bytes of a body whose beginning is remembered
 _REMEMBERED: Final = 64  # bodies whose beginning is remembered
 _BACK: Final = (0, 1, 2, 3, 4, 6, 8, 12)  # messages at the end of a body that may change
 _LAST: Final = 64  # bytes that are compared first
+_PREFIX_DIGITS: Final = 40
+_DEEPEST: Final = 100  # levels of a message that is looked into; parsers fail at about 500
 _BRACKET: Final = ord("[")
 _OPENING: Final = re.compile(rb"[ \t\r\n]*\{")
 _NAME: Final = re.compile(rb'[ \t\r\n,]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
@@ -62,7 +63,7 @@ def fields_of(raw: Raw | bytes) -> dict[str, Raw]:
     """Return the members of a JSON object with their bytes. Raises `Unreadable`."""
     try:
         return _OBJECT.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(str(error)) from error
 
 
@@ -70,7 +71,7 @@ def items_of(raw: Raw | bytes) -> list[Raw]:
     """Return the elements of a JSON array with their bytes. Raises `Unreadable`."""
     try:
         return _ARRAY.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unreadable(str(error)) from error
 
 
@@ -139,10 +140,41 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
+def text_key(text: str) -> str:
+    """Return the value under which an answer is found that has only text."""
+    return digest("text", squeezed(text))
+
+
 def canonical(value: Any) -> str:
     """Return a text that is equal for values that a provider treats as equal: without cache marks and outer whitespace
     of texts, keys in one order, 1 for 1.0, and a text in place of a single text block."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def canonical_json(raw: Raw | str) -> str:
+    """Return the canonical text of a value that is given as JSON; the JSON itself if it is not valid, or too deep."""
+    data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
+    try:
+        value = value_of(data)
+    except Unreadable:
+        return data.decode("utf-8", "replace")
+    return data.decode("utf-8", "replace") if is_deep(value) else canonical(value)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a value is nested more deeply than we look into values."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner += one.values()
+            elif isinstance(one, list):
+                inner += one
+        if not inner:
+            return False
+        level = inner
+    return True
 
 
 def _is_text(value: dict[str, Any]) -> bool:
@@ -166,35 +198,44 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HeldResult:
-    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its size."""
+    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its size.
+    `is_for_program` says whether the result itself names a provider's program as its caller."""
 
     place: int
     call_id: str
     key: str
     size: int
+    is_for_program: bool = False
 
     @classmethod
-    def of(cls, place: int, call_id: str, content: Any) -> HeldResult:
+    def of(cls, place: int, call_id: str, content: Any, *, is_for_program: bool = False) -> HeldResult:
         size = len(content) if isinstance(content, str) else len(str(content))
-        return cls(place, call_id, digest("result", call_id, canonical(content)), size)
+        return cls(place, call_id, digest("result", call_id, canonical(content)), size, is_for_program)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFacts:
     """What is known about one message. `keys` are the values in an answer that clients send back unchanged, each with
-    the place of its block; `text` is the digest of an answer's text. `label` describes the message to a person.
-    `thinks` says whether it has thinking."""
+    the place of its block; `text` is an answer's text without whitespace. `label` describes the message to a person.
+    `programs` are the ids of calls that a provider's program made. `thinks` says whether the message has thinking.
+
+    `in_prefix` is what the message adds to the digest of a prefix: its own digest, but for an answer without what
+    clients change in it (thinking, whitespace, the encoding of arguments). `is_deep` says whether the message is nested
+    too deeply to look into: it passes as it is."""
 
     side: Side
     digest: str
+    in_prefix: str
     size: int
     label: str = ""
     keys: tuple[tuple[int, str], ...] = ()
     results: tuple[HeldResult, ...] = ()
     calls: tuple[tuple[str, str], ...] = ()
+    programs: tuple[str, ...] = ()
     text: str = ""
     blocks: int = 1
     thinks: bool = False
+    is_deep: bool = False
 
 
 @dataclass(slots=True)
@@ -224,14 +265,26 @@ class ClientRequest:
                 break
         return digest("first", *parts)
 
-    def text_key(self, text: str, at: int | None = None) -> str:
-        """Return the key of a text-only answer, at the end or before the message of this number: its text, the message
-        before it, and how many answers there were. Whitespace is ignored, since clients change it."""
-        before = self.facts[:at]
-        sides = ["", *(one.side for one in before)]
-        turns = sum(one != "answer" == next_one for one, next_one in pairwise(sides))
-        last = next((one.digest for one in reversed(before) if one.side != "answer"), "")
-        return digest("text", squeezed(text), last, str(turns))
+    def prefixes(self, start: str) -> list[str]:
+        """Return the digest of everything before each message, and at the end that of all messages. `start` is what
+        else separates this conversation from others."""
+        running = hashlib.sha256(start.encode())
+        found = [running.hexdigest()[:_PREFIX_DIGITS]]
+        for one in self.facts:
+            running.update(one.in_prefix.encode() + b"\n")
+            found.append(running.hexdigest()[:_PREFIX_DIGITS])
+        return found
+
+    def replaceable(self, programs: Collection[str] = ()) -> dict[int, list[HeldResult]]:
+        """Return the results that may become stubs, by the number of their message. Results for a provider's program
+        are not among them: those of the calls that it made here, of `programs`, and those that say so themselves."""
+        called = {*programs, *(call_id for one in self.facts for call_id in one.programs)}
+        found: dict[int, list[HeldResult]] = {}
+        for number, facts in enumerate(self.facts):
+            for result in facts.results:
+                if not result.is_for_program and result.call_id not in called:
+                    found.setdefault(number, []).append(result)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +441,8 @@ class Merger(ABC):
 
     @property
     def text_key(self) -> str:
-        """The key of a text-only answer."""
-        return self.request.text_key("".join(self.texts))
+        """The value under which a text-only answer is found."""
+        return text_key("".join(self.texts))
 
     def _begin(self) -> None:
         """Forget the step before."""
@@ -500,7 +553,15 @@ class Api(ABC):
         value = value_of(raw)
         if not isinstance(value, dict):
             raise Unreadable("a message is not an object")
-        return self._facts.keep(key, self.facts(value, len(data)))
+        facts = self._facts_of_deep(value, data) if is_deep(value) else self.facts(value, len(data))
+        return self._facts.keep(key, facts)
+
+    def _facts_of_deep(self, message: dict[str, Any], data: bytes) -> HeldFacts:
+        """Return what is known about a message that is nested too deeply: whose it is, but nothing of its content."""
+        flat = {name: value for name, value in message.items() if not isinstance(value, dict | list)}
+        whole = digest("deep", data.decode("utf-8", "replace"))
+        facts = self.facts(flat, len(data))
+        return replace(facts, digest=whole, in_prefix=whole, results=(), text="", is_deep=True)
 
     @abstractmethod
     def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
@@ -597,11 +658,13 @@ class Api(ABC):
         """Return the key of what a request continues, if the provider keeps the conversation."""
         return None
 
-    def renamed(
-        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
-    ) -> dict[str, dict[str, Any]]:
-        """Return records, by key, for requests that name this answer: ids to replace, and our results that wait.
-        `adopted` is the key of the adoption."""
+    def links(self, request: ClientRequest, merger: Merger, adopted: str) -> dict[str, dict[str, Any]]:
+        """Return records, by the key of `chain`, for requests that continue this answer by its id. `adopted` is the key
+        of the adoption."""
+        return {}
+
+    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
+        """Return records, by key, for requests that name this answer: ids to replace, and our results that wait."""
         return {}
 
     def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
@@ -615,6 +678,11 @@ class Api(ABC):
     def waiting_keys(self, request: ClientRequest) -> list[str]:
         """Return the keys of our results that go before the results in this request."""
         return []
+
+    def program_keys(self, request: ClientRequest) -> dict[str, str]:
+        """Return the keys of calls that a provider's program may have made and that the request does not contain, each
+        with the id of the call."""
+        return {}
 
     def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
         """Return what is sent for an answer that the ledger does not have."""

@@ -25,6 +25,7 @@ from coatcheck.gateway.api import (
     Unreadable,
     accumulated,
     canonical,
+    canonical_json,
     digest,
     fields_of,
     items_of,
@@ -64,8 +65,18 @@ class ChatApi(Api):
         keys = tuple((0, digest("call", call_id)) for call_id, _ in named)
         results = (HeldResult.of(0, str(message.get("tool_call_id")), content),) if role == "tool" else ()
         text = squeezed(text_in(content)) if side == "answer" else ""
+        rest = [str(message.get("name")), str(message.get("tool_call_id")), *(one[0] for one in named)]
+        whole = digest(role, canonical(content), *rest)
         return HeldFacts(
-            side, digest(role, canonical(content), *(one[0] for one in named)), size, role, keys, results, named, text
+            side=side,
+            digest=whole,
+            in_prefix=digest("answer", text, *map(_call_in_prefix, calls)) if side == "answer" else whole,
+            size=size,
+            label=role,
+            keys=keys,
+            results=results,
+            calls=named,
+            text=text,
         )
 
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
@@ -116,6 +127,14 @@ class ChatApi(Api):
         if (number_field(request.top, "n") or 1) > 1:
             return "n must be 1: this conversation goes through the Coatcheck gateway, which continues one answer"
         return None
+
+
+def _call_in_prefix(call: Mapping[str, Any]) -> str:
+    """Return what a call adds to the digest of a prefix. Clients may encode its arguments in another way."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return canonical(call)
+    return digest(str(call.get("id")), str(function.get("name")), canonical_json(function["arguments"]))
 
 
 class _ChatMerger(Merger):

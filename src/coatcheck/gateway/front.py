@@ -13,7 +13,8 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -38,7 +39,8 @@ from coatcheck.gateway.api import (
     value_of,
 )
 from coatcheck.gateway.chat_api import ChatApi
-from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered
+from coatcheck.gateway.conversations import Origin, Sessions
+from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered, entry_key
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sending import MODES, Mode, RefusedRequest, Sender, readable, run_calls
@@ -56,11 +58,9 @@ from coatcheck.http.credentials import Access, Keyring
 from coatcheck.http.serving import is_same, prove
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
-from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
-    from coatcheck.session import Session
     from coatcheck.store import Store
 
 Scope = MutableMapping[str, Any]
@@ -78,11 +78,10 @@ _HOP: Final = frozenset({
 _NOT_SENT: Final = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _OF_BODY: Final = frozenset({b"content-length", b"content-encoding"})
 _OWN: Final = b"x-coatcheck-"
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
 _RETRIED: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 0.2  # seconds before a connection is tried again
-_OPENED: Final = 1_024  # sessions that are remembered
-_REOPENED: Final = 60.0  # seconds after which a session is opened again
 _SESSION_NAME: Final = re.compile(r"[\w.:@+=-]{1,200}", re.ASCII)
 _UNNAMED: Final = "conversation-"
 _RESPONSES: Final = "coatcheck:responses"  # the session that knows the sessions of responses
@@ -219,33 +218,20 @@ class _Tenant:
     def __init__(self, store: Store, settings: GatewaySettings) -> None:
         self._store = store
         self.sender = Sender(mode=settings.mode, policy=settings.policy)
-        self._sessions: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
+        self.sessions = Sessions(store)
 
-    def session(self, name: str, parent: str | None, *, is_quick: bool = False) -> Session:
-        """Open a session. It lives 30 days after its last use, or longer if it already did. A session that was opened a
-        moment ago is reused, so that a request does not wait for what is being written. With `is_quick`, raises
-        `NotRemembered` for others."""
-        opened, known = self._sessions.get((name, parent), (0.0, None))
-        if known is not None and time.monotonic() - opened < _REOPENED:
-            return known
-        if is_quick:
-            raise NotRemembered
-        ttl = None if self._store.ttl is None else max(LIFE, self._store.ttl)
-        found = self._store.lasting_session(name, parent=parent, ttl=ttl)
-        return self._sessions.keep((name, parent), (time.monotonic(), found))[1] or found
-
-    def session_of(self, response_id: str, default: str) -> str:
-        """Return the session of an earlier response whose client named none."""
-        key = digest("session", response_id)
+    def origin_of(self, response_id: str, default: Origin) -> Origin:
+        """Return the origin of an earlier response to the same client, which named no session."""
+        key = digest("session", default.owner, response_id)
         try:
             found = self._responses().find([key]).get(key)
-            return default if found is None else str(value_of(found["session"]))
         except CoatcheckError:
             return default
+        return default if found is None else replace(default, name=str(value_of(found["session"])))
 
-    def remember(self, response_id: str, session: Session) -> None:
-        """Note the session of a response."""
-        self._responses().write(digest("session", response_id), {"session": session.session_id})
+    def remember(self, response_id: str, origin: Origin) -> None:
+        """Note the origin of a response."""
+        self._responses().write(digest("session", origin.owner, response_id), {"session": origin.name})
 
     def _responses(self) -> Ledger:
         return Ledger(self._store.session(_RESPONSES, ttl=LIFE))
@@ -272,7 +258,7 @@ class _Call:
         self._named: dict[str, str] = {}
         self._access: Access | None = None
         self.tenant = gateway.tenant(None)
-        self.is_unnamed = False
+        self.origin = Origin("gateway")
         self._is_begun = False
         self._started = time.time()
 
@@ -334,24 +320,26 @@ class _Call:
     def _header(self, name: bytes) -> str:
         return self._headers.get(name, b"").decode("latin-1").strip()
 
-    def _session_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
-        """Return the session of a request, and its parent: the one that the client names, else the one by which it is
-        known, within the range of its token."""
+    def _origin(self, request: ClientRequest) -> Origin:
+        """Return where a request belongs: the session that the client names, else the one by which it is known, within
+        the range of its token."""
         named = self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
         if named:
             if not self._may_use(_check_session(named)):
                 assert self._access is not None
                 raise RefusedRequest(403, f"this token opens only sessions {self._access.limits}")
-            return named, None
-        name, parent = self._found_name(request)
-        self.is_unnamed = name.startswith(_UNNAMED)
+            return Origin(named)
+        found = self._found_origin(request)
         start = self._access.sessions if self._access is not None else ""
-        return (_safe(start + name, start), parent and _safe(start + parent, start)) if start else (name, parent)
+        if not start:
+            return found
+        parent = None if found.parent is None else _safe(start + found.parent, start)
+        return replace(found, name=_safe(start + found.name, start), parent=parent)
 
     def _may_use(self, session_id: str) -> bool:
         return self._access is None or self._access.covers(session_id)
 
-    def _found_name(self, request: ClientRequest | None) -> tuple[str, str | None]:
+    def _found_origin(self, request: ClientRequest) -> Origin:
         """Return the session by which a client is known, and its parent."""
         header = self._header
         for start, main, own, parent in (
@@ -362,17 +350,24 @@ class _Call:
             if main_id := header(main):
                 child = header(own)
                 if not child or child == main_id:
-                    return _safe(start + main_id), None
+                    return Origin(_safe(start + main_id))
                 above = header(parent)
                 whose = f"{main_id}-{above}" if above and above != main_id else main_id
-                return _safe(f"{start}{main_id}-{child}"), _safe(start + whose)
-        if request is not None and (key := text_field(request.top, "prompt_cache_key")):
-            return _safe(f"key-{key}"), None
-        if request is None:
-            return "gateway", None
-        if "conversation" in request.top:
-            return _UNNAMED + digest("conversation", str(value_of(request.top["conversation"])))[:32], None
-        return _UNNAMED + request.first[:32], None
+                return Origin(_safe(f"{start}{main_id}-{child}"), _safe(start + whose))
+        owner = self._owner()
+        if "conversation" in request.top:  # the provider keeps it, and its id separates it from others
+            name = digest("conversation", owner, str(value_of(request.top["conversation"])))
+            return Origin(_UNNAMED + name[:32])
+        if key := text_field(request.top, "prompt_cache_key"):  # often one key for all users of an application
+            return Origin(_safe(f"key-{key}"), owner=owner)
+        return Origin(_UNNAMED + digest(owner, request.first)[:32], owner=owner)
+
+    def _owner(self) -> str:
+        """Return the digest of the credentials in this request: the gateway's token by its name, and what the client
+        sends to the provider."""
+        token = self._access.name if self._access is not None else ""
+        sent = [(name.lower(), value) for name, value in self._scope["headers"] if name.lower() in _CREDENTIALS]
+        return digest("owner", token, *(part.decode("latin-1") for pair in sorted(sent) for part in pair))
 
     # Answers
 
@@ -411,25 +406,44 @@ class _Call:
         if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
             message = "threads are not supported by this gateway; send the messages"
             raise RefusedRequest(400, message, code="thread_unsupported_request")
-        name, parent = self._session_name(request)
-        if self._settings.mode == "observe" and not self._settings.records:
+        try:
+            origin = self._origin(request)
+            if self._settings.mode == "observe" and not self._settings.records:
+                return None
+            return self._exchange(api, request, plain, origin, is_quick=is_quick)
+        except Unreadable:  # a part of the request other than its messages
             return None
-        before = text_field(request.top, "previous_response_id") if self.is_unnamed else ""
+
+    def _exchange(
+        self, api: Api, request: ClientRequest, plain: bytes, origin: Origin, *, is_quick: bool
+    ) -> Exchange | None:
+        """Return a request with what is sent for it. If the store fails, a conversation that was never changed passes
+        unrecorded: None."""
+        before = text_field(request.top, "previous_response_id") if origin.owner else ""
         if before and is_quick:
             raise NotRemembered
         try:
             whose = self._access.tenant if self._access is not None else None
             tenant = self.tenant = self.gateway.tenant(whose, is_quick=is_quick)
-            if before and self._may_use(found := tenant.session_of(before, name)):
-                name = found
-            session = tenant.session(name, parent, is_quick=is_quick)
-            outgoing = tenant.sender.outgoing(api, request, plain, session, is_quick=is_quick)
-            is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
-            return Exchange(api, session, outgoing, self._started, is_count=is_count)
         except CoatcheckError as error:
             if request.has_answers and self._settings.mode != "observe":
                 raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
             return None
+        if before:
+            earlier = tenant.origin_of(before, origin)
+            origin = earlier if self._may_use(earlier.name) else origin
+        self.origin = origin
+        is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
+        outgoing = tenant.sender.outgoing(
+            api, request, plain, origin, tenant.sessions, is_quick=is_quick, is_count=is_count
+        )
+        if outgoing.home is not None:
+            return Exchange(api, outgoing.home.session, outgoing, self._started, is_count=is_count)
+        try:
+            session = tenant.sessions.open(origin.name, origin.parent, is_quick=is_quick)
+        except CoatcheckError:  # e.g. on a full disk
+            return None
+        return Exchange(api, session, outgoing, self._started, is_count=is_count)
 
     async def _body(self) -> bytes:
         """Read the body of the request."""
@@ -769,7 +783,7 @@ class _Answering:
                     await self._call.send(merger.feed(chunk))
             else:
                 merger.take(await response.read())
-        except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if not isinstance(error, ProviderFailure):
                 _LOG.warning("the provider's answer cannot be read: %s", type(error).__name__)
             await self._fail(502, "the connection to the provider was lost during the answer")
@@ -784,8 +798,7 @@ class _Answering:
 
     async def _run(self, step: LoopStep, *, is_last: bool) -> list[Raw]:
         """Run our calls, and return the messages with their results."""
-        assert self._outgoing.adoption is not None
-        names, note = self._outgoing.adoption.names, _LAST if is_last else ""
+        names, note = self._outgoing.names, _LAST if is_last else ""
         answers = await self._while_pinging(in_thread(run_calls, self._session, names, step.own, note))
         return self._api.results(answers)
 
@@ -798,15 +811,20 @@ class _Answering:
             self._inside = [*self._chain, *step.messages, *results]
         else:
             self._last = step.messages
+        keys = [merger.last_key, None if step.others or not merger.texts else merger.text_key]
         if merger.steps > 1 or results:
             self._chain += [*step.messages, *results]
-            await self._record([merger.last_key, None if step.others or not merger.texts else merger.text_key])
-        records = self._api.renamed(self._request, merger, self._outgoing.adopted, results)
-        for key, body in records.items():
+            await self._record(keys)
+        else:
+            await self._note_end(keys)
+        links = self._api.links(self._request, merger, self._outgoing.adopted)
+        for key, body in links.items():
+            await self._link(key, body)
+        for key, body in self._api.renamed(self._request, merger, results).items():
             await self._write(key, body)
-        if merger.answer_id and records and self._call.is_unnamed:
+        if merger.answer_id and links and self._call.origin.owner:
             with contextlib.suppress(CoatcheckError):  # then the next request must name its session
-                await in_thread(self._call.tenant.remember, merger.answer_id, self._session)
+                await in_thread(self._call.tenant.remember, merger.answer_id, self._call.origin)
         if self._request.is_streamed:
             await self._call.end(end)
         else:
@@ -816,17 +834,42 @@ class _Answering:
                 headers.append((b"x-coatcheck-usage", bytes(raw_of(merger.usages))))
             await self._call.whole(200, end, headers)
 
-    async def _record(self, keys: Sequence[str | None]) -> None:
-        """Write what was sent for the answer so far."""
-        for key in keys:
-            if key is not None and key not in self._written:
-                after = self._merger.after if key == self._merger.last_key else []
+    async def _record(self, values: Sequence[str | None]) -> None:
+        """Write what was sent for the answer so far, under values that the client was shown."""
+        for value in values:
+            if value is not None and value not in self._written:
+                after = self._merger.after if value == self._merger.last_key else []
+                key = entry_key(self._outgoing.prefix, value)
                 await self._write(key, {"messages": self._chain, "after": after})
-                self._written.add(key)
+                await self._link(key, {})
+                self._written.add(value)
+
+    async def _note_end(self, values: Sequence[str | None]) -> None:
+        """Note where the conversation is after an answer that the client has as it is. If that fails, the conversation
+        continues in a new session."""
+        keys = [entry_key(self._outgoing.prefix, value) for value in values if value is not None]
+        if self._outgoing.conversations is None or not keys:
+            return
+        try:
+            await in_thread(self._outgoing.conversations.note, keys, self._session)
+        except CoatcheckError as error:
+            _LOG.warning("the end of an answer cannot be noted: %s", mask(error.message))
+
+    async def _link(self, key: str, body: Mapping[str, Any]) -> None:
+        """Write what the next request looks for first: which conversation it continues, with `body`."""
+        conversations = self._outgoing.conversations
+        if conversations is not None:
+            await self._durably(partial(conversations.note, [key], self._session, **body))
+        elif body:
+            await self._write(key, body)
 
     async def _write(self, key: str, body: Mapping[str, Any]) -> None:
+        await self._durably(partial(self._ledger.write, key, body))
+
+    async def _durably(self, write: Callable[[], object]) -> None:
+        """Write to the ledger, or end the answer with an error."""
         try:
-            await in_thread(self._ledger.write, key, body)
+            await in_thread(write)
         except CoatcheckError as error:
             _LOG.warning("an answer ends with an error, its ledger cannot be written: %s", mask(error.message))
             await self._fail(

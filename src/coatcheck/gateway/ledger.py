@@ -1,11 +1,13 @@
 """The ledger: records of a session that say what was sent for the messages that a client keeps.
 
-Three kinds of records, each in a series of its own, whose first record counts and never changes:
+Four kinds of records, each in a series of its own, whose first record counts and never changes:
 
 - an adoption, under the digest of a conversation's first message: our tools as they are described to the model, their
   names, and the policy. Without it a conversation is never changed.
 - a pin, under a call's id and the digest of its result: what was sent in place of the result, or that it stayed.
-- an entry, under a value of an answer that every client sends back unchanged: the messages that were sent for it.
+- an entry, under the digest of everything before an answer and a value of the answer that every client sends back
+  unchanged: the messages that were sent for it.
+- a point, under the same key as an entry, if nobody names the conversation's session: which session is there.
 
 A record has at most 1 MiB; a larger one is an artifact of the session. All live as long as the session, 30 days after
 its last use.
@@ -21,7 +23,7 @@ from msgspec import Raw
 
 from coatcheck.config import SESSION_TTL
 from coatcheck.errors import Damaged, StoreError
-from coatcheck.gateway.api import LedgerEntry, fields_of, items_of, raw_of, value_of
+from coatcheck.gateway.api import LedgerEntry, digest, fields_of, items_of, raw_of, value_of
 from coatcheck.refs import RECORD_LIMIT
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 LIFE: Final = SESSION_TTL
 """Seconds that a ledger lives after its last use."""
+WRITER: Final = "coatcheck gateway"
+"""The tool of artifacts that are records of the gateway."""
 _SERIES: Final = "ledger:"
 _INLINE: Final = RECORD_LIMIT - 4_096
 
@@ -67,20 +71,35 @@ class Ledger:
         is durable. Raises `StoreError`."""
         if self._is_quick:
             raise NotRemembered
-        data = bytes(raw_of({"v": VERSION, **body}))
-        if len(data) > _INLINE:
-            ref = self._session.put(
-                data, media_type="application/json", tool="coatcheck gateway", name=f"{_SERIES}{key}"
-            )
-            data = bytes(raw_of({"v": VERSION, "artifact": ref.pointer}))
+        data = self._encoded(key, body)
         if self._session.record(_SERIES + key, data) == 1:
             return self._read(data)
         return self.find([key]).get(key) or self._read(data)
+
+    def write_all(self, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write several records in one transaction. Those that exist already stay. Raises `StoreError`."""
+        if self._is_quick:
+            raise NotRemembered
+        self._session.record_all([(_SERIES + key, self._encoded(key, body), None) for key, body in records.items()])
+
+    def claim(self, key: str) -> bool:
+        """Return whether this is the first claim of a key, here or by any other gateway. Raises `StoreError`."""
+        if self._is_quick:
+            raise NotRemembered
+        return self._session.record_all([(_SERIES + key, b"{}", 1)]) == [1]
 
     def adopt(self, key: str, adoption: Adoption) -> Adoption:
         """Adopt a conversation, and return what is pinned for it."""
         body = {"mode": adoption.mode, "tools": adoption.tools, "names": adoption.names, "policy": adoption.policy}
         return adoption_of(self.write(key, body))
+
+    def _encoded(self, key: str, body: Mapping[str, Any]) -> bytes:
+        """Return a record as it is written. A large one is stored as an artifact first."""
+        data = bytes(raw_of({"v": VERSION, **body}))
+        if len(data) <= _INLINE:
+            return data
+        ref = self._session.put(data, media_type="application/json", tool=WRITER, name=f"{_SERIES}{key}")
+        return bytes(raw_of({"v": VERSION, "artifact": ref.pointer}))
 
     def _read(self, body: bytes) -> dict[str, Raw]:
         try:
@@ -99,6 +118,11 @@ def adoption_of(fields: Mapping[str, Raw]) -> Adoption:
     return Adoption(
         value_of(fields["mode"]), items_of(fields["tools"]), value_of(fields["names"]), value_of(fields["policy"])
     )
+
+
+def entry_key(prefix: str, value: str) -> str:
+    """Return the key of the answer after this prefix that has this value."""
+    return digest("entry", prefix, value)
 
 
 def entry_of(fields: Mapping[str, Raw]) -> LedgerEntry:

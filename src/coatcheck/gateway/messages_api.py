@@ -39,6 +39,7 @@ from coatcheck.gateway.api import (
     value_of,
 )
 from coatcheck.gateway.sse import Event, event
+from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -49,6 +50,7 @@ _ERRORS: Final = {
     408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
 }  # fmt: skip
 _DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_THINKING: Final = ("thinking", "redacted_thinking")
 _MARK: Final = "cache_control"
 _DIAGNOSTICS: Final = "diagnostics"
 _TRANSFORMED: Final = "input_transformations"
@@ -75,24 +77,39 @@ class MessagesApi(Api):
         keys: list[tuple[int, str]] = []
         results: list[HeldResult] = []
         calls: list[tuple[str, str]] = []
+        programs: list[str] = []
         texts: list[str] = []
+        others: list[str] = []
         for place, block in enumerate(blocks):
             if not isinstance(block, dict):
                 continue
             if side == "answer":
                 keys += [(place, key) for key in filter(None, [_key(block)])]
+                if block.get("type") == "text":
+                    texts.append(str(block.get("text")).strip())
+                elif block.get("type") not in _THINKING:
+                    others.append(canonical(block))
                 if block.get("type") == "tool_use":
                     calls.append((str(block.get("id")), str(block.get("name"))))
-                elif block.get("type") == "text":
-                    texts.append(str(block.get("text")).strip())
+                    programs += [str(block.get("id"))] if is_by_program(block) else []
             elif block.get("type") == "tool_result":
                 results.append(HeldResult.of(place, str(block.get("tool_use_id")), block.get("content", "")))
         label = ", ".join(dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict)))
-        whole = digest(str(role), canonical(content))
+        whole, text = digest(str(role), canonical(content)), squeezed("".join(texts))
         return HeldFacts(
-            side, whole, size, f"{role}: {label}"[:200], tuple(keys), tuple(results), tuple(calls),
-            squeezed("".join(texts)), len(blocks), thinks="thinking" in label,
-        )  # fmt: skip
+            side=side,
+            digest=whole,
+            in_prefix=digest("answer", text, *others) if side == "answer" else whole,
+            size=size,
+            label=f"{role}: {label}"[:200],
+            keys=tuple(keys),
+            results=tuple(results),
+            calls=tuple(calls),
+            programs=tuple(programs),
+            text=text,
+            blocks=len(blocks),
+            thinks="thinking" in label,
+        )
 
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
         return [raw_of(tool.as_anthropic()) for tool in tools]
@@ -185,9 +202,7 @@ class MessagesApi(Api):
         assert isinstance(merger, _MessagesMerger)
         return _with_previous(request, merger.ids[-1]) if _DIAGNOSTICS in request.top and merger.ids else {}
 
-    def renamed(
-        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
-    ) -> dict[str, dict[str, Any]]:
+    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
         """Record the last id of the answer under its first, for clients that ask why the cache was missed."""
         assert isinstance(merger, _MessagesMerger)
         ids = merger.ids
@@ -340,8 +355,7 @@ class _MessagesMerger(Merger):
     def _is_own(self, block: Mapping[str, Raw]) -> bool:
         if text_field(block, "type") != "tool_use" or text_field(block, "name") not in self.own:
             return False
-        caller = object_field(block, "caller")
-        return not caller or caller.get("type") == "direct"
+        return not is_by_program({"caller": value_field(block, "caller")})
 
     def _note(self, raw: Raw) -> None:
         """Note a block that the client is shown."""
@@ -482,7 +496,7 @@ def _key(block: Mapping[str, Any]) -> str | None:
 
 
 def _thinking(block: Any) -> str | None:
-    if not isinstance(block, dict) or block.get("type") not in ("thinking", "redacted_thinking"):
+    if not isinstance(block, dict) or block.get("type") not in _THINKING:
         return None
     value = block.get("signature") or block.get("data")
     return digest("signature", value) if isinstance(value, str) else None
@@ -556,7 +570,7 @@ def _marked(message: Raw, mark: Any) -> Raw:
     fields, blocks = fields_of(message), _blocks(message)
     for at in range(len(blocks) - 1, -1, -1):
         block = fields_of(blocks[at])
-        if text_field(block, "type") not in ("thinking", "redacted_thinking"):
+        if text_field(block, "type") not in _THINKING:
             blocks[at] = raw_of({**block, _MARK: mark})
             break
     return raw_of({**fields, "content": blocks})

@@ -25,6 +25,7 @@ from coatcheck.gateway.api import (
     Side,
     Unreadable,
     canonical,
+    canonical_json,
     digest,
     fields_of,
     items_of,
@@ -38,6 +39,7 @@ from coatcheck.gateway.api import (
     value_of,
 )
 from coatcheck.gateway.sse import COMMENT, Event, event
+from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 _ADDITIONAL: Final = "additional_tools"
 _SYSTEM: Final = frozenset({"system", "developer"})
+_OF_MODEL: Final = frozenset({"reasoning", "program", "program_output", "mcp_list_tools", "mcp_approval_request"})
+_WITH_ID: Final = frozenset({"reasoning", "program", "program_output"})
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
 _CALLS: Final = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
 
@@ -75,20 +79,31 @@ class ResponsesApi(Api):
         side: Side = "user"
         if role in _SYSTEM or kind == _ADDITIONAL:
             side = "system"
-        elif role == "assistant" or kind == "reasoning" or kind.endswith("_call"):
+        elif role == "assistant" or kind in _OF_MODEL or kind.endswith("_call"):
             side = "answer"
         keys: tuple[tuple[int, str], ...] = ()
         if side == "answer" and (key := _key(message)) is not None:
             keys = ((0, key),)
-        calls = ((str(message.get("call_id")), str(message.get("name"))),) if kind.endswith("_call") else ()
+        call_id, by_program = str(message.get("call_id")), is_by_program(message)
+        calls = ((call_id, str(message.get("name"))),) if kind.endswith("_call") else ()
         results: tuple[HeldResult, ...] = ()
         if kind in ("function_call_output", "custom_tool_call_output"):
-            results = (HeldResult.of(0, str(message.get("call_id")), message.get("output")),)
+            results = (HeldResult.of(0, call_id, message.get("output"), is_for_program=by_program),)
         text = squeezed(text_in(message.get("content"))) if role == "assistant" else ""
-        whole = digest(
-            kind, role, canonical({name: one for name, one in message.items() if name not in ("id", "status")})
+        rest = {name: one for name, one in message.items() if name not in ("id", "status")}
+        whole = digest(kind, role, canonical(rest))
+        return HeldFacts(
+            side=side,
+            digest=whole,
+            in_prefix=_answer_in_prefix(kind, rest, text) if side == "answer" else whole,
+            size=size,
+            label=role or kind,
+            keys=keys,
+            results=results,
+            calls=calls,
+            programs=(call_id,) if calls and by_program else (),
+            text=text,
         )
-        return HeldFacts(side, whole, size, role or kind, keys, results, calls, text)
 
     def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
         changed = list(messages)
@@ -156,28 +171,47 @@ class ResponsesApi(Api):
             return digest("conversation", str(name)) if name else None
         return None
 
-    def renamed(
-        self, request: ClientRequest, merger: Merger, adopted: str, waiting: Sequence[Raw]
-    ) -> dict[str, dict[str, Any]]:
-        """Record the last id of the answer under its first, and our waiting results under its calls."""
+    def links(self, request: ClientRequest, merger: Merger, adopted: str) -> dict[str, dict[str, Any]]:
+        """Record the last id of the answer under its first."""
         assert isinstance(merger, _ResponsesMerger)
+        if not _is_stored(request):
+            return {}
         found: dict[str, dict[str, Any]] = {}
-        if _is_stored(request):
-            link = {"id": merger.last_id, "adopted": adopted}
-            found[digest("response", merger.first_id)] = link
-            if "conversation" in request.top and (key := self.chain(request)) is not None:
-                found[key] = {"adopted": adopted}
-            if waiting and merger.last_call:
-                found[digest("waiting", merger.last_call)] = {"messages": list(waiting)}
+        found[digest("response", merger.first_id)] = {"id": merger.last_id, "adopted": adopted}
+        if "conversation" in request.top and (key := self.chain(request)) is not None:
+            found[key] = {"adopted": adopted}
+        return found
+
+    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
+        """Record our results that wait for the result of the last call, and the calls that a program made: the next
+        request may not contain these calls."""
+        assert isinstance(merger, _ResponsesMerger)
+        if not _is_stored(request):
+            return {}
+        before = digest("response", merger.first_id)
+        if "conversation" in request.top:
+            before = self.chain(request) or before
+        found: dict[str, dict[str, Any]] = {digest("program", before, call_id): {} for call_id in merger.programs}
+        if waiting and merger.last_call:
+            found[digest("waiting", before, merger.last_call)] = {"messages": list(waiting)}
         return found
 
     def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
         return {"previous_response_id": link["id"]} if "id" in link else {}
 
     def waiting_keys(self, request: ClientRequest) -> list[str]:
+        return [digest("waiting", before, call_id) for before, call_id in self._calls_before(request)]
+
+    def program_keys(self, request: ClientRequest) -> dict[str, str]:
+        return {digest("program", before, call_id): call_id for before, call_id in self._calls_before(request)}
+
+    def _calls_before(self, request: ClientRequest) -> Iterator[tuple[str, str]]:
+        """Yield the calls that only the provider has: the key of what the request continues, and the id of the call."""
+        before = self.chain(request)
         called = {call_id for one in request.facts for call_id, _ in one.calls}
-        ids = [result.call_id for one in request.facts for result in one.results if result.call_id not in called]
-        return [digest("waiting", call_id) for call_id in ids]
+        for result in (result for one in request.facts for result in one.results):
+            if before is not None and result.call_id not in called:
+                yield before, result.call_id
 
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
         choice = value_field(request.top, "tool_choice")
@@ -218,6 +252,7 @@ class _ResponsesMerger(Merger):
         super().__init__(own, request, is_structured=is_structured)
         self.first_id = self.last_id = ""
         self.last_call = ""
+        self.programs: list[str] = []
         self._last_number = -1
         self._last_place = -1
         self._output: list[Raw] = []
@@ -279,7 +314,8 @@ class _ResponsesMerger(Merger):
     def _note_kind(self, place: int, item: Mapping[str, Raw]) -> None:
         """Note the type of an item, and whether it is a call of ours."""
         self._kinds[place] = text_field(item, "type")
-        if self._kinds[place] == "function_call" and text_field(item, "name") in self.own:
+        is_direct = not is_by_program({"caller": value_field(item, "caller")})
+        if self._kinds[place] == "function_call" and text_field(item, "name") in self.own and is_direct:
             self._own_places.add(place)
 
     def _of_item(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
@@ -341,6 +377,7 @@ class _ResponsesMerger(Merger):
             self.after.append(text)
         if item.get("type") in ("function_call", "custom_tool_call"):
             self.last_call = str(item.get("call_id"))
+            self.programs += [self.last_call] if is_by_program(item) else []
         if item.get("type") == "message":
             self.texts.append(text_in(item.get("content")))
         self._output.append(raw)
@@ -413,6 +450,19 @@ class _ResponsesMerger(Merger):
         return changed
 
 
+def _answer_in_prefix(kind: str, item: Mapping[str, Any], text: str) -> str:
+    """Return what an item of the model adds to the digest of a prefix. Clients may leave out reasoning, and encode
+    arguments in another way."""
+    if kind == "reasoning":
+        return ""
+    if kind == "message":
+        return digest("answer", text)
+    arguments = item.get("arguments")
+    if not isinstance(arguments, str):
+        return digest("answer", canonical(item))
+    return digest("answer", kind, str(item.get("call_id")), str(item.get("name")), canonical_json(arguments))
+
+
 def _is_stored(request: ClientRequest) -> bool:
     """Whether the provider keeps the response, so that the next one can name it."""
     return bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top
@@ -433,6 +483,6 @@ def _key(item: Mapping[str, Any]) -> str | None:
 
 def _without_id(raw: Raw, item: Mapping[str, Any]) -> Raw:
     """Return an item without the id under which a provider that keeps nothing would look for it."""
-    if item.get("type") == "reasoning" or "id" not in item:
+    if item.get("type") in _WITH_ID or "id" not in item:
         return raw
     return raw_of({name: value for name, value in fields_of(raw).items() if name != "id"})

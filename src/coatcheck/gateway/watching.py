@@ -43,6 +43,7 @@ from coatcheck.gateway.api import (
     text_field,
     value_of,
 )
+from coatcheck.gateway.ledger import WRITER
 from coatcheck.gateway.sending import Outgoing
 from coatcheck.ids import clip
 from coatcheck.lanes import in_thread
@@ -342,9 +343,7 @@ class Watcher(Collector):
         if policy.redact == "store":
             whole = raw_of(masked(value_of(whole), policy))
         if len(bytes(whole)) > RECORD_LIMIT // 2:
-            ref = session.put(
-                bytes(whole), media_type="application/json", tool="coatcheck gateway", name="gateway call"
-            )
+            ref = session.put(bytes(whole), media_type="application/json", tool=WRITER, name="gateway call")
             kept = ("status", "count", "chain", "same", "messages", "usage", "mode", "broke")
             brief = {name: body[name] for name in kept if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
@@ -486,8 +485,8 @@ def _could_leave(exchange: Exchange, prices: Prices) -> list[tuple[str, int, flo
     tools = {call_id: name for one in request.facts for call_id, name in one.calls}
     context = sum(one.size for one in request.facts) // _PER_TOKEN
     found = []
-    for number in range(behind, len(request.facts)):
-        for result in request.facts[number].results:
+    for number, results in request.replaceable().items():
+        for result in results if number >= behind else ():
             if result.size <= FIRST:
                 continue
             tool = tools.get(result.call_id, "")
