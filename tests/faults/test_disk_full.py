@@ -309,14 +309,16 @@ def _searching(seen: Seen) -> Turn:
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("mode", shown_by_first(["loop", "stub", "observe"]))
-@pytest.mark.parametrize("is_streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("is_streamed", "session"), [(True, None), (False, "mine")], ids=["streamed", "whole, in a named session"]
+)
 def test_a_gateway_on_a_full_disk_passes_conversations_that_it_never_changed(
-    small_disk: Path, api: Api, mode: str, is_streamed: bool
+    small_disk: Path, api: Api, mode: str, is_streamed: bool, session: str | None
 ) -> None:
     with (
         coatcheck.open(small_disk / "store") as store,
         Provider(_searching) as provider,
-        serving(store, provider, mode=mode) as url,
+        serving(store, provider, mode=mode, session=session) as url,
     ):
         _fill_up(small_disk)
         person = Person(api, url, is_streamed=is_streamed)

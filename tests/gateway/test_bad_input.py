@@ -18,6 +18,7 @@ from coatcheck.errors import InvalidArgument
 from coatcheck.gateway import GatewaySettings
 from tests.gateway.provider import Provider, Say, Use, turn
 from tests.gateway.talking import APIS, BIG, KEYS, Chat, Person, Talk, assert_only_grows, post, serving
+from tests.repeated import shown_by_first
 
 BODY = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]}
 
@@ -163,7 +164,7 @@ def nested_content(levels: int) -> str:
 
 
 @pytest.mark.parametrize("mode", ["observe", "stub", "loop"])
-@pytest.mark.parametrize("levels", [120, 500, 900])
+@pytest.mark.parametrize("levels", shown_by_first([500, 120, 900], count=2))
 @pytest.mark.parametrize(
     ("path", "field"),
     [("/v1/messages", "messages"), ("/v1/chat/completions", "messages"), ("/v1/responses", "input")],

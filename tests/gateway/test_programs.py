@@ -12,7 +12,7 @@ import pytest
 
 from coatcheck import Store
 from tests.gateway.provider import Provider, Say, Think, Use, turn
-from tests.gateway.talking import BIG, RESPONSES_TOOLS, Agent, Person, Talk, post, serving
+from tests.gateway.talking import BIG, RESPONSES_TOOLS, Agent, Chat, Person, Talk, post, serving
 from tests.gateway.test_observe import recorded
 from tests.gateway.test_stub import described
 
@@ -42,6 +42,20 @@ def test_a_result_for_anthropics_program_passes_unchanged(
         results = [block["content"] for one in messages for block in one["content"] if "tool_use_id" in block]
         assert results[0] == BIG
         assert all(one.startswith('{"stub"') for one in results[1:])
+
+
+def test_a_result_for_a_program_passes_unchanged_in_chat_completions(store: Store) -> None:
+    """Compatible servers may translate a call of such a program."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{}"}, "caller": PROGRAM}
+    first = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answers = [{"choices": [{"index": 0, "message": first, "finish_reason": "tool_calls"}]}, {"choices": []}]
+    script = [turn(raw=json.dumps(one).encode()) for one in answers]
+    with Provider(script, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+        body: Any = {"model": "m", "tools": Chat(url).tools, "messages": [{"role": "user", "content": "go"}]}
+        post(url, "/v1/chat/completions", body)
+        result = {"role": "tool", "tool_call_id": "call_1", "content": BIG}
+        post(url, "/v1/chat/completions", {**body, "messages": [*body["messages"], first, result]})
+        assert provider.seen[-1].messages[-1] == result
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "held"])

@@ -39,6 +39,7 @@ from coatcheck.gateway.api import (
     value_of,
 )
 from coatcheck.gateway.sse import COMMENT, Event, event
+from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -76,6 +77,7 @@ class ChatApi(Api):
             keys=keys,
             results=results,
             calls=named,
+            programs=tuple(str(one.get("id")) for one in calls if is_by_program(one)),
             text=text,
         )
 

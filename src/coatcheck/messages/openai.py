@@ -64,7 +64,7 @@ class OpenAIChat(Format):
         found = []
         for path, one in members(message, ("tool_calls",)) if "tool_calls" in message else ():
             name = at(one, ("function", "name")) or at(one, ("custom", "name")) or one.get("name")
-            found.append(Call(text(one.get("id")), text(name), path))
+            found.append(Call(text(one.get("id")), text(name), path, is_by_program(one)))
         single = message.get("function_call")
         if isinstance(single, dict):
             found.append(Call("", text(single.get("name")), ("function_call",)))
