@@ -246,12 +246,14 @@ class _HttpServer(uvicorn.Server):
 
 
 def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
-    """Return an HTTP protocol that reports its connections, limits the head of a request, and answers invalid HTTP in
-    our form."""
+    """Return an HTTP protocol that reports its connections, limits the head of a request, ignores trailers, and answers
+    invalid HTTP in our form."""
 
     class Protocol(HttpToolsProtocol):
-        _head: int | None = 0
-        """Bytes of the head that have come, None while there is no head to read."""
+        _is_in_head = True
+        """Whether the head of a request is being read, or none has begun."""
+        _size = 0
+        """Bytes since the last piece of a body: of a head, of trailers, or around chunks."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -262,38 +264,47 @@ def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            self._size += len(data)
             super().data_received(data)
-            if self._head is not None and self.parser is not None:
-                self._head += len(data)
-                if self._head > _LARGEST_HEAD:
-                    self.send_400_response("")
+            if self._size > _LARGEST_HEAD:
+                self.send_400_response("")
 
-        def on_message_begin(self) -> None:
-            self._head = 0
-            super().on_message_begin()
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._is_in_head:  # the others are trailers, which come after the checks
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
-            self._head = None
+            self._is_in_head, self._size = False, 0
             self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]  # the parser leaves those
             if sum(len(name) + len(value) for name, value in self.headers) > _LARGEST_HEAD:
                 raise ValueError("the head of a request is too large")
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
+            self._size = 0
             if not self.cycle.body:
                 self.cycle.body = b""  # type: ignore[assignment]  # so that the application gets the bytes without a copy
             super().on_body(body)
 
+        def on_message_complete(self) -> None:
+            self._is_in_head, self._size = True, 0
+            super().on_message_complete()
+
         def send_400_response(self, msg: str) -> None:
             if self.transport.is_closing():
                 return
-            cycle: RequestResponseCycle | None = self.cycle
-            has_begun = cycle is not None and cycle.response_started and not cycle.response_complete
-            if not has_begun and not self.pipeline:
+            if not self._has_answered() and not self.pipeline:
                 answer = problem(400, "invalid_request", "this is not a valid HTTP request", connection="close")
                 head = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in answer.raw_headers)]
                 self.transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
             self.transport.close()
+
+        def _has_answered(self) -> bool:
+            """Whether an answer has begun that a further one would disturb."""
+            cycle: RequestResponseCycle | None = self.cycle
+            if cycle is None or not cycle.response_started:
+                return False
+            return not (self._is_in_head and cycle.response_complete)
 
     return Protocol
 
