@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx2
+import jsonschema_rs  # reads patterns as ECMA-262 does, like schemathesis
 import pytest
 
 from coatcheck.errors import CODES
@@ -35,6 +36,19 @@ def test_every_operation_has_a_unique_name_and_a_scope() -> None:
     ids = [one["operationId"] for one in described]
     assert len(ids) == len(set(ids)) == sum(len(operation.methods) for operation in OPERATIONS)
     assert all(one.get("security") or one["operationId"] in ("healthz", "openapi") for one in described)
+
+
+def test_the_document_and_the_server_agree_on_which_search_is_blank(client: httpx2.Client) -> None:
+    """The pattern of JSON Schema, the validation and the search itself each have their own idea of white space."""
+    parameters = document()["paths"]["/api/v1/sessions/{session_id}/search"]["get"]["parameters"]
+    schema = next(one["schema"] for one in parameters if one["name"] == "q")
+    blank = [chr(code) for code in range(0x110000) if chr(code).isspace()]
+    other = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u180e", "\u200b", "\u2060", "\ufeff"]
+    for character in {*blank, *other}:
+        is_allowed = jsonschema_rs.is_valid(schema, character)
+        found = client.get("/api/v1/sessions/s/search", params={"q": character})
+        assert found.status_code == (200 if is_allowed else 400), repr(character)
+        assert is_allowed == (character not in blank), repr(character)
 
 
 @pytest.mark.slow

@@ -40,6 +40,8 @@ def _whole(value: object) -> object:
 
 ExactSize = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)]
+_BLANK: Final = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""What `str.isspace` accepts, spelled out: JSON Schema, pydantic and Python each mean something else by `\\s`."""
 Pointer = Annotated[str, Field(pattern=r"^art:[0-9a-f]{12,64}$")]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE, description="Maximum number of entries.")]
 
@@ -107,7 +109,7 @@ class PreviewOptions(NoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(NoOptions):
-    q: Annotated[str, Field(min_length=1, max_length=4_000, pattern=r"\S", description="Words to search for.")]
+    q: Annotated[str, Field(min_length=1, max_length=4_000, pattern=f"[^{_BLANK}]", description="Words to search for.")]
     limit: Annotated[int, Field(ge=1, le=100, description="Maximum number of hits.")] = 8
 
 
