@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT: Final = 32
 LONG: Final = 8
-STREAMS: Final = 32
+STREAMS: Final = 128
 _SMALL: Final = 16 << 10  # bytes of an artifact that these patterns and paths read in a moment:
 _PATTERN: Final = re.compile(r"(?:[^\\{]|\\[^pPC]){0,200}")  # without counted repetitions and large classes
 _QUERY: Final = re.compile(r"shape|\$(?:[^.?]|\.(?!\.)){0,200}")  # without filters and descendants

@@ -85,6 +85,7 @@ def test_every_operation_and_its_arguments_are_on_the_page() -> None:
 
 def test_every_error_code_is_on_the_page() -> None:
     own = {"unauthorized", "forbidden", "method_not_allowed", "timeout", "precondition_failed",
-           "unsupported_media_type", "range_not_satisfiable", "invalid_request"}  # fmt: skip
+           "unsupported_media_type", "range_not_satisfiable", "invalid_request", "too_many_requests",
+           "busy"}  # fmt: skip
     for code in {*CODES, *own} - {"fenced", "budget_exceeded", "upstream_failed", "limit_exceeded"}:
         assert f"`{code}`" in PAGE, code

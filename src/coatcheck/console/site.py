@@ -379,7 +379,7 @@ async def _form(request: Request) -> dict[str, str]:
     """Return the fields of a form. Raises `TooLarge`, `InvalidArgument` and `ClientGone`."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise InvalidArgument("this is not a form", hint="use the page")
-    data = await whole_body(request.receive, request.headers, most=_FORM, stall=_STALL, turn=partial(asyncio.sleep, 0))
+    data = await whole_body(request.receive, request.headers, most=_FORM, stall=_STALL)
     try:
         return dict(parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=50))
     except ValueError as error:

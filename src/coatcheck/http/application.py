@@ -39,6 +39,7 @@ from coatcheck.content import CHUNK
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, StoreUnavailable
 from coatcheck.http import definitions as d
 from coatcheck.http.credentials import Access, Keyring
+from coatcheck.http.limits import PATIENCE, Busy, Shares
 from coatcheck.http.openapi import HEADER, document
 from coatcheck.http.operations import OPERATIONS, Asked, Forbidden, Operation, check_session
 from coatcheck.http.serving import bearer, problem, prove
@@ -54,7 +55,7 @@ from coatcheck.http.streams import (
     whole_body,
 )
 from coatcheck.ids import clip
-from coatcheck.lanes import in_long_thread, in_reading_thread, in_stream_thread, in_thread
+from coatcheck.lanes import STREAMS, in_long_thread, in_reading_thread, in_stream_thread, in_thread
 from coatcheck.redaction import mask
 from coatcheck.store import Store
 
@@ -66,15 +67,16 @@ EXPOSED: Final = (
 _LOG: Final = logging.getLogger("coatcheck")
 _CALLED: Final = "coatcheck.operation"
 _MAX_OPTIONS: Final = 100
-_UPLOADS: Final = 128  # uploads that are read at once, each with a megabyte in memory
-_LARGE_BODIES: Final = 4  # JSON bodies over a megabyte that are in memory at once
+_UPLOADS: Final = STREAMS  # uploads that are read at once, each with a megabyte in memory
+_BODIES: Final = 512 << 20  # bytes of JSON bodies over a megabyte that are in memory at once
 _LARGE: Final = 256 << 10  # bytes from which a value is externalized with the long calls
 _HEALTH: Final = (5.0, 1.0)  # seconds that the store has to answer, and for which its answer is kept
 _DEFAULT_TYPES: Final = ("", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain")
 _BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CODES: Final = {
     401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
-    412: "precondition_failed", 415: "unsupported_media_type", 416: "range_not_satisfiable",
+    412: "precondition_failed", 415: "unsupported_media_type", 416: "range_not_satisfiable", 429: "too_many_requests",
+    503: "busy",
 }  # fmt: skip
 """The codes of problems with HTTP itself. All others are in `errors.CODES`."""
 
@@ -86,13 +88,15 @@ def store_app(
     routes: Iterable[BaseRoute] = (),
     registry: CollectorRegistry | None = None,
     stall: float = STALL,
+    patience: float = PATIENCE,
 ) -> Starlette:
     """Return the application for a store. Tokens come from the keyring; each opens the store of its tenant.
 
-    `routes` are added, for example those of a console. `registry` gets the metrics. A client that sends or takes almost
-    nothing for `stall` seconds is disconnected. The store stays open: the caller closes it."""
+    `routes` are added, for example those of a console. `registry` gets the metrics. A client that needs more than
+    `stall` seconds for a megabyte is disconnected. An upload waits up to `patience` seconds while its tenant's share of
+    uploads is in use. The store stays open: the caller closes it."""
     meters = _Meters(registry or CollectorRegistry())
-    api = _Api(store, keyring, meters, stall)
+    api = _Api(store, keyring, meters, stall=stall, patience=patience)
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {}).update(dict.fromkeys(operation.methods, operation))
@@ -125,7 +129,10 @@ def failure(error: Exception) -> Response:
     if isinstance(error, Forbidden):
         return _problem(403, _CODES[403], str(error), "use a token that allows it")
     if isinstance(error, ClientGone):
-        return _problem(408, _CODES[408], str(error), "send the request again", connection="close")
+        return _problem(408, _CODES[408], str(error), error.hint, connection="close")
+    if isinstance(error, Busy):
+        status = 429 if error.is_own else 503
+        return _problem(status, _CODES[status], str(error), error.hint, retry_after="5", connection="close")
     raise error
 
 
@@ -262,7 +269,7 @@ class _Endpoint:
         try:
             answer = await self._api.answer(operation, scope, receive)
             await answer(scope, receive, sent)
-        except (CoatcheckError, Forbidden, ClientGone) as error:
+        except (CoatcheckError, Forbidden, ClientGone, Busy) as error:
             if isinstance(error, ClientGone):
                 self._api.meters.abandoned.inc()
             if not has_begun:
@@ -278,12 +285,12 @@ class _Endpoint:
 class _Api:
     """Answers requests: who asks, what for, and in which thread."""
 
-    def __init__(self, store: Store, keyring: Keyring, meters: _Meters, stall: float) -> None:
+    def __init__(self, store: Store, keyring: Keyring, meters: _Meters, *, stall: float, patience: float) -> None:
         self._store = store
         self._keyring = keyring
         self._stall = stall
-        self._large = asyncio.Semaphore(_LARGE_BODIES)
-        self._uploads = asyncio.Semaphore(_UPLOADS)
+        self._bodies = Shares(_BODIES, "memory for large bodies", patience=patience)
+        self._uploads = Shares(_UPLOADS, "places for uploads", patience=patience)
         self.meters = meters
         self._probe: asyncio.Task[object] | None = None
         self._probed = 0.0
@@ -312,9 +319,12 @@ class _Api:
             return await self._called(operation, access, path, query, b"")
         if (refusal := _refused_type(headers, json_only=True)) is not None:
             return refusal
-        async with AsyncExitStack() as stack:  # a large body keeps its turn until it is processed
-            turn = partial(stack.enter_async_context, self._large)
-            data = await whole_body(receive, headers, most=operation.max_body, stall=self._stall, turn=turn)
+        async with AsyncExitStack() as stack:  # a large body keeps its share until it is processed
+
+            async def hold(size: int) -> None:
+                await stack.enter_async_context(self._bodies.held(access.tenant, size))
+
+            data = await whole_body(receive, headers, most=operation.max_body, stall=self._stall, hold=hold)
             return await self._called(operation, access, path, query, data)
 
     @staticmethod
@@ -358,7 +368,7 @@ class _Api:
         def put(value: object) -> d.Artifact:
             return d.Artifact.of(self._store_of(access).session(session_id).put(value, **about))
 
-        async with self._uploads:
+        async with self._uploads.held(access.tenant):
             try:
                 if await upload.fits(CHUNK):
                     data = await upload.next(CHUNK)

@@ -237,6 +237,7 @@ def collect(asked: Asked) -> d.Collected:
 
 _FOUND: Final = (404, 409, 410)  # errors of an operation that looks up an artifact
 _FULL: Final = (413, 507)
+_SLOW: Final = (408, 429, 503)  # errors of an operation whose body may be large
 OPERATIONS: Final = (
     Operation(name="healthz", methods=("GET",), path="/healthz", scope=None, answers={200: d.Health},
               summary="Whether the server can reach its store.", errors=(503,)),
@@ -261,13 +262,14 @@ OPERATIONS: Final = (
               query=d.SearchOptions, summary="Search names, tools, summaries and content.", call=search, lane="long"),
     Operation(name="externalize", methods=("POST",), path=f"{SESSION}/externalize", scope="write",
               answers={200: d.Externalized}, body=d.ExternalizeBody, max_body=VALUE_BODY, lane="by size",
-              summary="Return what a model should get of a tool's result: the value, or a stub.", call=externalize),
+              summary="Return what a model should get of a tool's result: the value, or a stub.", call=externalize,
+              errors=_SLOW),
     Operation(name="list_artifacts", methods=("GET",), path=ARTIFACTS, scope="read", answers={200: d.ArtifactList},
               query=d.ListOptions, summary="List the artifacts that a session sees, newest first.",
               call=list_artifacts),
     Operation(name="put_artifact", methods=("POST", "PUT"), path=ARTIFACTS, scope="write", answers={201: d.Artifact},
               query=d.PutOptions, summary="Store the body as an artifact.", streams_in=True,
-              errors=(*_FULL, 408, 415)),
+              errors=(*_FULL, *_SLOW, 415)),
     Operation(name="get_artifact", methods=("GET", "HEAD"), path=ARTIFACT, scope="read",
               answers={200: None, 206: None, 304: None}, query=d.GetOptions, streams_out=True,
               summary="Get the bytes of an artifact, or of a part of a JSON artifact.",

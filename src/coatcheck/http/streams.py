@@ -1,8 +1,8 @@
 """Bodies that pass in pieces: an upload that a thread of the store reads, and a download by range.
 
-Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client that sends or takes
-almost nothing for `stall` seconds is disconnected. An upload counts only if it is complete: if the client leaves in the
-middle, the thread gets an error, and nothing is stored.
+Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client has `stall` seconds
+for each megabyte. An upload counts only if it is complete: if the client leaves in the middle, the thread gets an
+error, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from coatcheck.content import CHUNK
 from coatcheck.errors import Damaged, InvalidArgument, TooLarge
+from coatcheck.http.limits import Pace
 from coatcheck.ids import is_pointer, parse_pointer
 from coatcheck.lanes import in_thread
 from coatcheck.session import Session
@@ -37,23 +38,28 @@ SAFE: Final = {
     "referrer-policy": "no-referrer",
 }
 """Headers of every answer, so that no browser runs what is in a store."""
-_PACE: Final = 16 << 10  # bytes that must come within `stall` seconds
 _LONGEST_NAME: Final = 200
 _RANGES: Final = re.compile(r"bytes\s*=\s*(.*)", re.IGNORECASE | re.DOTALL)
 _RANGE: Final = re.compile(r"(\d{1,19})-(\d{1,19})?|-(\d{1,19})")
 _TAGS: Final = re.compile(r'\s*(?:W/)?"([^"]*)"\s*(?:,|$)')
 
 
-Turns = Callable[[], Awaitable[object]]
-"""Waits until there is room for one more large body."""
+Hold = Callable[[int], Awaitable[object]]
+"""Waits until there is room in memory for this many bytes of a body."""
 
 
 class ClientGone(Exception):
     """The client left, or was too slow, before its request was complete."""
 
-    def __init__(self, *, is_slow: bool = False) -> None:
-        super().__init__("the client was too slow" if is_slow else "the client has disconnected")
-        self.is_slow = is_slow
+    def __init__(self, message: str = "the client has disconnected", *, hint: str = "send the request again") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @classmethod
+    def slow(cls, stall: float) -> ClientGone:
+        """Return the error for a client that needs more than `stall` seconds for a megabyte."""
+        hint = f"each megabyte must pass within {stall:g} seconds; try again with a faster connection"
+        return cls("the client was too slow", hint=hint)
 
 
 # Receiving
@@ -65,6 +71,7 @@ class Upload:
     def __init__(self, receive: Receive, *, stall: float, is_text: bool = False) -> None:
         self._receive = receive
         self._stall = stall
+        self._pace = Pace(stall)
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._waiting: concurrent.futures.Future[bytes] | None = None
@@ -89,13 +96,10 @@ class Upload:
     async def fits(self, size: int) -> bool:
         """Wait for this many bytes, and return whether they are all that is left. Raises `ClientGone`."""
         while len(self._buffer) < size and not self._has_ended:
-            wanted = min(size, len(self._buffer) + _PACE)
             try:
-                async with asyncio.timeout(self._stall):
-                    while len(self._buffer) < wanted and not self._has_ended:
-                        self._take(await self._receive())
+                self._take(await self._pace.next(self._receive))
             except TimeoutError:
-                raise ClientGone(is_slow=True) from None
+                raise ClientGone.slow(self._stall) from None
         return self._has_ended and len(self._buffer) <= size
 
     def _take(self, message: Message) -> None:
@@ -123,16 +127,17 @@ class Upload:
             self._waiting.cancel()
 
 
-async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: float, turn: Turns) -> bytes:
-    """Return the body of a request. A large one waits for its turn. Raises `TooLarge` above `most` bytes, as early as
-    possible."""
+async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: float, hold: Hold | None = None) -> bytes:
+    """Return the body of a request. With `hold`, one of more than a megabyte first waits for room. Raises `TooLarge`
+    above `most` bytes, as early as possible."""
     too_large = TooLarge(f"the body must have at most {most:,} bytes", hint="put large content as an artifact")
-    declared = headers.get("content-length", "0")
-    if declared.isascii() and declared.isdecimal() and int(declared[:20]) > most:
+    given = headers.get("content-length", "")
+    declared = int(given[:20]) if given.isascii() and given.isdecimal() else None
+    if declared is not None and declared > most:
         raise too_large
     upload = Upload(receive, stall=stall)
-    if not await upload.fits(CHUNK):
-        await turn()
+    if hold is not None and not await upload.fits(CHUNK):
+        await hold(most if declared is None else declared)
     body = bytearray()
     while len(body) <= most and (piece := await upload.next(CHUNK)):
         body += piece
@@ -282,7 +287,7 @@ class Download:
             async with asyncio.timeout(self._stall):
                 await send(message)
         except TimeoutError:
-            raise ClientGone(is_slow=True) from None
+            raise ClientGone.slow(self._stall) from None
 
 
 async def _left(receive: Receive) -> None:
