@@ -6,6 +6,7 @@ not slowdowns. Every answer, including an error, stays within its cap.
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -13,14 +14,17 @@ import resource
 import struct
 import subprocess
 import sys
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 import coatcheck
@@ -297,6 +301,51 @@ def test_an_error_of_50_megabytes_from_a_provider_costs_the_gateway_little(
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime - before.ru_utime < 60, "CPU seconds of gateway, provider and client together"
     counts("hostile answers")
+
+
+@pytest.mark.slow
+def test_twelve_bodies_that_unpack_to_60_megabytes_each_cost_the_gateway_little(tmp_path: Path, counts: Counts) -> None:
+    messages = [{"role": "user", "content": "x" * 60_000_000}]
+    body = gzip.compress(json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode())
+    assert len(body) < 60_000
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    answers: list[httpx2.Response] = []
+    with (
+        Provider(lambda _: Turn(raw=b"{}"), is_lenient=True) as provider,
+        _gateway(tmp_path / "store", provider.url) as (url, pid),
+    ):
+        assert httpx2.get(f"{url}/healthz").status_code == 200
+        watched = Watched(pid)
+
+        def ask() -> None:
+            answers.append(httpx2.post(f"{url}/v1/messages", content=body, headers=headers, timeout=120))
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        usage = watched.usage()
+    assert len(answers) == 12
+    assert {one.status_code for one in answers} <= {200, 400, 429}, [one.text[:200] for one in answers]
+    assert usage.peak < 600 * MIB
+    usage.check(12, "the gateway")
+    counts("hostile requests", 12)
+
+
+@contextmanager
+def _gateway(store: Path, provider: str) -> Iterator[tuple[str, int]]:
+    """Run a gateway in a process of its own, and yield its address and process id."""
+    command = [sys.executable, "-m", "coatcheck", "gateway", "--no-token", "--port", "0", "--json"]
+    options = ["--store", str(store), "--anthropic", provider, "--openai", provider]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"], process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stdout.close()
 
 
 @pytest.mark.parametrize("is_error", [False, True])

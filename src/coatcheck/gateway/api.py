@@ -131,7 +131,8 @@ def digest(*parts: str) -> str:
     whole = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
-        whole.update(len(data).to_bytes(8, "big") + data)
+        whole.update(len(data).to_bytes(8, "big"))
+        whole.update(data)
     return whole.hexdigest()[:40]
 
 

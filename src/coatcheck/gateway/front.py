@@ -55,9 +55,10 @@ from coatcheck.gateway.upstream import (
 )
 from coatcheck.gateway.watching import Exchange, Watcher
 from coatcheck.http.credentials import Access, Keyring
+from coatcheck.http.limits import Busy, Pace, Shares
 from coatcheck.http.serving import is_same, prove
 from coatcheck.ids import clip
-from coatcheck.lanes import in_thread
+from coatcheck.lanes import in_long_thread, in_thread
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ _RESPONSES: Final = "coatcheck:responses"  # the session that knows the sessions
 _RESERVED: Final = ("coatcheck:", "transcript:", "ledger:")
 _PATH_PART: Final = re.compile(r"/(s|t)/([^/]{1,300})(?=/|$)")
 _LOG: Final = logging.getLogger("coatcheck")
+_COPIES: Final = 5  # copies of a body in memory while it is read
+_BODIES: Final = 12  # bodies of the largest size that are in memory at once, with their copies
 _LAST: Final = "[This was the last read in this answer. Answer with what you have; you can read on in the next turn.]"
 
 
@@ -112,7 +115,7 @@ class GatewaySettings:
     max_wait: float = 60.0
     """Maximum number of seconds that a step waits for an overloaded provider."""
     body_timeout: float = 60.0
-    """Seconds without a byte after which a client that is sending its body is disconnected."""
+    """Seconds that a client has for each megabyte of its body, and for the rest."""
     proxy: str | None = None
     """Address of an HTTP proxy to the providers. Proxies in the environment are ignored."""
     records: bool = True
@@ -151,6 +154,7 @@ class Gateway:
         self.keyring = keyring
         self.watcher = Watcher(store, policy=self.settings.policy, is_enabled=self.settings.records)
         self.client = ProviderClient(proxy=self.settings.proxy)
+        self.memory = Shares(_BODIES * self.settings.max_body, "memory for large bodies")
         self._tenants: dict[str | None, _Tenant] = {None: _Tenant(store, self.settings)}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self.watcher)
@@ -261,6 +265,8 @@ class _Call:
         self.origin = Origin("gateway")
         self._is_begun = False
         self._started = time.time()
+        self._held = 0
+        """Bytes of `Gateway.memory` that this request holds."""
 
     # Who may do what
 
@@ -290,12 +296,16 @@ class _Call:
             pass
         except RefusedRequest as refusal:
             await self._fail(refusal.status, refusal.message, refusal.code)
+        except Busy as busy:
+            await self._fail(429 if busy.is_own else 503, f"{busy}; {busy.hint}", retry_after="5")
         except LimitExceeded as error:
             await self._fail(413, str(error))
         except CoatcheckError as error:
             await self._fail(400 if isinstance(error, InvalidArgument) else 503, mask(str(error)))
         except ProviderFailure as error:
             await self._fail(502, f"the provider cannot be reached: {error}")
+        finally:
+            await self._hold(0)
 
     def _take_prefixes(self) -> None:
         """Take the session and the token from the beginning of the path."""
@@ -372,10 +382,17 @@ class _Call:
     # Answers
 
     async def _answer(self, api: Api) -> None:
+        try:
+            await self._hold(_COPIES * self._declared_size())
+        except Busy:
+            if self._settings.mode != "observe":
+                raise
+            await self._relay_stream()
+            return
         body = await self._body()
         try:
-            plain = self._plain(body)
-        except RefusedRequest:
+            plain = await self._plain(body)
+        except (RefusedRequest, Busy):
             if self._settings.mode != "observe":
                 raise
             await self._relay(body)
@@ -388,6 +405,8 @@ class _Call:
             exchange = self._prepared(api, plain, request, is_quick=True)
         except NotRemembered:
             exchange = await in_thread(self._prepared, api, plain, request, is_quick=False)
+        if self._held:
+            await self._hold(min(self._held, 2 * len(plain)))  # as it came, and as it is sent
         if exchange is None or exchange.outgoing.body is plain:
             await self._relay(body, exchange)
         elif exchange.is_count or not exchange.outgoing.own:
@@ -445,46 +464,65 @@ class _Call:
             return None
         return Exchange(api, session, outgoing, self._started, is_count=is_count)
 
+    def _declared_size(self) -> int:
+        """Return the size of a large body, 0 if the body is small or its size is not known yet."""
+        declared = self._header(b"content-length")
+        size = int(declared) if declared.isdecimal() else 0
+        if size > self._settings.max_body:
+            raise _too_large(self._settings.max_body)
+        return size if size > _MIB else 0
+
+    async def _hold(self, size: int) -> None:
+        """Hold this many bytes of the memory for large bodies, instead of those that were held before. Waits only if
+        they are more; then it holds none meanwhile, so that requests cannot block one another. Raises `Busy`."""
+        memory, tenant = self.gateway.memory, None if self._access is None else self._access.tenant
+        if size <= self._held:
+            memory.release(tenant, self._held - size)
+        else:
+            memory.release(tenant, self._held)
+            self._held = 0
+            await memory.take(tenant, size)
+        self._held = size
+
     async def _body(self) -> bytes:
         """Read the body of the request."""
+        most, seconds = self._settings.max_body, self._settings.body_timeout
+        pace = Pace(seconds)
         parts: list[bytes] = []
         size = 0
-        declared = self._header(b"content-length")
-        if declared.isdigit() and int(declared) > self._settings.max_body:
-            raise _too_large(self._settings.max_body)
-        timeout, clock = self._settings.body_timeout, asyncio.get_running_loop().time
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                while True:
-                    event = await self._receive()
-                    if event["type"] == "http.disconnect":
-                        raise _Over
-                    parts.append(event.get("body", b""))
-                    size += len(parts[-1])
-                    if size > self._settings.max_body:
-                        raise _too_large(self._settings.max_body)
-                    if not event.get("more_body"):
-                        return b"".join(parts)
-                    limit.reschedule(clock() + timeout)
-        except TimeoutError:
-            raise RefusedRequest(408, "the request body did not arrive in time") from None
+        is_complete = False
+        while not is_complete:
+            try:
+                event = await pace.next(self._receive)
+            except TimeoutError:
+                message = f"the request body came too slowly; each MiB must arrive within {seconds:g} s"
+                raise RefusedRequest(408, message) from None
+            if event["type"] == "http.disconnect":
+                raise _Over
+            parts.append(event.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise _too_large(most)
+            if size > _MIB and not self._held:  # its length is not declared
+                await self._hold(_COPIES * most)
+            is_complete = not event.get("more_body")
+        return b"".join(parts)
 
-    def _plain(self, body: bytes) -> bytes:
-        """Return the body without its content coding."""
-        coding = self._header(b"content-encoding").lower()
+    async def _plain(self, body: bytes) -> bytes:
+        """Return the body without its content coding. A large one waits for room in memory."""
+        coding, limit = self._header(b"content-encoding").lower(), self._settings.max_body
         if coding in ("", "identity"):
             return body
-        decoding, limit = decoder(coding), self._settings.max_body
-        if decoding is None:
+        if decoder(coding) is None:
             raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; use gzip, zstd or none")
-        try:
-            data = decoding.decompress(body, limit + 1)
-        except CODING_ERRORS as error:
-            raise RefusedRequest(400, f"the body is not valid {coding}") from error
-        if len(data) > limit:
+        size = min(limit, _MIB)
+        data = _decoded(body, coding, size)
+        while data is None and size < limit:
+            size = min(limit, 8 * size)
+            await self._hold(_COPIES * max(size, len(body)))
+            data = await in_long_thread(_decoded, body, coding, size)
+        if data is None:
             raise _too_large(limit)
-        if not decoding.eof:
-            raise RefusedRequest(400, f"the body is not valid {coding}: it is cut off")
         return data
 
     # Relaying
@@ -647,7 +685,7 @@ class _Call:
         await self._start(status, [*headers, length])
         await self.end(b"" if self._scope["method"] == "HEAD" else body)
 
-    async def _fail(self, status: int, message: str, code: str = "") -> None:
+    async def _fail(self, status: int, message: str, code: str = "", *, retry_after: str = "") -> None:
         """Answer with an error in the API's own form. If the response has begun, break it off."""
         if self._is_begun:
             raise _Broken
@@ -657,7 +695,9 @@ class _Call:
             fields["error"]["error_code"] = code
             body = bytes(raw_of(fields))
         kind = [(b"content-type", b"application/json"), (b"x-content-type-options", b"nosniff")]
-        if status == 413:
+        if retry_after:
+            kind.append((b"retry-after", retry_after.encode()))
+        if status == 413 or retry_after:
             kind.append((b"connection", b"close"))
         await self.whole(status, body, kind)
 
@@ -896,6 +936,21 @@ def _safe(name: str, start: str = "") -> str:
     digest, after the `start` that its token requires."""
     is_name = _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED)
     return name if is_name else f"{start}client-{digest(name)[:32]}"
+
+
+def _decoded(body: bytes, coding: str, limit: int) -> bytes | None:
+    """Return a body without its content coding, None if it is larger than the limit."""
+    decoding = decoder(coding)
+    assert decoding is not None
+    try:
+        data = decoding.decompress(body, limit + 1)
+    except CODING_ERRORS as error:
+        raise RefusedRequest(400, f"the body is not valid {coding}") from error
+    if len(data) > limit:
+        return None
+    if not decoding.eof:
+        raise RefusedRequest(400, f"the body is not valid {coding}: it is cut off")
+    return data
 
 
 def _too_large(limit: int) -> RefusedRequest:
