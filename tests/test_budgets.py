@@ -69,6 +69,59 @@ def _workbook() -> bytes:
     )
 
 
+def _merged() -> bytes:
+    """A workbook with two cells, and 5,000 merged ranges that each cover the 400,000 cells between them."""
+    main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1000"><c r="OJ1000"><v>2</v></c></row>'
+    merged = '<mergeCell ref="A1:OJ1000"/>' * 5_000
+    sheet = f'<worksheet xmlns="{main}"><sheetData>{rows}</sheetData><mergeCells>{merged}</mergeCells></worksheet>'
+    book = (
+        f'<workbook xmlns="{main}" xmlns:r="{_RELATIONS}"><sheets><sheet name="a" sheetId="1" r:id="r1"/></sheets>'
+        "</workbook>"
+    )
+    return _zip(
+        ("_rels/.rels", _relations(("r1", "officeDocument", "xl/workbook.xml"))),
+        ("xl/workbook.xml", book.encode()),
+        ("xl/_rels/workbook.xml.rels", _relations(("r1", "worksheet", "worksheets/sheet1.xml"))),
+        ("xl/worksheets/sheet1.xml", sheet.encode()),
+    )
+
+
+def _presentation() -> bytes:
+    """A presentation of 1,000 slides, each with a few words and a relation to its layout."""
+    spaces = f'xmlns:a="a" xmlns:p="p" xmlns:r="{_RELATIONS}"'
+    numbers = range(1, 1_001)
+    ids = "".join(f'<p:sldId id="{255 + number}" r:id="r{number}"/>' for number in numbers)
+    members = [
+        ("_rels/.rels", _relations(("r1", "officeDocument", "ppt/presentation.xml"))),
+        ("ppt/presentation.xml", f"<p:presentation {spaces}>{ids}</p:presentation>".encode()),
+        (
+            "ppt/_rels/presentation.xml.rels",
+            _relations(*((f"r{number}", "slide", f"slides/slide{number}.xml") for number in numbers)),
+        ),
+        ("ppt/slideLayouts/slideLayout1.xml", f"<p:sldLayout {spaces}/>".encode()),
+    ]
+    for number in numbers:
+        words = f"<p:sp><a:p><a:r><a:t>The words of slide {number}.</a:t></a:r></a:p></p:sp>"
+        layout = _relations(("r1", "slideLayout", "../slideLayouts/slideLayout1.xml"))
+        members.append((f"ppt/slides/slide{number}.xml", f"<p:sld {spaces}>{words}</p:sld>".encode()))
+        members.append((f"ppt/slides/_rels/slide{number}.xml.rels", layout))
+    return _zip(*members)
+
+
+_RELATIONS = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+
+
+def _relations(*all_of_them: tuple[str, str, str]) -> bytes:
+    """The relations of a part of an office file: id, kind and target of each."""
+    listed = "".join(
+        f'<Relationship Id="{name}" Type="{_RELATIONS}/{kind}" Target="{target}"/>'
+        for name, kind, target in all_of_them
+    )
+    space = "http://schemas.openxmlformats.org/package/2006/relationships"
+    return f'<Relationships xmlns="{space}">{listed}</Relationships>'.encode()
+
+
 def _office() -> bytes:
     return _zip(("[Content_Types].xml", b"<Types/>"), ("word/document.xml", b"<w:document>" + b"<w:p>" * 25_000_000))
 
@@ -229,6 +282,27 @@ def test_the_library_stays_within_its_budget(
         assert max(lengths) <= MAX_CHARS
         usage.check(len(some), row.name if row else "all rows")
         counts("hostile reads", len(some))
+
+
+@pytest.mark.parametrize(
+    ("make", "query", "expected"),
+    [
+        (_merged, "text", "A1: 1,1,1,1"),
+        (_merged, "SELECT count(*) AS n FROM artifact", "n\n1000\n"),
+        (_presentation, "slide 1000", "The words of slide 1000."),
+    ],
+    ids=["merged ranges as text", "merged ranges as a table", "a thousand slides"],
+)
+def test_an_office_file_with_much_structure_is_read_and_costs_little(
+    make: Callable[[], bytes], query: str, expected: str, tmp_path: Path, counts: Counts
+) -> None:
+    with coatcheck.open(tmp_path / "store", durability="process") as store:
+        pointer = store.session("s", ttl=None).put(make()).pointer
+    command = [sys.executable, "-m", "coatcheck", "read", pointer, "--session", "s", f"--query={query}"]
+    output, usage = _used(command, environment(tmp_path / "store"))
+    assert expected in output
+    assert usage.seconds < 6, f"{usage.seconds:.1f} CPU seconds"
+    counts("hostile reads")
 
 
 def test_the_command_line_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:

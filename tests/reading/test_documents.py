@@ -276,3 +276,13 @@ def test_the_preview_of_a_document_shows_its_pages_and_how_to_read_it(
     preview = session.preview(session.put(file.read_bytes()))
     assert preview.text.startswith(header)
     assert preview.ask == ask
+
+
+def test_a_presentation_of_a_thousand_slides_is_read(session: Session) -> None:
+    """Its directory is longer than the last bytes by which a file is recognized."""
+    ref = session.put(slides(*(f"Slide number {number}, with its own words." for number in range(1, 1_001))))
+    assert session.preview(ref, limit=500).text.startswith("PowerPoint presentation, 1003 entries")
+    assert session.read(ref, query="slide 1000").text == "--- slide 1000 ---\nSlide number 1000, with its own words."
+    page = session.read(ref, query="text")
+    assert page.text.startswith("--- slide 1 ---\nSlide number 1, with its own words.")
+    assert session.read(ref, grep="number 777,").matches == 1

@@ -141,3 +141,40 @@ def test_a_cell_far_away_does_not_exhaust_memory(session: Session) -> None:
 
 def test_column_letters_match_those_of_a_spreadsheet() -> None:
     assert [sheets._letters(column) for column in (0, 25, 26, 701, 702, 16_383)] == ["A", "Z", "AA", "ZZ", "AAA", "XFD"]
+
+
+# Merged ranges
+
+
+def filled(rows: list[list[sheets.Cell]], *ranges: tuple[int, int, int, int]) -> list[list[sheets.Cell]]:
+    copied = [list(row) for row in rows]
+    sheets._fill_merged(copied, [sheets._Range(*one) for one in ranges])
+    return copied
+
+
+def test_each_cell_of_a_range_over_several_rows_has_its_value() -> None:
+    rows: list[list[sheets.Cell]] = [["a", "", "x"], ["", "", "y"], ["", "", "z"]]
+    assert filled(rows, (0, 0, 1, 1)) == [["a", "a", "x"], ["a", "a", "y"], ["", "", "z"]]
+    assert filled(rows, (0, 0, 9, 1)) == [["a", "a", "x"], ["a", "a", "y"], ["a", "a", "z"]]
+
+
+@pytest.mark.parametrize(
+    "one", [(0, 0, 0, 2), (-1, 0, 1, 0), (0, -2, 1, 0), (5, 0, 9, 0), (0, 7, 2, 9)],
+    ids=["one row", "begins above", "begins on the left", "below", "on the right"],
+)  # fmt: skip
+def test_other_ranges_change_nothing(one: tuple[int, int, int, int]) -> None:
+    rows: list[list[sheets.Cell]] = [["a", "", "x"], ["", "", "y"], ["", "", "z"]]
+    assert filled(rows, one) == rows
+
+
+def test_ranges_that_overlap_are_filled_only_up_to_the_size_of_the_sheet() -> None:
+    class CountedRow(list[sheets.Cell]):
+        writes = 0
+
+        def __setitem__(self, *given: object) -> None:
+            CountedRow.writes += 1
+            super().__setitem__(*given)  # type: ignore[call-overload]
+
+    rows: list[list[sheets.Cell]] = [CountedRow("ab") for _ in range(100)]
+    sheets._fill_merged(rows, [sheets._Range(0, 0, 99, 1)] * 5_000)
+    assert CountedRow.writes == 100

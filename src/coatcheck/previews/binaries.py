@@ -36,6 +36,7 @@ _STREAM: Final = 256 << 10
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
+_ZIP_ENTRY, _END_OF_ZIP = b"PK\x01\x02", b"PK\x05\x06"  # signatures in the directory of a zip archive
 _OPEN_DOCUMENT: Final = b"mimetypeapplication/vnd.oasis.opendocument."
 _OPEN_KINDS: Final = {b"text": "OpenDocument text", b"presentation": "OpenDocument presentation",
                       b"spreadsheet": "OpenDocument spreadsheet"}  # fmt: skip
@@ -227,6 +228,7 @@ def office_kind(sample: Sample) -> str:
 
 
 def _zip_kind(sample: Sample, names: list[str]) -> str:
+    names = names or _last_zip_names(sample)
     if sample.head[30:].startswith(_OPEN_DOCUMENT):
         kind = sample.head[30 + len(_OPEN_DOCUMENT) :][:12]
         return next((name for mark, name in _OPEN_KINDS.items() if kind.startswith(mark)), "OpenDocument file")
@@ -236,17 +238,26 @@ def _zip_kind(sample: Sample, names: list[str]) -> str:
 def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
     """Number of entries of a zip archive, and their names if all of its directory is in the last bytes."""
     end = sample.tail if len(sample.tail) > 1_024 or not sample.is_whole else sample.head + sample.tail
-    record = end.rfind(b"PK\x05\x06")
+    record = end.rfind(_END_OF_ZIP)
     if not 0 <= record <= len(end) - 22:
         return 0, []
     count, size = struct.unpack_from("<HI", end, record + 10)
-    at = record - size
+    return count, _zip_names(end, record - size, record)
+
+
+def _last_zip_names(sample: Sample) -> list[str]:
+    """The names in that part of a zip archive's directory that is in the last bytes."""
+    return _zip_names(sample.tail, sample.tail.find(_ZIP_ENTRY), sample.tail.rfind(_END_OF_ZIP))
+
+
+def _zip_names(end: bytes, at: int, record: int) -> list[str]:
+    """The first names of a zip archive's directory from a position on. `record` is where the directory ends."""
     names: list[str] = []
-    while 0 <= at <= record - 46 and end[at : at + 4] == b"PK\x01\x02" and len(names) < 200:
+    while 0 <= at <= record - 46 and end[at : at + 4] == _ZIP_ENTRY and len(names) < 200:
         length, extra, comment = struct.unpack_from("<HHH", end, at + 28)
         names.append(end[at + 46 : at + 46 + length].decode("utf-8", "replace"))
         at += 46 + length + extra + comment
-    return count, names
+    return names
 
 
 def _sheets(sample: Sample) -> list[str]:

@@ -14,6 +14,7 @@ heads, tails and directories, and unpacks nothing.
 from __future__ import annotations
 
 import html
+import io
 import posixpath
 import re
 import struct
@@ -444,7 +445,7 @@ class _WebPage:
 def _office(content: Content, lines: _Writer) -> None:
     """Write the text of a Word, PowerPoint or OpenDocument file."""
     try:
-        with zipfile.ZipFile(ArtifactStream(content)) as archive:
+        with _archive(content) as archive:
             package = _Package(archive)
             kinds = {one.kind: one.target for one in package.relations("").values()}
             main = kinds.get("officeDocument", "")
@@ -458,6 +459,11 @@ def _office(content: Content, lines: _Writer) -> None:
         if isinstance(error, CoatcheckError):
             raise
         raise InvalidArgument(f"the document cannot be read: {clip(str(error))}") from error
+
+
+def _archive(content: Content) -> zipfile.ZipFile:
+    """Open a zip archive. It needs a buffered stream: a raw one may return less than it was asked for."""
+    return zipfile.ZipFile(io.BufferedReader(ArtifactStream(content), EDGE))
 
 
 class _Package:
@@ -808,7 +814,7 @@ def _zip(content: Content, sample: Sample) -> Iterator[str]:
         yield "Its directory is missing or too large to list."
         return
     try:
-        with zipfile.ZipFile(ArtifactStream(content)) as archive:
+        with _archive(content) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         yield f"Its directory cannot be read: {clip(str(error))}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
@@ -106,6 +107,15 @@ class _Sheet(NamedTuple):
     rows: list[list[Cell]]  # as wide as the widest; an empty cell is an empty text
 
 
+class _Range(NamedTuple):
+    """Cells from the first to the last row and column, counted from the first cell of a sheet."""
+
+    first_row: int
+    first_column: int
+    last_row: int
+    last_column: int
+
+
 def main(folder: str) -> None:
     import python_calamine
 
@@ -132,14 +142,33 @@ def _read(sheet: Any, name: str) -> _Sheet:
         return _Sheet(name, 0, 0, [])
     top, left = sheet.start
     rows = [[_value(cell) for cell in row] for row in sheet.to_python()]
-    for (first, start), (last, end) in sheet.merged_cell_ranges or ():
-        if last == first:  # a title or a group of columns: its text belongs to one cell
-            continue
-        with suppress(IndexError):
-            value = rows[first - top][start - left]
-            for row in rows[first - top : last - top + 1]:
-                row[start - left : end - left + 1] = [value] * len(row[start - left : end - left + 1])
+    ranges = [
+        _Range(first - top, start - left, last - top, end - left)
+        for (first, start), (last, end) in sheet.merged_cell_ranges or ()
+    ]
+    _fill_merged(rows, ranges)
     return _Sheet(name, top, left, rows)
+
+
+def _fill_merged(rows: list[list[Cell]], ranges: Iterable[_Range]) -> None:
+    """Give each cell of a range that is merged over several rows its value.
+
+    Ranges of a valid workbook do not overlap, so together they have at most as many cells as the sheet. In another one,
+    the ranges that have more are left out: a small file could make this take hours."""
+    width = len(rows[0]) if rows else 0
+    left = width * len(rows)
+    for one in ranges:
+        if one.first_row == one.last_row:  # a title or a group of columns: its text belongs to one cell
+            continue
+        if not (0 <= one.first_row < len(rows) and 0 <= one.first_column < width):
+            continue  # its first cell, which has the value, is not among those in use
+        value = rows[one.first_row][one.first_column]
+        columns = min(one.last_column + 1, width) - one.first_column
+        for row in rows[one.first_row : one.last_row + 1]:
+            left -= columns
+            if left < 0:
+                return
+            row[one.first_column : one.first_column + columns] = [value] * columns
 
 
 def _value(cell: object) -> Cell:
