@@ -59,7 +59,7 @@ def doctor(url: str | None, as_json: bool) -> int:
     """Check the store, extras and clients, and say what to do.
 
     Exits with 1 if there is a problem. Nothing is changed."""
-    findings = [*_program(), *_settings(), *_store(url), *_extras(), *_clients()]
+    findings = [*_program(), *_settings(), *_store(url), *_extras(), *_children(), *_clients()]
     if as_json:
         terminal.print_json([one._asdict() for one in findings])
     else:
@@ -143,6 +143,28 @@ def _extras() -> Iterator[Finding]:
             yield Finding("ok", f"extra {extra}", f"installed, for {use}")
         else:
             yield Finding("note", f"extra {extra}", f"not installed, for {use}", f"pip install 'coatcheck[{extra}]'")
+
+
+def _children() -> Iterator[Finding]:
+    """Say how the processes that parse hostile content are confined here."""
+    from coatcheck.reading import heavy
+
+    try:
+        found = heavy.confinement()
+    except CoatcheckError as error:
+        yield Finding("problem", "child processes", error.message, error.hint or "")
+        return
+    finally:
+        heavy.pool.close()
+    lacking = []
+    if not found.files:
+        lacking.append("they can read the user's files (no Landlock)")
+    if not found.calls:
+        lacking.append("they can use sockets and start processes (no seccomp filter)")
+    if lacking:
+        yield Finding("note", "child processes", f"their time is limited, but {' and '.join(lacking)}")
+    else:
+        yield Finding("ok", "child processes", "confined to their own files, without sockets and other processes")
 
 
 def _clients() -> Iterator[Finding]:

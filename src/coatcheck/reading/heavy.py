@@ -23,10 +23,10 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
-from coatcheck.reading import grep, json_content
+from coatcheck.reading import grep, json_content, sandbox
 from coatcheck.reading.json_content import check_size
 from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
-from coatcheck.reading.sandbox import Message, Pool, serve
+from coatcheck.reading.sandbox import Confinement, Message, Pool, serve
 from coatcheck.reading.text import DecodedText
 from coatcheck.refs import Ref
 from coatcheck.values import Array
@@ -139,6 +139,11 @@ def largest(content: Content) -> Array | None:
     return found and Array(found[0], found[1], tuple(found[2]))
 
 
+def confinement() -> Confinement:
+    """Return how the child processes are confined on this machine."""
+    return Confinement(**_ask("confinement", [], {}, hint=""))
+
+
 def _check_document(content: Content) -> None:
     if not is_jsonl(content.ref.media_type):
         check_size(content)
@@ -205,6 +210,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
         "rows": rows,
         "largest": lambda content: {"found": json_content.largest(content)},
         "part": lambda content, fragment: {"raw": json_content.part_of(content, fragment)},
+        "confinement": lambda: asdict(sandbox.confinement or Confinement(files=False, calls=False)),
     }
 
 

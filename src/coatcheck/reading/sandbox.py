@@ -4,8 +4,9 @@ A `Pool` gives each call a child of its own, started with a clean environment an
 answers JSON messages. It gets contents as files in a private folder, or piece by piece as it asks for them. A child
 that dies or takes too long is a clear error for its caller and affects nobody else. Every wait for a child has a limit.
 
-The child gives up every right that its work does not need: memory, time, files and writing are limited; on Linux,
-Landlock leaves it nothing but its own folder and no network. This comes on top of what the library that does the work
+The child gives up every right that its work does not need. Memory, time, open files and writing are limited
+everywhere. On Linux, Landlock leaves it no files but those of its own folder, and a seccomp filter no sockets and no
+other processes, each where the kernel has it (`Confinement`). This comes on top of what the library that does the work
 guarantees.
 """
 
@@ -28,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from time import monotonic
@@ -43,6 +45,7 @@ from coatcheck.errors import (
     TooLarge,
     storage_errors,
 )
+from coatcheck.reading.seccomp import forbid_sockets_and_processes
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 
@@ -404,8 +407,9 @@ def serve(
 ) -> None:
     """Answer messages until the parent closes its end, or no message came for a while. `answer` may raise one of our
     errors, which the parent then raises. The paths in `also` can be read besides the folder."""
+    global confinement
     parent = os.getppid()
-    confine(folder, also)
+    confinement = confine(folder, also)
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()  # a thread inherits the limits set before
     requests = sys.stdin.buffer
     while True:
@@ -464,11 +468,27 @@ def _watch(parent: int) -> None:
     os._exit(0)
 
 
-def confine(folder: str, also: Sequence[str] = ()) -> None:
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What confines a process besides its limits: whether it can open only its own files, and whether it can use
+    neither sockets nor other processes."""
+
+    files: bool
+    calls: bool
+
+
+confinement: Confinement | None = None
+"""How this process is confined. None in a process that does not run `serve`."""
+
+
+def confine(folder: str, also: Sequence[str] = ()) -> Confinement:
+    """Limit this process for the rest of its life, and return what the system was able to do."""
     for limit, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 128), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(limit, (value, value))
-    if sys.platform == "linux":
-        _landlock({folder: _READ | _LIST | _REMOVE} | dict.fromkeys(("/dev/urandom", *also), _READ))
+    if sys.platform != "linux":
+        return Confinement(files=False, calls=False)
+    rights = {folder: _READ | _LIST | _REMOVE} | dict.fromkeys(("/dev/urandom", *also), _READ)
+    return Confinement(files=_landlock(rights), calls=forbid_sockets_and_processes())
 
 
 def _allow(memory: int, seconds: float) -> None:
@@ -480,7 +500,7 @@ def _allow(memory: int, seconds: float) -> None:
 
 
 def _landlock(rights: Mapping[str, int]) -> bool:
-    """Restrict this process to these rights on files and to no sockets; return whether that worked."""
+    """Restrict this process to these rights on files, and to no TCP; return whether that worked."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
