@@ -40,6 +40,10 @@ REPLACED = (
     (r"\b\d s\b", "1 s"),
     (r"coatcheck \d[\w.]*, Python [\w.+]+, .*", "coatcheck 0.1.0, Python 3.11.7, Linux x86_64"),
     (r"disk: .* are free", "disk: 54.2 GB are free"),
+    (
+        r"(ok  |note)    child processes: .*",
+        "ok      child processes: confined to their own files, without sockets and other processes",
+    ),
 )
 
 

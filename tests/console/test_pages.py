@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -186,6 +187,28 @@ def test_a_session_without_calls_shows_its_artifacts(visitor: Visitor) -> None:
     text = visitor.page(in_session("research/agent"))
     assert "No calls were recorded" in text
     assert "note.txt" in text
+
+
+@pytest.mark.parametrize("way", ["import", "merge", "copy"])
+def test_a_file_that_an_imported_transcript_names_is_not_opened(tmp_path: Path, way: str) -> None:
+    """Whoever made the archive may have recorded the path of any file on this machine."""
+    file, archive = tmp_path / "talk.jsonl", io.BytesIO()
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "a line of it. " * 9_000}
+    file.write_text(json.dumps({"role": "user", "content": [result]}) + "\n")
+    with coatcheck.open(tmp_path / "hostile") as hostile, coatcheck.open(tmp_path / "store") as store:
+        transcript.externalize(file, hostile.session("agent"))
+        name = next(one.session_id for one in hostile.sessions() if one.session_id.startswith("transcript:"))
+        if way == "copy":
+            hostile.copy_to(store)
+        else:
+            hostile.export(archive)
+            archive.seek(0)
+            store.import_(archive, merge=way == "merge")
+        file.write_text(json.dumps({"role": "user", "content": "PRIVATE words of another conversation"}) + "\n")
+        with site(store) as url:
+            text = Visitor(url).page(in_session(name))
+    assert "PRIVATE" not in text
+    assert "the file that it names is not opened" in text
 
 
 def test_a_transcript_is_shown_message_by_message(tmp_path: Path) -> None:

@@ -354,13 +354,14 @@ def body(visit: Visit, session_id: str, group: str, number: int, side: str, part
 
 
 def _transcript(visit: Visit, session: Session, after: int, *, limit: int = PAGE) -> dict[str, Any]:
-    """A page of the messages of a transcript. Its file is on this machine, so only the store's owner may read it."""
+    """A page of the messages of a transcript. Its file is on this machine, so only the store's owner may read it, and
+    only if this store recorded where it is: an imported record could name any file."""
     from coatcheck.transcript import Transcript
     from coatcheck.transcript.keep import manifests
 
     manifest = next(manifests(visit.store, session.session_id), None)
     about: dict[str, Any] = {"manifest": manifest, "messages": [], "turns": [], "after": after, "next": 0, "total": 0}
-    if manifest is None or not visit.owns_store or not Path(manifest.path).is_file():
+    if manifest is None or not visit.owns_store or not manifest.is_own or not Path(manifest.path).is_file():
         return about
     try:
         with Transcript(manifest.path, session, format=manifest.format or None, read_only=True) as transcript:

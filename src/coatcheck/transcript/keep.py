@@ -7,10 +7,11 @@ shown, so that the model can read the pointers. Manifests are records of the tra
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
 from itertools import accumulate, chain, compress
 from typing import Any, Final
 
@@ -268,13 +269,15 @@ class Manifest:
     """What the store remembers of an externalized transcript. Bytes after the last segment were appended since.
 
     `backed_up` is the number of the first segment that the backup contains. With `masked`, the whole bytes have markers
-    in place of secrets: only the backup has the secrets."""
+    in place of secrets: only the backup has the secrets. `is_own` says that this store has recorded it; another one
+    came with an import, and its `path` is a claim of whoever wrote the archive."""
 
     path: str
     format: str
     segments: tuple[Segment, ...] = ()
     backed_up: int = 0
     masked: bool = False
+    is_own: bool = field(default=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -294,6 +297,7 @@ def record_manifest(session: Session, manifest: Manifest) -> None:
         "segments": [astuple(one) for one in manifest.segments],
         "backup": manifest.backed_up,
         "masked": manifest.masked,
+        "proof": _proof(session.store, session.session_id, manifest.path),
     }
     body = json.dumps(record, ensure_ascii=True, separators=(",", ":")).encode()
     session.record(_SERIES, body, keep=_MAX_MANIFESTS)
@@ -302,9 +306,15 @@ def record_manifest(session: Session, manifest: Manifest) -> None:
 def manifests(store: Store, session_id: str) -> Iterator[Manifest]:
     """Yield the manifests of a transcript's session, the newest first. Invalid records are skipped."""
     for record in store.session(session_id).records(_SERIES, newest=True):
-        found = _parsed_manifest(record.body)
+        found = _parsed_manifest(record.body, lambda path: _proof(store, session_id, path))
         if found is not None:
             yield found
+
+
+def _proof(store: Store, session_id: str, path: str) -> str:
+    """Return a text that only this store can make, for a path that it records for a transcript's session."""
+    recorded = f"transcript\0{session_id}\0{path}"
+    return hmac.new(store.secret, recorded.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
 
 def sessions_for(store: Store, path: str) -> list[str]:
@@ -313,13 +323,15 @@ def sessions_for(store: Store, path: str) -> list[str]:
     return [one for one in ids if (newest := next(manifests(store, one), None)) is not None and newest.path == path]
 
 
-def _parsed_manifest(body: bytes) -> Manifest | None:
+def _parsed_manifest(body: bytes, proof_of: Callable[[str], str]) -> Manifest | None:
     try:
         record: Any = json.loads(body)
         segments = tuple(Segment(*one) for one in record["segments"])
         sizes = (size for one in segments for size in (one.size, one.whole_size, one.found_size))
         is_masked = record.get("masked") is True
-        found = Manifest(str(record["path"]), str(record["format"]), segments, int(record["backup"]), is_masked)
+        path = str(record["path"])
+        is_own = hmac.compare_digest(str(record.get("proof", "")).encode(), proof_of(path).encode())
+        found = Manifest(path, str(record["format"]), segments, int(record["backup"]), is_masked, is_own)
         return found if all(map(is_whole, sizes)) else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
