@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from coatcheck import Store
 from tests.browser import FLAGS, chromium
-from tests.console.visitors import HOSTILE, SECRET, TOKEN, in_session
+from tests.console.visitors import HOSTILE, SECRET, TOKEN, in_session, opened_console
 
 THINGS = f"things {HOSTILE}"
 WAIT = 60_000.0
@@ -177,3 +178,12 @@ def test_attributes_cannot_run_scripts(browser: Browser, url: str) -> None:
             }"""
         )
         assert ran == "undefined"
+
+
+def test_the_page_that_the_command_opens_logs_in(browser: Browser, tmp_path: Path) -> None:
+    with opened_console(tmp_path) as (_, file, _):
+        page = browser.new_page()
+        page.goto(file.as_uri())
+        page.wait_for_url("**/console", timeout=WAIT)
+        expect(page.get_by_text("Nothing is recorded yet")).to_be_visible()
+        page.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import time
@@ -28,6 +29,7 @@ from tests.console.visitors import (
     Visitor,
     checked,
     in_session,
+    opened_console,
     site,
 )
 from tests.http.servers import WAIT, environment, running, serve
@@ -279,6 +281,22 @@ def test_the_command_prints_a_url_that_logs_in(tmp_path: Path) -> None:
         process.wait(WAIT)
         assert process.stderr is not None
         process.stderr.close()
+
+
+def test_a_browser_that_the_command_opens_gets_no_key_in_its_arguments(tmp_path: Path) -> None:
+    """Every user of a machine can read the arguments of all programs."""
+    with opened_console(tmp_path) as (address, page, arguments):
+        key = address.partition("key=")[2]
+        assert len(key) > 20
+        assert key not in arguments
+        assert page.stat().st_mode & 0o777 == 0o600
+        assert page.parent.stat().st_mode & 0o777 == 0o700
+        link = re.search(r'url=([^"]+)"', page.read_text())
+        assert link is not None
+        assert html.unescape(link[1]) == address
+        url, _, path = address.partition("/console")
+        assert "Welcome" in checked(Visitor(url, None).get(path))
+    assert not page.parent.exists()
 
 
 def test_serve_has_the_console_too(tmp_path: Path) -> None:

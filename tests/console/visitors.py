@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 import httpx2
 
 from coatcheck import Store
 from coatcheck.console.site import POLICY, console_routes
 from coatcheck.http.credentials import Access, Keyring
+from tests.backends import wait_until
 from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
 from tests.gateway.talking import BIG, Chat, Talk, serving
-from tests.http.servers import running
+from tests.http.servers import environment, running
 
 TOKEN = "an-admin-token-for-tests"
 READER = "a-read-token-for-tests"
@@ -166,3 +170,35 @@ class Parsed(HTMLParser):
 
 def in_session(session_id: str, place: str = "") -> str:
     return f"/sessions/{quote(session_id, safe='')}{place}"
+
+
+BROWSER = """
+import pathlib, sys
+place = pathlib.Path({place!r})
+arguments = pathlib.Path("/proc/self/cmdline")
+given = arguments.read_text() if arguments.exists() else "\\0".join(sys.argv)
+place.with_suffix(".new").write_text(given)
+place.with_suffix(".new").rename(place)
+"""
+
+
+@contextlib.contextmanager
+def opened_console(folder: Path) -> Iterator[tuple[str, Path, str]]:
+    """Run `coatcheck console --open` with a program in place of a browser. Yield the printed address, the page that the
+    program was given, and all of its arguments."""
+    program, place = folder / "browser.py", folder / "arguments"
+    program.write_text(BROWSER.format(place=str(place)))
+    env = environment(folder / "store", BROWSER=f"{sys.executable} {program} %s")
+    command = [sys.executable, "-m", "coatcheck", "console", "--port", "0", "--open"]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        address = process.stderr.readline().split()[-1]
+        wait_until(place.exists)
+        arguments = place.read_text()
+        uri = next(one for one in arguments.split("\0") if "://" in one)
+        yield address, Path(unquote(urlsplit(uri).path)), arguments
+    finally:
+        process.terminate()
+        process.wait(60)
+        process.stderr.close()

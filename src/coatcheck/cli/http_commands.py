@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -105,12 +107,30 @@ def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
         address = f"{server.url}{ROOT}/enter?key={key}"
         print_error(f"console at {address}")
         print_error("the address logs in once; end with Ctrl-C")
-        if opens:
-            import webbrowser
-
-            webbrowser.open(address)
         routes = console_routes(store, keyring, key=key, token=token)
-        server.run(store_app(store, keyring, routes=routes), grace=1)
+        with ExitStack() as stack:
+            if opens:
+                import webbrowser
+
+                page = stack.enter_context(_private_page(address))
+                webbrowser.open(page.as_uri())
+            server.run(store_app(store, keyring, routes=routes), grace=1)
+
+
+@contextmanager
+def _private_page(address: str) -> Iterator[Path]:
+    """Write a page that leads to an address, readable by this user only, and remove it at the end. A browser gets its
+    path instead of the address, because every user of a machine can read the arguments of a program."""
+    from html import escape
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="coatcheck-") as folder:  # mode 0700
+        page = Path(folder) / "console.html"
+        with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            link = escape(address)
+            file.write(f'<!doctype html><title>Console</title><meta http-equiv="refresh" content="0; url={link}">')
+            file.write(f'<p><a href="{link}">Open the console</a></p>')
+        yield page
 
 
 def _keyring(file: Path | None) -> tuple[Keyring, str | None]:
