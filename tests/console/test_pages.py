@@ -191,7 +191,7 @@ def test_a_session_without_calls_shows_its_artifacts(visitor: Visitor) -> None:
 
 @pytest.mark.parametrize("way", ["import", "merge", "copy"])
 def test_a_file_that_an_imported_transcript_names_is_not_opened(tmp_path: Path, way: str) -> None:
-    """Whoever made the archive may have recorded the path of any file on this machine."""
+    """An archive may contain a record with the path of any file on this machine."""
     file, archive = tmp_path / "talk.jsonl", io.BytesIO()
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a line of it. " * 9_000}
     file.write_text(json.dumps({"role": "user", "content": [result]}) + "\n")

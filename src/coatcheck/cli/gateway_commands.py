@@ -156,15 +156,19 @@ def run(
     addresses = {**launch.upstreams(os.environ), **_upstream(**upstream)}
     settings = GatewaySettings(mode=mode, session=session_id, token=token, **addresses)
     with launch.local_server() as server, coatcheck.open(url) as store, collecting_daily(store):
-        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)))
         address = launch.address_of(server, token)
+        trusts_user = launch.is_codex(command) and launch.knows_users(server)
+        if launch.is_codex(command) and not trusts_user:
+            print_error("other users of this machine can read the token of the gateway in the arguments of Codex")
+        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens), trusts_user=trusts_user))
         environ = {**os.environ, **launch.variables(address, os.environ)}
         if session_id is not None:
             environ["COATCHECK_SESSION"] = session_id
         if url is not None:
             environ["COATCHECK_STORE"] = os.path.abspath(url)
         with launch.beside(app, server):
-            code: int = launch.run_command(launch.pointed(command, address), environ)
+            pointed = launch.pointed(command, server.url if trusts_user else address)
+            code: int = launch.run_command(pointed, environ)
         _print_figures(app, as_json)
     return code
 

@@ -56,7 +56,7 @@ from coatcheck.gateway.upstream import (
 from coatcheck.gateway.watching import Exchange, Watcher
 from coatcheck.http.credentials import Access, Keyring
 from coatcheck.http.limits import Busy, Pace, Shares
-from coatcheck.http.serving import is_same, prove
+from coatcheck.http.serving import is_same, is_same_user, prove
 from coatcheck.ids import clip
 from coatcheck.lanes import in_long_thread, in_thread
 from coatcheck.redaction import mask
@@ -108,6 +108,8 @@ class GatewaySettings:
     openai: str = OPENAI
     session: str | None = None
     token: str | None = field(default=None, repr=False)
+    trusts_user: bool = False
+    """Whether programs of the same user need no token. Only on Linux, where the server can tell them."""
     policy: Policy | None = None
     max_body: int = 64 * _MIB
     ping: float = 15.0
@@ -322,10 +324,16 @@ class _Call:
                 return 401, "the gateway's token is missing or wrong; send it as x-coatcheck-token"
             if not self._access.allows("metrics" if self._path == "/metrics" else "write"):
                 return 403, "this token does not allow that"
-        elif self._settings.token is not None and not is_same(given, self._settings.token):
+        elif self._settings.token is not None and not self._has_access(given, self._settings.token):
             return 401, "the gateway's token is missing or wrong; it is part of the address that the gateway prints"
         prove(self._scope)
         return None
+
+    def _has_access(self, given: str | None, token: str) -> bool:
+        """Whether a request has the token, or needs none since a program of this user sent it."""
+        if given or not self._settings.trusts_user:
+            return is_same(given, token)
+        return is_same_user(self._scope["client"], self._scope["server"])
 
     def _header(self, name: bytes) -> str:
         return self._headers.get(name, b"").decode("latin-1").strip()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,11 +71,26 @@ def variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
+def is_codex(command: Sequence[str]) -> bool:
+    """Whether a command needs an option instead of variables. Other users can read it, so it must not have the token:
+    the gateway then accepts programs of the same user without one, if it can tell them (`knows_users`).
+
+    Codex has no other way that keeps its conversations usable. One with a provider of its own could name a variable
+    with the token, but cannot be resumed with another provider later."""
+    return Path(command[0]).name in ("codex", "codex.js")
+
+
 def pointed(command: Sequence[str], address: str) -> list[str]:
     """Return a command with the options that point it at a gateway: Codex ignores the variables."""
-    if Path(command[0]).name in ("codex", "codex.js"):
+    if is_codex(command):
         return [command[0], "-c", f'openai_base_url="{address}/v1"', *command[1:]]
     return list(command)
+
+
+def knows_users(server: serving.LocalServer) -> bool:
+    """Whether a gateway on this server can tell programs of the same user from others. Tries it."""
+    with socket.create_connection((serving.HOST, server.port)) as own:
+        return serving.is_same_user(own.getsockname(), own.getpeername())
 
 
 def upstreams(environ: Mapping[str, str]) -> dict[str, str]:

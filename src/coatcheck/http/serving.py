@@ -13,11 +13,14 @@ import hmac
 import ipaddress
 import json
 import logging
+import os
 import re
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import Callable, Collection, Hashable, Iterable
+from pathlib import Path
 from typing import Final, NoReturn, Self
 
 import uvicorn
@@ -41,6 +44,9 @@ _PROOF: Final = 10.0  # seconds for the token to arrive
 _PROVEN: Final = "coatcheck.proven"
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@,]+")
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
+_SOCKETS: Final = {"/proc/net/tcp": "", "/proc/net/tcp6": "0" * 16 + "FFFF0000"}
+"""The tables of sockets on Linux, and how an IPv4 address begins in each."""
+_ESTABLISHED: Final = "01"
 _FOREIGN: Final = "this server does not accept requests from there"
 
 
@@ -74,6 +80,29 @@ def bearer(scope: Scope) -> str | None:
 def is_same(given: str | None, token: str) -> bool:
     """Compare a token from a request in constant time."""
     return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+def is_same_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
+    """Whether the client of a connection on this machine is a program of this user. Linux lists the owner of each
+    socket. False on other systems, and for IPv6."""
+    if ":" in client[0] or ":" in server[0]:
+        return False
+    ends = _listed_address(*client), _listed_address(*server)
+    for table, start in _SOCKETS.items():
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, state, _, _, _, owner, *_ = line.split()
+            if (local, remote) == (start + ends[0], start + ends[1]) and state == _ESTABLISHED:
+                return int(owner) == os.getuid()
+    return False
+
+
+def _listed_address(host: str, port: int) -> str:
+    """Return an IPv4 address and a port as in the tables of sockets."""
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
 
 
 def prove(scope: Scope) -> None:

@@ -270,7 +270,7 @@ class Manifest:
 
     `backed_up` is the number of the first segment that the backup contains. With `masked`, the whole bytes have markers
     in place of secrets: only the backup has the secrets. `is_own` says that this store has recorded it; another one
-    came with an import, and its `path` is a claim of whoever wrote the archive."""
+    came with an import, and may name any `path`."""
 
     path: str
     format: str
