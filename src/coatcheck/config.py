@@ -1,11 +1,13 @@
 """Settings, in order of precedence: code, the environment, `coatcheck.toml`, the default.
 
-`load()` reads them; `coatcheck.open` does so for a store, and `store.settings` is the result. `coatcheck config` shows
-each value and its origin. The error for a mistake names its place and the key that was probably meant.
+`load()` reads them; `coatcheck.open` does so for a store, and `store.settings` is the result.
+`coatcheck config` shows each value and its origin. The error for a mistake names its place and the
+key that was probably meant.
 
-A file that was found by searching comes with a project, perhaps a cloned one. One that another user could have written
-is skipped. Its settings that decide where data goes, mask fewer secrets or change what a model reads (`needs_trust`)
-count only after the user has trusted it with `coatcheck trust`. A file that COATCHECK_CONFIG or code names is trusted.
+A file that was found by searching comes with a project, perhaps a cloned one. One that another user
+could have written is skipped. Its settings that decide where data goes, mask fewer secrets or
+change what a model reads (`needs_trust`) count only after the user has trusted it with `coatcheck
+trust`. A file that COATCHECK_CONFIG or code names is trusted.
 
 One table defines all settings: key, type, default, environment variable, meaning. The names under a section are the
 parameters of what the section configures: `Policy(**settings.section("policy"))`. A default here is the default there.
@@ -199,8 +201,8 @@ class Origin(NamedTuple):
 
 
 class Settings:
-    """The value of each setting by its key (`settings["policy.max_tokens"]`), and its origin. Immutable. `ignored` are
-    the keys that were left out because the file is not trusted."""
+    """The value of each setting by its key (`settings["policy.max_tokens"]`), and its origin.
+    Immutable. `ignored` are the keys that were left out because the file is not trusted."""
 
     __slots__ = ("_origins", "_values", "file", "ignored")
 
@@ -301,17 +303,24 @@ def load(
 
 
 def needing_trust(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the content of a settings file, and its settings that count only if the user trusts it, as they are
-    written. Raises `InvalidArgument` for a mistake in it."""
+    """Return the content of a settings file, and its settings that count only if the user trusts
+    it. Raises `InvalidArgument` for a mistake in it."""
     content = _content(path, is_named=False)
     found = _from_file(path, content)
     return content, {key: value for key, value in found.items() if BY_KEY[key].is_guarded(value)}
 
 
-def _untrusted(path: Path, content: bytes, found: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, ...]:
+def _untrusted(
+    path: Path,
+    content: bytes,
+    found: Mapping[str, Any],
+    environ: Mapping[str, str],
+) -> tuple[str, ...]:
     """Return the settings in a file that do not count, because the user has not trusted it."""
     guarded = tuple(key for key, value in found.items() if BY_KEY[key].is_guarded(value))
-    return () if not guarded or is_trusted(path, content, environ) else guarded
+    if guarded and is_trusted(path, content, environ):
+        return ()
+    return guarded
 
 
 def _report_ignored(path: Path, keys: tuple[str, ...]) -> None:
@@ -319,10 +328,15 @@ def _report_ignored(path: Path, keys: tuple[str, ...]) -> None:
     if path in _reported_files:
         return
     _reported_files.add(path)
+    verb, object_ = ("is", "it") if len(keys) == 1 else ("are", "them")
     logger().warning(
         "%s is not trusted, so %s %s ignored; to use %s: coatcheck trust %s",
-        path, ", ".join(keys), "is" if len(keys) == 1 else "are", "it" if len(keys) == 1 else "them", path.parent,
-    )  # fmt: skip
+        path,
+        ", ".join(keys),
+        verb,
+        object_,
+        path.parent,
+    )
 
 
 _reported_files: Final[set[Path]] = set()
@@ -376,8 +390,9 @@ def _content(path: Path, *, is_named: bool) -> bytes:
         with path.open("rb") as source:
             data = source.read(_LARGEST_FILE + 1)
     except OSError as error:
-        hint = f"fix it, or unset {VARIABLE}" if is_named else f"fix it, or name another file with {VARIABLE}"
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}", hint=hint) from error
+        otherwise = f"unset {VARIABLE}" if is_named else f"name another file with {VARIABLE}"
+        message = f"cannot read {path}: {error.strerror}"
+        raise InvalidArgument(message, hint=f"fix it, or {otherwise}") from error
     if len(data) > _LARGEST_FILE:
         raise InvalidArgument(f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file")
     return data

@@ -1,5 +1,5 @@
-"""What is known about models by name: context window, prices, and whether tools can be added to a conversation; and
-about providers: how large an image may be.
+"""What is known about models by name: context window, prices, and whether tools can be added to a
+conversation; and about providers: how large an image may be.
 
 Prices are factors of the price of an input token, so one table serves every currency and discount. The providers'
 pages were read in November 2026: platform.claude.com (about-claude/pricing, mid-conversation-system-messages) and
@@ -48,21 +48,26 @@ UNKNOWN: Final = Model()
 
 @dataclass(frozen=True, slots=True)
 class ImageLimit:
-    """The largest image that a provider accepts: bytes of its file, and pixels of its longer edge (None: any)."""
+    """The largest image that a provider accepts: bytes of its file, and pixels of its longer edge
+    (None: any)."""
 
     max_bytes: int
     max_edge: int | None = None
 
 
 IMAGE_LIMITS: Final = {
-    # 5 MiB of base64, 8,000 pixels: platform.claude.com, build-with-claude/vision. That base64 is measured is in the
-    # error of the API: "image exceeds 5 MB maximum: 5272940 bytes > 5242880 bytes".
+    # 5 MiB of base64, 8,000 pixels: platform.claude.com, build-with-claude/vision. That base64 is
+    # measured is in the error of the API: "image exceeds 5 MB maximum: 5272940 bytes > 5242880
+    # bytes".
     "anthropic": ImageLimit(max_bytes=5 * 1_024 * 1_024 * 3 // 4, max_edge=8_000),
-    # 3.75 MB, 8,000 pixels: docs.aws.amazon.com, bedrock/latest/APIReference/API_runtime_Message.html
+    # 3.75 MB, 8,000 pixels: docs.aws.amazon.com,
+    # bedrock/latest/APIReference/API_runtime_Message.html
     "bedrock": ImageLimit(max_bytes=3_750_000, max_edge=8_000),
-    # 20 MB for one image, 50 MB for all of a request: developers.openai.com, api/docs/guides/images-vision
+    # 20 MB for one image, 50 MB for all of a request: developers.openai.com,
+    # api/docs/guides/images-vision
     "openai": ImageLimit(max_bytes=20_000_000),
-    # 7 MB as inline data: docs.cloud.google.com, vertex-ai/generative-ai/docs/multimodal/image-understanding
+    # 7 MB as inline data: docs.cloud.google.com,
+    # vertex-ai/generative-ai/docs/multimodal/image-understanding
     "gemini": ImageLimit(max_bytes=7_000_000),
 }
 

@@ -1,4 +1,4 @@
-"""Read files that somebody else may have put in place: regular files only, and never waiting for one."""
+"""Read files that somebody else may have put in place: only regular ones, and without waiting."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from typing import Final
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-def read_regular(path: str | os.PathLike[str], *, max_bytes: int | None = None, follow: bool = False) -> bytes:
-    """Return the bytes of a regular file. A pipe, a socket, a device, a file over `max_bytes`, and a symbolic link
-    unless `follow` is True, raise OSError. Links in the folders above are followed."""
+def read_regular(
+    path: str | os.PathLike[str],
+    *,
+    max_bytes: int | None = None,
+    follow: bool = False,
+) -> bytes:
+    """Return the bytes of a regular file. A pipe, a socket, a device, a file over `max_bytes`, and a
+    symbolic link unless `follow` is True, raise OSError. Links in the folders above are
+    followed."""
     flags = _READ if follow else _READ | os.O_NOFOLLOW
     try:
         handle = os.open(path, flags)

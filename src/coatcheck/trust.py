@@ -1,7 +1,9 @@
-"""Which settings files of projects the user trusts: each by its path and the digest of its content, like direnv.
+"""Which settings files of projects the user trusts, like direnv: each by its path and the digest of
+its content.
 
-A project's `coatcheck.toml` comes with the project, so it is not the user's until `coatcheck trust` says so. A record
-is one file in the user's data folder. A change of the settings file ends the trust.
+A project's `coatcheck.toml` comes with the project, so it is not the user's until `coatcheck trust`
+says so. A record is one file in the user's data folder. A change of the settings file ends the
+trust.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def data_folder(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def is_trusted(file: Path, content: bytes, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the user trusts a file with this content. If the record cannot be read, the file is not trusted."""
+    """Whether the user trusts a file with this content. If the record cannot be read, the file is
+    not trusted."""
     try:
         found = json.loads(read_regular(_record(file, environ), max_bytes=_LARGEST))
     except (OSError, ValueError, RuntimeError):
@@ -39,7 +42,8 @@ def is_trusted(file: Path, content: bytes, environ: Mapping[str, str] | None = N
 
 
 def trust(file: Path, content: bytes, environ: Mapping[str, str] | None = None) -> None:
-    """Record that the user trusts a file with this content, in place of what was trusted at its path before."""
+    """Record that the user trusts a file with this content, in place of what was trusted at its path
+    before."""
     record = _record(file, environ)
     record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(record, json.dumps(_entry(file, content)).encode())
@@ -59,7 +63,8 @@ def _record(file: Path, environ: Mapping[str, str] | None) -> Path:
 
 
 def _entry(file: Path, content: bytes) -> dict[str, str]:
-    return {"path": os.fsencode(_real(file)).decode("utf-8", "backslashreplace"), "sha256": digest_of(content)}
+    path = os.fsencode(_real(file)).decode("utf-8", "backslashreplace")
+    return {"path": path, "sha256": digest_of(content)}
 
 
 def _real(file: Path) -> Path:

@@ -181,9 +181,9 @@ class Kit:
         call_id: str | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> list[ContentPart]:
-        """Do the same for content that the adapter has taken apart. A part that changed is a text with a stub, or an
-        image that was scaled to what providers accept; the others are the same objects. Parts with `kept` always
-        stay."""
+        """Do the same for content that the adapter has taken apart. A part that changed is a text
+        with a stub, or an image that was scaled to what providers accept; the others are the same
+        objects. Parts with `kept` always stay."""
         judged = [one for one in parts if one.kept is None]
         blocks = [_block(one) for one in judged]
         done: Any = blocks
@@ -192,7 +192,8 @@ class Kit:
         if done is blocks:
             return list(parts)
         given = {id(block): part for block, part in zip(blocks, judged, strict=True)}
-        shown = [given.get(id(one)) or _changed_part(one) for one in (done if isinstance(done, list) else [done])]
+        listed = done if isinstance(done, list) else [done]
+        shown = [given.get(id(one)) or _changed_part(one) for one in listed]
         if len(shown) != len(judged):  # one stub replaces several of them
             return [*shown, *(one for one in parts if one.kept is not None)]
         changed = {id(old): new for old, new in zip(judged, shown, strict=True)}
@@ -292,14 +293,14 @@ _OUR_NAMES: Final = tuple(tool.name for tool in toolkit())
 
 
 def _block(part: ContentPart) -> dict[str, Any]:
-    """Return a part as a block that the pipeline knows: an image stays an image, any other file is a resource."""
+    """Return a part as a block that the pipeline knows: an image, a text, or a file as a resource."""
     if not part.media_type or part.media_type.startswith("image/"):
         return part.as_mcp()
     return {"type": "resource", "resource": {"uri": "part:", "mimeType": part.media_type, "blob": part.base64}}
 
 
 def _changed_part(block: object) -> ContentPart:
-    """Return the part for a block that was replaced: an image that was scaled, or a text with a stub."""
+    """Return the part for a block that was replaced: a scaled image, or a text with a stub."""
     if not isinstance(block, Mapping):
         return ContentPart(as_text(block))
     if block.get("type") == "image":

@@ -101,8 +101,9 @@ class Hooks:
         if not host_id or not self.kit.policy.enabled:
             return {}
         self._remember(call_id, host_id)
-        if tool in self._own_tools:  # not every tool with our prefix: another server may have the same name
-            # Reading back what this session has stored needs no permission of its own.
+        if tool in self._own_tools:
+            # Reading back what this session has stored needs no permission of its own. Not every
+            # tool with our prefix is ours: another server may have the same name.
             return _output(name, permissionDecision="allow") if name == "PreToolUse" else {}
         if name == "PreToolUse":
             return self._before(host_id, tool, event.get("tool_input"), schema)
@@ -173,8 +174,9 @@ def _output(event: str, **fields: Any) -> dict[str, Any]:
 
 
 def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input of a hook from the arguments of the MCP tool that answers it, where objects and lists are JSON
-    and texts are unchanged. An object in the response of an MCP tool is a text: its structured content as JSON."""
+    """Return the input of a hook from the arguments of the MCP tool that answers it, where objects
+    and lists are JSON and texts are unchanged. An object in the response of an MCP tool is a text:
+    its structured content as JSON."""
     event = dict(arguments)
     is_mcp = str(event.get("tool_name")).startswith(_MCP)
     for key in ("tool_input", "tool_response"):
@@ -224,8 +226,9 @@ class _Call:
         return bare if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools else self.tool
 
     def saved(self, path: Any) -> str | None:
-        """Return the output that Claude Code has saved to a file of this session, or None. A server may name any file,
-        so the file must really be there: a link that leads elsewhere is not followed."""
+        """Return the output that Claude Code has saved to a file of this session, or None. A server
+        may name any file, so the file must really be there: a link that leads elsewhere is not
+        followed."""
         if not isinstance(path, str) or Path(path).parts[-3:-1] != (self.host_id, "tool-results"):
             return None
         try:
@@ -241,8 +244,8 @@ class _Call:
 
 
 def _in_blocks(response: Any, call: _Call) -> Any:
-    """An MCP tool: content blocks, or the JSON text of the structured content. Claude Code checks nothing there. Over
-    25,000 tokens are in a file: as a text, or as JSON."""
+    """An MCP tool: content blocks, or the JSON text of the structured content. Claude Code checks
+    nothing there. Over 25,000 tokens are in a file: as a text, or as JSON."""
     if not isinstance(response, str):
         return call.slim(response) if isinstance(response, list) else response
     found = _SAVED_MCP.match(response)

@@ -250,7 +250,8 @@ def _slimmed(kit: Kit, session: Session, tool: str, call_id: str, value: Any) ->
         if all(new is old for new, old in zip(done, given, strict=False)) and len(done) == len(given):
             return None
         kept = {id(part): one for part, one in zip(given, value, strict=True)}
-        return ShorterReturn([kept[id(one)] if id(one) in kept else _content(one) for one in done], [])
+        shown = [kept[id(one)] if id(one) in kept else _content(one) for one in done]
+        return ShorterReturn(shown, [])
     outcome = kit.result(session, _as_json(value), tool=tool, call_id=call_id)
     if not outcome.refs and outcome.failure is None:
         return None

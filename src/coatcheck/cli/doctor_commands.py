@@ -87,7 +87,8 @@ def _settings() -> Iterator[Finding]:
     yield Finding("ok", "settings", str(settings.file or "no coatcheck.toml; the defaults apply"))
     if settings.ignored and settings.file is not None:
         what = f"not trusted, so these are ignored: {', '.join(settings.ignored)}"
-        yield Finding("note", "settings", what, f"coatcheck trust {shlex.quote(str(settings.file.parent))}")
+        folder = shlex.quote(str(settings.file.parent))
+        yield Finding("note", "settings", what, f"coatcheck trust {folder}")
     for name, nearest in unknown(os.environ).items():
         yield Finding("problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?")
 

@@ -193,29 +193,33 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
 def trust(folder: Path | None, revoke: bool) -> None:
     """Trust the settings file of a project.
 
-    Settings in a coatcheck.toml that decide where data goes, mask fewer secrets or change what a model reads count
-    only then. FOLDER has the file; by default it is the nearest in this folder or above. Shows what it sets. The trust
-    is for its present content: it ends with the next change of the file."""
+    Settings in a coatcheck.toml that decide where data goes, mask fewer secrets or change what a
+    model reads count only then. FOLDER has the file; by default it is the nearest in this folder or
+    above. Shows what it sets. The trust is for its present content: it ends with the next change of
+    the file."""
     from coatcheck import trust as records
     from coatcheck.config import FILE, Settings, found_file, needing_trust, others_can_write
 
     file = found_file({}) if folder is None else folder.expanduser().absolute() / FILE
+    elsewhere = "name the folder that has it"
     if file is None:
-        raise errors.InvalidArgument(f"there is no {FILE} in this folder or above", hint="name the folder that has it")
+        raise errors.InvalidArgument(f"there is no {FILE} in this folder or above", hint=elsewhere)
     if revoke:
-        was_trusted = records.revoke(file)
-        terminal.print_note(f"{file} is no longer trusted" if was_trusted else f"{file} was not trusted")
+        state = "is no longer trusted" if records.revoke(file) else "was not trusted"
+        terminal.print_note(f"{file} {state}")
         return
     if not file.is_file():
-        raise errors.InvalidArgument(f"there is no {FILE} in {file.parent}", hint="name the folder that has it")
+        raise errors.InvalidArgument(f"there is no {FILE} in {file.parent}", hint=elsewhere)
     if others_can_write(file.stat()):
-        raise errors.InvalidArgument(f"other users can write {file}", hint="chmod o-w, or make it your own")
+        hint = "chmod o-w, or make it your own"
+        raise errors.InvalidArgument(f"other users can write {file}", hint=hint)
     content, found = needing_trust(file)
     records.trust(file, content)
     settings = Settings(found, {})
     for key in found:
         click.echo(f"{key} = {terminal.one_line(settings.shown(key))}")
-    terminal.print_note(f"{file} is trusted" if found else f"{file} is trusted; it has no setting that needs it")
+    more = "" if found else "; it has no setting that needs it"
+    terminal.print_note(f"{file} is trusted{more}")
 
 
 def _print_report(report: CollectReport | VerifyReport, as_json: bool) -> None:

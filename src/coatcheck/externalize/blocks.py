@@ -5,8 +5,9 @@ and unknown fields stay. An image, audio or file block without its data would be
 replaces it. Blocks that refer to a URL or a file id pass unchanged, and so do pictures and files in the shapes of other
 frameworks (`is_foreign_media`): only the framework knows what it accepts in their place.
 
-An image counts as the tokens that providers bill for its pixels, however large its file is. A file whose dimensions are
-unknown counts as the base64 text that it is in the message. An image over its provider's limit is scaled (`images`).
+An image counts as the tokens that providers bill for its pixels, however large its file is. A file
+whose dimensions are unknown counts as the base64 text that it is in the message. An image over its
+provider's limit is scaled (`images`).
 
 Blocks and results may be objects of an SDK. They are read as their JSON and rebuilt in their own class. No SDK is
 imported: a pydantic model is recognised by its methods.
@@ -175,7 +176,8 @@ class BlockPayload:
         """Width and height of an image; None if it has none, or is something else."""
         if not self.is_image:
             return None
-        for written in (self.written[:_HEADER], self.written):  # a JPEG may have long metadata before its dimensions
+        # A JPEG may have long metadata before its dimensions.
+        for written in (self.written[:_HEADER], self.written):
             head = "".join(written.split())
             try:
                 size = pixels(base64.b64decode(head[: len(head) // 4 * 4], validate=True))
@@ -222,7 +224,8 @@ def with_image(block: Block, image: ContentPart) -> dict[str, Any]:
         return {**block, "image_url": image.url}
     if kind == "image_url":
         inner = block["image_url"]
-        return {**block, "image_url": {**inner, "url": image.url} if isinstance(inner, dict) else image.url}
+        new = {**inner, "url": image.url} if isinstance(inner, dict) else image.url
+        return {**block, "image_url": new}
     if kind == "resource":
         found = {"mimeType": image.media_type, "blob": image.base64}
         return {**block, "resource": {**block["resource"], **found}}
@@ -416,16 +419,19 @@ def refers(block: Block) -> bool:
 def repeated(content: Iterable[Any], structured: object) -> object | None:
     """Return the value that a result's text and its structured content share, or None if they differ.
 
-    Servers send structured content as text too, for older clients. It must be an object, so a value that is not one is
-    wrapped, as `{"result": …}` or `{"content": …}`, and some write a list as one text per item. A wrapped value is
-    returned without its wrapping."""
+    Servers send structured content as text too, for older clients. It must be an object, so a value
+    that is not one is wrapped, as `{"result": …}` or `{"content": …}`, and some write a list as one
+    text per item. A wrapped value is returned without its wrapping."""
     texts = [one.get("text") for one in content if is_text_block(one)]
     if not texts or not all(isinstance(one, str) for one in texts):
         return None
     text = only_string(structured)
     if text is not None:
-        return text if len(texts) == 1 and (texts[0] == text or _is_same(texts[0], structured)) else None
-    wrapped = next(iter(structured.values())) if isinstance(structured, dict) and len(structured) == 1 else None
+        is_same = len(texts) == 1 and (texts[0] == text or _is_same(texts[0], structured))
+        return text if is_same else None
+    wrapped = None
+    if isinstance(structured, dict) and len(structured) == 1:
+        (wrapped,) = structured.values()
     for value in (structured, wrapped):
         if len(texts) == 1 and _is_same(texts[0], value):
             return value
@@ -435,8 +441,8 @@ def repeated(content: Iterable[Any], structured: object) -> object | None:
 
 
 def only_string(value: object) -> str | None:
-    """Return the text in an object that has one string and nothing else, as servers wrap a text in structured content;
-    None for anything else."""
+    """Return the text in an object that has one string and nothing else, as servers wrap a text in
+    structured content; None for anything else."""
     if not isinstance(value, dict) or len(value) != 1:
         return None
     (text,) = value.values()
@@ -444,10 +450,11 @@ def only_string(value: object) -> str | None:
 
 
 def structured_text(text: str) -> str | None:
-    """Return the text inside structured content that a client has written as JSON, or None if it is anything else.
+    """Return the text inside structured content that a client has written as JSON, or None if it is
+    anything else.
 
-    Claude Code and Codex show a model the structured content instead of the text. Both write it without spaces, so a
-    text that differs from that is something else."""
+    Claude Code and Codex show a model the structured content instead of the text. Both write it
+    without spaces, so a text that differs from that is something else."""
     if not text.startswith('{"') or not text.endswith('"}') or len(text) > CHECKED:
         return None
     try:
@@ -606,7 +613,8 @@ def _encoded(
 
 
 def _limit(block: Block) -> ImageLimit:
-    """Return the limit of the provider whose shape an image block has. MCP's shape may reach any provider."""
+    """Return the limit of the provider whose shape an image block has. MCP's shape may reach any
+    provider."""
     if block.get("type") in ("image_url", "input_image"):
         return IMAGE_LIMITS["openai"]
     return IMAGE_LIMITS["anthropic"] if isinstance(block.get("source"), dict) else ANY_PROVIDER

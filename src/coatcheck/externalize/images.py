@@ -1,7 +1,8 @@
 """Images on their way to a model. They stay images: a model cannot see a stub.
 
-An image that the provider accepts stays as it is. One over the provider's limit (`models.IMAGE_LIMITS`) would be
-refused, so it is scaled if the extra `images` is installed, and passed on if it is not.
+An image that the provider accepts stays as it is. One over the provider's limit
+(`models.IMAGE_LIMITS`) would be refused, so it is scaled if the extra `images` is installed, and
+passed on if it is not.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from coatcheck.externalize.blocks import ContentPart, payload, with_image
 
 
 def fitted(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block with its image scaled to what the provider accepts; the same object if it is within the limit, if
-    it cannot be scaled, and if it has no image."""
+    """Return a block with its image scaled to what the provider accepts; the same object if it is
+    within the limit, if it cannot be scaled, and if it has no image."""
     found = payload(block)
     if found is None or not found.is_over_limit:
         return block

@@ -68,7 +68,7 @@ _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a 
 _CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _ARGUMENT, _ARGUMENTS = 80, 200  # characters of one argument, and of all, that are kept with a result
-_MCP: Final = "mcp__"  # how Claude Code and Codex name the tools of MCP servers: mcp__<server>__<tool>
+_MCP: Final = "mcp__"  # Claude Code and Codex name the tools of MCP servers mcp__<server>__<tool>
 _NUMBER: Final = 12  # characters that a line number and the sign after it may take
 _LOG: Final = logging.getLogger("coatcheck")
 
@@ -584,7 +584,8 @@ class _Result:
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         try:
-            if isinstance(prepared.value, str) and (inner := self._unwrapped(prepared.value)) is not None:
+            inner = self._unwrapped(prepared.value)
+            if inner is not None:
                 prepared = Prepared(inner, inner)
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
@@ -599,8 +600,11 @@ class _Result:
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
 
-    def _unwrapped(self, text: str) -> str | None:
-        """Return the text inside content blocks or structured content that a host has written as text, else None."""
+    def _unwrapped(self, text: object) -> str | None:
+        """Return the text inside content blocks or structured content that a host has written as
+        text; None for any other value."""
+        if not isinstance(text, str):
+            return None
         if blocks.begins_wrapped(text, 0, blocks.WRAPPER):
             return blocks.unwrapped(text)
         is_from_mcp = self._tool is not None and self._tool.startswith(_MCP)
@@ -756,8 +760,8 @@ class _Result:
         return self._of_blocks(value, known)
 
     def _beside_images(self, value: list[Any], known: list[dict[str, Any]]) -> Outcome | None:
-        """Return the outcome of a list whose other blocks are too large together: one stub for them, and the images
-        after it. None if there are no images, or nothing else."""
+        """Return the outcome of a list whose other blocks are too large together: one stub for
+        them, and the images after it. None if there are no images, or nothing else."""
         images: list[Any] = []
         others: list[Any] = []
         for given, block in zip(value, known, strict=True):
@@ -823,7 +827,7 @@ class _Result:
             text = found.written if found and not found.is_base64 else _block_text(shown)
             return Outcome(text, shown, has_scaled_image=shown is not block)
         done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
-        if done.refs and found.billed is not None:  # the provider decides what an image costs, not its base64
+        if done.refs and found.billed is not None:  # what the provider charges, not its base64
             done = replace(done, _stored_tokens=found.billed)
         return replace(done, content=found.replace(done.text))
 

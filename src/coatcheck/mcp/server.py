@@ -449,8 +449,9 @@ def serve_stdio(sessions: Sessions) -> None:
 async def _end_by_signal(store: Store, *, task_status: TaskStatus[None]) -> None:
     """Wait for a signal, close the store, and end by the signal, as without a handler.
 
-    The thread that reads stdin cannot be interrupted, so the process does not end in any other way. Claude Code sends
-    SIGINT, then SIGTERM after 0.1 s and SIGKILL after 0.5 s, so nothing but the store is waited for."""
+    The thread that reads stdin cannot be interrupted, so the process does not end in any other way.
+    Claude Code sends SIGINT, then SIGTERM after 0.1 s and SIGKILL after 0.5 s, so nothing but the
+    store is waited for."""
     with anyio.open_signal_receiver(*_SIGNALS) as signals:
         task_status.started()
         async for number in signals:

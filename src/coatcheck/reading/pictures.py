@@ -1,5 +1,5 @@
-"""Pictures for models that see: an image from the store, or one on its way to a model, in the formats and dimensions
-that providers accept.
+"""Pictures for models that see: an image from the store, or one on its way to a model, in the
+formats and dimensions that providers accept.
 
 With the extra `images`, a larger image is scaled, a rotated one is turned upright, and other formats are converted, in
 a child process: an image is hostile content too. Without it, an image within the limits is given as it is.
@@ -61,8 +61,8 @@ def picture_of(content: Content) -> Picture | None:
 
 
 def scaled(data: bytes, limit: ImageLimit) -> Picture | None:
-    """Return an image within a provider's limit, with the same dimensions if that is possible. None without the extra
-    `images`, and for an image that cannot be read."""
+    """Return an image within a provider's limit, with the same dimensions if that is possible. None
+    without the extra `images`, and for an image that cannot be read."""
     if not pool.is_installed or len(data) > MAX_BYTES:
         return None
     content = Content.of(Ref(digest_of(data), "", len(data), "image/*", "data"), data)
@@ -77,7 +77,9 @@ def _asked(content: Content, *, max_edge: int, wanted_bytes: int, max_bytes: int
     """Ask the child process for an image within these limits."""
     arguments = {"max_edge": max_edge, "wanted_bytes": wanted_bytes, "max_bytes": max_bytes}
     found = pool.ask(arguments, seconds=SECONDS, max_chars=max_bytes * 2, contents=[content])
-    return Picture(found["media_type"], base64.b64decode(found["data"])) if found["media_type"] else None
+    if not found["media_type"]:
+        return None
+    return Picture(found["media_type"], base64.b64decode(found["data"]))
 
 
 def main(folder: str) -> None:
@@ -108,10 +110,12 @@ def _answer(message: Message, contents: list[Content]) -> Message:
 
 
 def _scaled(data: bytes, *, max_edge: int, wanted_bytes: int, max_bytes: int) -> tuple[str, bytes]:
-    """Return an image within the limits, as it is if it fits; an empty media type if it cannot be made small enough.
+    """Return an image within the limits, as it is if it fits; an empty media type if it cannot be
+    made small enough.
 
-    An image with an edge over `max_edge` gets the dimensions to which providers scale it anyway. One with too many
-    bytes alone keeps its dimensions if possible, since a model may answer with places in it."""
+    An image with an edge over `max_edge` gets the dimensions to which providers scale it anyway.
+    One with too many bytes alone keeps its dimensions if possible, since a model may answer with
+    places in it."""
     from PIL import Image, ImageOps
 
     image: Any
@@ -135,9 +139,14 @@ def _scaled(data: bytes, *, max_edge: int, wanted_bytes: int, max_bytes: int) ->
     return found or ("", b"")
 
 
-def _encoded(image: Any, has_alpha: bool, wanted_bytes: int, max_bytes: int) -> tuple[str, bytes] | None:
-    """Return an image as a PNG, or as a JPEG if that has too many bytes. A transparent one is always a PNG, unless it
-    has more than `max_bytes`."""
+def _encoded(
+    image: Any,
+    has_alpha: bool,
+    wanted_bytes: int,
+    max_bytes: int,
+) -> tuple[str, bytes] | None:
+    """Return an image as a PNG, or as a JPEG if that has too many bytes. A transparent one is a PNG,
+    unless it has more than `max_bytes`. None if it has more than that in either format."""
     if max(image.size) <= EDGE or has_alpha:  # encoding a large PNG takes seconds
         out = io.BytesIO()
         image.save(out, "PNG")
@@ -156,7 +165,8 @@ def _encoded(image: Any, has_alpha: bool, wanted_bytes: int, max_bytes: int) -> 
 
 
 def _is_transparent(image: Any) -> bool:
-    """Whether any pixel of an image is transparent. Many screenshots have an alpha channel that is opaque."""
+    """Whether any pixel of an image is transparent. Many screenshots have an alpha channel that is
+    opaque."""
     if "A" not in image.getbands() and "transparency" not in image.info:
         return False
     opaque = 255
