@@ -366,7 +366,7 @@ def test_a_state_that_is_collected_in_the_middle_of_a_call_to_the_store_ends_lat
     contexts = [RunContext({})]
     pointer, store = store_artifact(contexts[0], "ends later").pointer, contexts[0].session.store
     catalog: Any = store._catalog
-    catalog._mutex.run(contexts.clear)
+    catalog.change("clearing the contexts", contexts.clear)
     assert store.find(pointer)
     RunContext()
     assert store.find(pointer) is None

@@ -128,7 +128,7 @@ def test_processes_of_the_previous_version_put_during_and_after_a_migration(
 def test_refs_released_by_the_previous_version_are_counted_and_collected(
     first: str, upgrade: Callable[[], None]
 ) -> None:
-    with coatcheck.open(first) as old:
+    with coatcheck.open(first, ttl=3_600) as old:
         kept = old.session("kept").put("kept")
         upgrade()
         coatcheck.open(first).close()
@@ -145,7 +145,7 @@ def test_refs_released_by_the_previous_version_are_counted_and_collected(
 def test_sessions_from_before_a_migration_expire_and_lose_their_tombstones(
     first: str, upgrade: Callable[[], None]
 ) -> None:
-    with coatcheck.open(first) as store:
+    with coatcheck.open(first, ttl=3_600) as store:
         for i in range(150):
             store.session(f"old {i}").put("x")
     upgrade()
