@@ -31,7 +31,7 @@ ABOVE_STORAGE = frozenset({
     "test_externalize.py", "test_hints.py", "test_host_api.py", "test_media.py", "test_metrics.py",
     "test_mixed_content.py", "test_odd_arguments.py", "test_offload.py", "test_policy_everywhere.py",
     "test_previews.py", "test_redact_store.py", "test_redaction.py", "test_telemetry.py",
-    "test_toolkit.py",
+    "test_toolkit.py", "test_truncation.py",
 })  # fmt: skip
 
 scratch.use_memory()

@@ -301,7 +301,74 @@ def test_each_of_our_three_tools_is_allowed(hooks: Hooks, tool: str) -> None:
     assert before(hooks, f"mcp__{PLUGIN_SERVER}__{tool}", {})["permissionDecision"] == "allow"
 
 
-def test_an_error_that_claude_code_truncates_gets_a_pointer_to_the_full_text(hooks: Hooks) -> None:
+@pytest.mark.parametrize(
+    ("tool", "response", "missing"),
+    [
+        (
+            "Read",
+            {"type": "text", "file": {**READ["file"], "numLines": 3_000, "startLine": 1, "totalLines": 9_001}},
+            "6,001 lines of the file",
+        ),
+        (
+            "Grep",
+            {**KNOWN["Grep"], "numLines": 250, "totalLines": 9_000, "appliedLimit": 250},
+            "8,750 lines",
+        ),
+        (
+            "Grep",
+            {"mode": "files_with_matches", "numFiles": 3_000, "totalFiles": 3_500, "filenames": LONG.splitlines()},
+            "500 files",
+        ),
+    ],
+)
+def test_a_part_of_a_file_or_of_the_hits_is_not_called_whole(
+    hooks: Hooks, tool: str, response: dict[str, Any], missing: str
+) -> None:
+    stub = stub_in(after(hooks, tool, response))
+    assert stub["stub"].startswith(f"incomplete: Claude Code left out {missing}; the part that arrived is stored")
+    assert stub["preview"].startswith("the part that arrived: ")
+
+
+def error_of(output: str) -> str:
+    """The error of a failed command as Claude Code 2.1.326 gives it to the hook and to the model: the first 30,000
+    characters of the output, and of these both ends."""
+    text = f"Exit code 3\n{output[:30_000]}"
+    if len(text) <= 11_024:
+        return text
+    return f"{text[:5_000]}\n\n... [{len(text) - 10_000} characters truncated] ...\n\n{text[-5_000:]}"
+
+
+@pytest.mark.parametrize(("lines", "missing"), [(5_300, 15_405), (60_000, 20_012)])
+def test_an_error_that_came_cut_is_not_called_whole_and_not_stored(hooks: Hooks, lines: int, missing: int) -> None:
+    error = error_of("".join(f"{number}\n" for number in range(1, lines + 1)))
+    output = hooks.answer(event("PostToolUseFailure", "Bash", error=error))["hookSpecificOutput"]
+    note = output["additionalContext"]
+    assert note.startswith(f"The error above is incomplete: Claude Code left out at least {missing:,} characters, ")
+    assert "art:" not in note
+    assert "All" not in note
+    assert list(hooks.session_of("toolu_1").list()) == []
+
+
+def test_an_error_that_the_model_sees_whole_gets_no_words(hooks: Hooks) -> None:
+    error = error_of("".join(f"{number}\n" for number in range(1, 2_281)))
+    assert len(error) > 10_000
+    assert hooks.answer(event("PostToolUseFailure", "Bash", error=error)) == {}
+
+
+def test_the_cut_error_of_another_tool_gets_no_words(hooks: Hooks) -> None:
+    error = error_of(LONG)
+    assert "characters truncated" in error
+    assert hooks.answer(event("PostToolUseFailure", "mcp__rows__fail", error=error)) == {}
+
+
+def test_the_beginning_of_an_output_whose_file_cannot_be_read_is_not_stored(hooks: Hooks, tmp_path: Path) -> None:
+    path = tmp_path / "one" / "tool-results" / "b.txt"
+    response = {**BASH, "persistedOutputPath": str(path), "persistedOutputSize": 348_894}
+    assert after(hooks, "Bash", response) is None
+    assert list(hooks.session_of("toolu_1").list()) == []
+
+
+def test_an_error_that_an_older_claude_code_truncates_later_gets_a_pointer_to_the_full_text(hooks: Hooks) -> None:
     output = hooks.answer(event("PostToolUseFailure", "Bash", error=LONG))["hookSpecificOutput"]
     pointer = next(iter(hooks.session_of("toolu_1").list())).pointer
     assert pointer in output["additionalContext"]

@@ -424,7 +424,8 @@ class _Answers:
         about = _about(ref) if ref else []
         if page.matches is not None:  # the rest is known from the stub
             about = about[: bool(ref and ref.name)]
-        parts = [line(page.pointer, 160), *about, *meant, line(page.shown, _SHOWN)]
+        cut = [] if page.cut is None else [page.cut]
+        parts = [line(page.pointer, 160), *cut, *about, *meant, line(page.shown, _SHOWN)]
         if page.cursor is not None:
             parts.append(f'more: cursor="{page.cursor}"')
         elif page.derived is not None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from coatcheck.externalize import Outcome, Policy, ResultSource, Situation
     from coatcheck.previews import Preview
     from coatcheck.reading import Page
+    from coatcheck.truncation import Truncation
 
 
 class Session(CoreSession):
@@ -73,11 +74,13 @@ class Session(CoreSession):
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
         source: ResultSource | None = None,
+        cut: Truncation | None = None,
     ) -> Outcome:
         """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
         Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.
         The beginning of the call's `arguments` is kept in the metadata of the artifact, for people who look at lists.
-        `source` is where the result enters, for `coatcheck.context.savings`; by default the library.
+        `source` is where the result enters, for `coatcheck.context.savings`; by default the library. `cut` is what the
+        host knows to be missing from the value; markers of known hosts and servers in the value itself are recognised.
 
         Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
         by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
@@ -93,6 +96,7 @@ class Session(CoreSession):
             situation=situation,
             arguments=arguments,
             source=source,
+            cut=cut,
         )
 
     def offload(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coatcheck import Store
+from coatcheck import Policy, Store
 from tests.conftest import CI
 from tests.gateway.node_clients import client
 from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
@@ -107,6 +108,52 @@ def test_claude_code_runs_a_loop_a_mixed_turn_and_continues_in_another_process(s
     ]
 
 
+def codex_exec(home: Path, url: str) -> list[str]:
+    """The command that runs a task with Codex against a gateway, after a login."""
+    codex = command("codex")
+    env = {**os.environ, "HOME": str(home), "CODEX_HOME": str(home)}
+    login = [*codex, "login", "--with-api-key"]
+    subprocess.run(login, input="sk-test\n", text=True, env=env, capture_output=True, check=True)
+    return [
+        *codex,
+        "exec",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "-c",
+        f'openai_base_url="{url}/v1"',
+    ]
+
+
+def test_a_stub_says_first_what_codex_itself_has_cut(store: Store, home: Path) -> None:
+    log = "\n".join(f"2026-01-01 12:00:00 {'ERROR' if n % 860 == 9 else 'INFO'} request {n}" for n in range(4_300))
+    (home / "service.log").write_text(f"{log}\n")
+
+    def model(seen: Seen) -> Turn:
+        if any(one.get("type") == "function_call_output" for one in seen.messages):
+            return turn(Say("Read."))
+        if "exec_command" in json.dumps(seen.body):
+            return turn(Use("exec_command", {"cmd": "cat service.log"}))
+        return turn(Use("shell", {"command": ["cat", "service.log"]}))
+
+    rules = Policy(max_chars=4_000)
+    with (
+        Provider(model, is_lenient=True) as provider,
+        serving(store, provider, mode="loop", policy=rules) as url,
+    ):
+        assert "Read." in run([*codex_exec(home, url), "read the log"], home, CODEX_HOME=str(home))
+        sent = next(one for one in provider.answered[-1].messages if one.get("type") == "function_call_output")
+    output = sent["output"] if isinstance(sent["output"], str) else sent["output"][0]["text"]
+    stub = json.loads(output)
+    found = re.fullmatch(
+        r"incomplete: Codex left out ([\d,]+) (characters|tokens); the part that arrived is .*", stub["stub"]
+    )
+    assert found, stub
+    assert stub["preview"].startswith("the part that arrived: ")
+    assert stub["lines"] < 4_300
+    assert "whole" not in stub["stub"]
+    assert "all" not in stub["shown"].split()
+
+
 def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) -> None:
     def model(seen: Seen) -> Turn:
         calls = sum(one.get("type") == "reasoning" for one in seen.messages)
@@ -120,23 +167,7 @@ def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) ->
 
     with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         own = {"CODEX_HOME": str(home)}
-        codex = command("codex")
-        subprocess.run(
-            [*codex, "login", "--with-api-key"],
-            input="sk-test\n",
-            text=True,
-            env={**os.environ, "HOME": str(home), **own},
-            capture_output=True,
-            check=True,
-        )
-        command_line = [
-            *codex,
-            "exec",
-            "--skip-git-repo-check",
-            "--dangerously-bypass-approvals-and-sandbox",
-            "-c",
-            f'openai_base_url="{url}/v1"',
-        ]
+        command_line = codex_exec(home, url)
         assert "The end." in run([*command_line, "say hello"], home, **own)
         assert "Continued." in run([*command_line, "resume", "--last", "and now?"], home, **own)
         assert provider.problems == []

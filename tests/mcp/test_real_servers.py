@@ -481,9 +481,13 @@ def test_fetch_is_the_same(page: str, place: Path) -> None:
     calls: Calls = [
         ("fetch", {"url": f"{page}/long", "max_length": 500, "raw": True}),
         ("fetch", {"url": f"{page}/long", "max_length": 200_000, "raw": True}),
+        ("fetch", {"url": f"{page}/long", "max_length": 60_000, "raw": True}),
         ("fetch", {"url": f"{page}/missing", "raw": True}),
     ]
     command = warm.command("mcp_server_fetch", "--allow-private-ips", "--ignore-robots-txt")
     bare, proxied = same_but_for_the_changes(place, command, calls, mode="auto")
     long = next(key for key in proxied if key.startswith("1 fetch"))
     assert len(json.dumps(proxied[long])) < len(json.dumps(bare[long])) / 20
+    cut = next(key for key in proxied if key.startswith("2 fetch"))
+    assert "Call the fetch tool with a start_index of 60000" in json.dumps(bare[cut])
+    assert "incomplete: the fetch server left out what follows character 60,000; " in json.dumps(proxied[cut])

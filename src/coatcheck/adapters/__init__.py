@@ -29,6 +29,7 @@ from coatcheck.externalize.savings import LIBRARY
 from coatcheck.lanes import in_thread
 from coatcheck.redaction import mask
 from coatcheck.store import private_id
+from coatcheck.truncation import Truncation
 from coatcheck.values import as_text
 
 __all__ = [
@@ -160,13 +161,15 @@ class Kit:
         call_id: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         server: str | None = None,
+        cut: Truncation | None = None,
     ) -> Outcome:
         """Return what the model gets for a tool's result. `content` has the shape of the value, and is the same object
-        if nothing changed. `arguments` are the call's, as the model sent them. `server` is the tool's server."""
+        if nothing changed. `arguments` are the call's, as the model sent them. `server` is the tool's server. `cut` is
+        what the host says is missing from the result."""
         source = self.source if server is None else replace(self.source, server=server)
         try:
             return session.externalize(
-                value, tool=tool, call_id=call_id, policy=self.policy, arguments=arguments, source=source
+                value, tool=tool, call_id=call_id, policy=self.policy, arguments=arguments, source=source, cut=cut
             )
         except Exception as error:  # noqa: BLE001 - an odd value is the host's to handle
             _LOG.warning("a result of %s was passed on as it is: %s", tool, type(error).__name__)

@@ -5,7 +5,8 @@ accepts a changed output only in the tool's own shape and ignores any other, so 
 for each tool that is known. Outputs of other built-in tools, and shapes that are not known, stay as they are.
 
 Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of shells over 30,000
-characters, and those of MCP tools over 25,000 tokens. They are read from that file.
+characters, and those of MCP tools over 25,000 tokens. They are read from that file. It cuts long errors too, and saves
+them nowhere: a note says so.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import SCHEME
 from coatcheck.regular import read_regular
 from coatcheck.store import private_id
+from coatcheck.truncation import Truncation, find_truncation
 
 HOOK: Final = "hook"
 """The tool of our MCP server that answers the hooks. It is not listed: only Claude Code itself calls it."""
@@ -41,7 +43,7 @@ PLUGIN_SERVER: Final = "plugin_coatcheck_artifacts"
 _MCP: Final = "mcp__"
 _MOST_SAVED: Final = 64 << 20  # bytes of an output that Claude Code has saved to a file
 _LARGEST_AGENT: Final = 1 << 20  # bytes of the file of a custom agent
-_CUT: Final = 10_000  # characters of an error that Claude Code shows
+_UNCUT: Final = 11_024  # characters of an error up to which Claude Code shows it unchanged
 _REMEMBERED: Final = 1_000  # calls whose session is known
 _VALUES: Final[Mapping[str, frozenset[str]]] = {
     "Write": frozenset({"content"}),
@@ -143,9 +145,16 @@ class Hooks:
         return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
 
     def _failed(self, host_id: str, tool: str, call_id: str, error: Any) -> dict[str, Any]:
-        """Add the pointer to the whole of a long error: Claude Code lets no hook replace an error, and shows the model
-        only 10,000 characters of it."""
-        if not isinstance(error, str) or len(error) <= _CUT or not self.kit.policy.read_tool:
+        """Add what the model cannot see of a long error: Claude Code lets no hook replace an error, and shows the model
+        only 10,000 characters of it. Current versions (2.1.325, 2.1.326) give the hook no more either: nothing is
+        stored, and a note says how to get the output. An error that came uncut is stored, and the model gets its
+        pointer."""
+        if not isinstance(error, str):
+            return {}
+        cut = find_truncation(error)
+        if cut is not None:
+            return _output("PostToolUseFailure", additionalContext=_RERUN.format(cut)) if tool == "Bash" else {}
+        if len(error) <= _UNCUT or not self.kit.policy.read_tool:
             return {}
         kit = replace(self.kit, source=UNCOUNTED)  # the model gets the beginning of the error, not a stub
         outcome = kit.result(self._adapter.session(host_id), error, tool=tool, call_id=call_id)
@@ -165,6 +174,11 @@ class Hooks:
         allowed = self._restricted.get(agent) or ("*",)
         return any(one == "*" or one.startswith(self.prefix.rstrip("_")) for one in allowed)
 
+
+_RERUN: Final = (
+    "The error above is {}, which Coatcheck did not get and has not stored. To get them, run the command so that it "
+    'succeeds, for example with `; echo "exit code $?"` at its end: such output is not cut.'
+)
 
 _TEXTS: Final = {"properties": {name: {"type": "string"} for names in _VALUES.values() for name in names}}
 
@@ -213,9 +227,10 @@ class _Call:
     tool: str
     id: str
 
-    def slim(self, value: Any) -> Any:
-        """Return what the model gets for a text or for content blocks; the same object if nothing changes."""
-        outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id)
+    def slim(self, value: Any, cut: Truncation | None = None) -> Any:
+        """Return what the model gets for a text or for content blocks; the same object if nothing changes. `cut` is
+        what Claude Code left out of it."""
+        outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id, cut=cut)
         # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps what it cuts.
         return value if outcome.failure and not self.tool.startswith(_MCP) else outcome.content
 
@@ -287,6 +302,8 @@ def _in_shell(response: Any, call: _Call) -> Any:
     if not _has(response, stdout=str, stderr=str) or response.get("isImage") or response.get("structuredContent"):
         return response
     saved = call.saved(response.get("persistedOutputPath"))
+    if saved is None and response.get("persistedOutputPath"):
+        return response  # `stdout` is only its beginning, and Claude Code shows where the rest is
     out, err = response["stdout"] if saved is None else saved, response["stderr"]
     shown = {"stdout": call.slim(out) if out else out, "stderr": call.slim(err) if err else err}
     if shown["stdout"] is out:
@@ -301,26 +318,34 @@ def _in_read(response: Any, call: _Call) -> Any:
     """A text file, without line numbers. Claude Code remembers that the file was read, so that Edit works."""
     if not _has(response, file=dict) or response.get("type") != "text":
         return response
-    file = _in_field("content")(response["file"], call)
-    return response if file is response["file"] else {**response, "file": file}
+    given = response["file"]
+    file = _in_field("content", cut=_left_out(given, "numLines", "totalLines", "lines of the file"))(given, call)
+    return response if file is given else {**response, "file": file}
 
 
 def _in_grep(response: Any, call: _Call) -> Any:
     """Lines or file names. Names are a list, so their stub is shown as lines."""
     if not _has(response, filenames=list) or "content" in response:
-        return _in_field("content")(response, call)
+        return _in_field("content", cut=_left_out(response, "numLines", "totalLines", "lines"))(response, call)
     names = "\n".join(map(str, response["filenames"]))
-    shown = call.slim(names)
+    shown = call.slim(names, _left_out(response, "numFiles", "totalFiles", "files"))
     return response if shown is names else {**response, "mode": "content", "content": shown, "filenames": []}
 
 
-def _in_field(name: str) -> Callable[[Any, _Call], Any]:
+def _left_out(response: Any, some: str, of: str, unit: str) -> Truncation | None:
+    """What Claude Code says it left out: one field has the number that it returned, another the number of all."""
+    if not _has(response, **{some: int, of: int}) or response[some] >= response[of]:
+        return None
+    return Truncation("Claude Code", f"{response[of] - response[some]:,} {unit}")
+
+
+def _in_field(name: str, cut: Truncation | None = None) -> Callable[[Any, _Call], Any]:
     """The long text, or the content blocks, are in one field."""
 
     def change(response: Any, call: _Call) -> Any:
         if not isinstance(response, dict) or not isinstance(response.get(name), str | list):
             return response
-        shown = call.slim(response[name])
+        shown = call.slim(response[name], cut)
         return response if shown is response[name] else {**response, name: shown}
 
     return change

@@ -294,9 +294,10 @@ def _not_held(session: Session, target: str) -> CoatcheckError:
 
 def _position(page: Page) -> str:
     """Which part a page shows, and how to continue."""
+    shown = page.shown if page.cut is None else f"{page.cut}; {page.shown}"
     if page.cursor is not None:
-        return f"{page.shown}; to read on, add --cursor {page.cursor}"
-    return page.shown + (f"; to read on: {cli.command_line('read', page.derived)}" if page.derived is not None else "")
+        return f"{shown}; to read on, add --cursor {page.cursor}"
+    return shown + (f"; to read on: {cli.command_line('read', page.derived)}" if page.derived is not None else "")
 
 
 def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:

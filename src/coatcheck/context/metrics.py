@@ -32,7 +32,7 @@ from coatcheck.checks import is_whole
 from coatcheck.context.appended import STARTS
 from coatcheck.context.budget import Budget, rendered
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
-from coatcheck.externalize.stub import LEAD, SHORTENED, is_ours
+from coatcheck.externalize.stub import is_lead, is_ours
 from coatcheck.ids import clip, is_pointer
 from coatcheck.messages.cache import Sent, compared
 from coatcheck.messages.cost import BoundedCache, Cost, Tally, Usage, usage_of
@@ -540,7 +540,7 @@ def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _is_stub(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("stub") in (LEAD, SHORTENED) and is_pointer(value.get("artifact"))
+    return isinstance(value, Mapping) and is_lead(value.get("stub")) and is_pointer(value.get("artifact"))
 
 
 def _contents(value: Any, depth: int = 0) -> Iterator[Any]:

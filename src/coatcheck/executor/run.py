@@ -44,6 +44,7 @@ from coatcheck.ids import clip
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
+from coatcheck.truncation import PARTIAL, Truncation
 from coatcheck.values import decode_text
 
 WORKERS: Final = 32
@@ -504,14 +505,19 @@ class _Waiting:
             return self._shown(value)
         if not head:
             return None
-        return self._kept(self._shown(value), value)
+        return self._kept(self._shown(value, cut=PARTIAL), value)
 
     def _large(self, head: bytes, output: threads.OutputStream) -> Outcome:
         """Stream large output into the store. If that fails, show its beginning."""
         shown = self._shown(output)
+        is_whole = output.ending is not None and not isinstance(output.ending, threads.Failed)
+        if shown.failure is None and is_whole:
+            return shown
+        if shown.ref is not None:  # its stub was written before the tool failed
+            again = self._shown(shown.ref, is_counted=False, cut=PARTIAL)
+            return replace(shown, text=again.text, content=again.content)
         if shown.failure is None:
-            is_whole = output.ending is not None and not isinstance(output.ending, threads.Failed)
-            return shown if is_whole else self._kept(shown, shown.content)
+            return self._kept(shown, shown.content)
         start = head[: _BEGINNING * 4].decode("utf-8", "replace")[:_BEGINNING]
         return replace(shown, text=f"{shown.text}\nIt began:\n{start}")
 
@@ -519,11 +525,20 @@ class _Waiting:
         """Store partial output, whatever the policy is, and add its ref."""
         if shown.ref is not None or shown.failure is not None:
             return shown
-        kept = self._shown(value, always=True)
+        kept = self._shown(value, always=True, is_counted=False)
         return replace(shown, ref=kept.ref, refs=kept.refs, failure=kept.failure)
 
-    def _shown(self, value: object, *, always: bool = False, is_error: bool = False) -> Outcome:
-        """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors."""
+    def _shown(
+        self,
+        value: object,
+        *,
+        always: bool = False,
+        is_error: bool = False,
+        is_counted: bool = True,
+        cut: Truncation | None = None,
+    ) -> Outcome:
+        """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors. `cut` is
+        what is missing from the value."""
         if self.deadlines.turn_is_over:
             raise threads.TurnOver
         policy = self.policy
@@ -534,7 +549,7 @@ class _Waiting:
         given = self.call.arguments if isinstance(self.call.arguments, Mapping) else None
         return self.session.externalize(
             value, tool=self.call.name, call_id=self.call.id or None, policy=policy, arguments=given,
-            source=UNCOUNTED if always else None,
+            source=None if is_counted else UNCOUNTED, cut=cut,
         )  # fmt: skip
 
     def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:

@@ -466,7 +466,16 @@ def structured_text(text: str) -> str | None:
     return found if text.startswith(f'{json.dumps(name, ensure_ascii=False)}:"', 1) else None
 
 
-def unwrapped(text: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Unwrapped:
+    """The text inside content blocks that were written as text. If `is_cut`, their end is missing, and with it the end
+    of the text."""
+
+    text: str
+    is_cut: bool = False
+
+
+def unwrapped(text: str) -> Unwrapped | None:
     """Return the text inside content blocks that were written as text, or None if it is anything else.
 
     That is JSON, Python's `repr` or pydantic's `str` of a text block, of a list of them, or of an MCP result that has
@@ -474,27 +483,35 @@ def unwrapped(text: str) -> str | None:
     wrappers are removed, and so is one whose end is cut off in the text of its only block."""
     found = None
     for _ in range(_MAX_WRAPPERS):
-        inner = _unwrapped_once(text if found is None else found)
+        inner = _unwrapped_once(text if found is None else found.text)
         if inner is None:
             break
-        found = inner
+        found = inner if found is None else Unwrapped(inner.text, inner.is_cut or found.is_cut)
     return found
 
 
-def _unwrapped_once(text: str) -> str | None:
+def _unwrapped_once(text: str) -> Unwrapped | None:
     kind = _WRAPPED.match(text[:WRAPPER])
     ends = (text[:WRAPPER], text[-WRAPPER:])
     if kind is None or len(text) > CHECKED or not any(map(_TEXT_TYPE.search, ends)):
         return None
     try:
-        if kind["json"]:
-            return _only_text(json.loads(text))
-        source = f"({text.strip()})" if kind["fields"] else text.strip()
-        value, end = read_repr(source, most=_MAX_TOKENS)
-        return _only_text(value) if end == len(source) else None
+        inner = _text_in(text, kind)
+        is_cut = False
     except (ValueError, RecursionError):
         cut = _CUT.match(text[:WRAPPER])
-        return None if cut is None else _cut_text(text[cut.end() - 1 :], is_json=bool(cut["json"]))
+        inner = None if cut is None else _cut_text(text[cut.end() - 1 :], is_json=bool(cut["json"]))
+        is_cut = True
+    return None if inner is None else Unwrapped(inner, is_cut)
+
+
+def _text_in(text: str, kind: re.Match[str]) -> str | None:
+    """Return the text in a complete wrapper. Raises ValueError or RecursionError if it cannot be parsed."""
+    if kind["json"]:
+        return _only_text(json.loads(text))
+    source = f"({text.strip()})" if kind["fields"] else text.strip()
+    value, end = read_repr(source, most=_MAX_TOKENS)
+    return _only_text(value) if end == len(source) else None
 
 
 def _only_text(value: object) -> str | None:

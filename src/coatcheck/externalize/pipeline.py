@@ -57,6 +57,7 @@ from coatcheck.refs import Ref, summarize
 from coatcheck.storage.frames import framed, line_counts
 from coatcheck.store import Store
 from coatcheck.tokens import Weighed, estimate, sampled
+from coatcheck.truncation import SOURCE, Truncation, find_notice
 from coatcheck.values import Encoded, as_text, decode_text
 
 _FRAMED: Final = 128 * 1024  # bytes from which a store wants frames
@@ -177,10 +178,12 @@ def externalize(
     situation: Situation | None = None,
     arguments: Mapping[str, Any] | None = None,
     source: ResultSource | None = None,
+    cut: Truncation | None = None,
 ) -> Outcome:
     """Return what a model gets for a tool's result. A failing store raises nothing. `situation` is the conversation, if
     the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
-    the call; their beginning is kept with the artifact. `source` is where the result enters."""
+    the call; their beginning is kept with the artifact. `source` is where the result enters. `cut` is what the caller
+    knows to be missing from the value."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -194,7 +197,7 @@ def externalize(
             if situation is None and text.isascii() and _is_plain(value):
                 note_result(session, tool, (), 0, len(text))
                 return Outcome(text, value, _basis=_SMALL)
-    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY)
+    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY, cut)
     return result.noted(value, text)
 
 
@@ -334,14 +337,24 @@ def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
 
 def hidden_stub(ref: Ref) -> str:
     """Return the stub for a place that no model is shown."""
-    note = {"stub": STORED, "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    note = {"stub": "stored", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
     return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
 
 
-def placeholder(what: str, pointer: str | None, size: int, lines: int | None, read_tool: str | None) -> str:
+def placeholder(
+    what: str,
+    pointer: str | None,
+    size: int,
+    lines: int | None,
+    read_tool: str | None,
+    *,
+    cut: Truncation | None = None,
+) -> str:
     """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says that the payload is
-    not stored."""
-    shown: dict[str, object] = {"pruned": f"{what}, {STORED if pointer else _NOT_STORED}"}
+    not stored. `cut` is what was cut out of the payload before it came here."""
+    kept = STORED if cut is None else "the part that arrived is stored"
+    parts = [what] if cut is None else [what, str(cut)]
+    shown: dict[str, object] = {"pruned": ", ".join([*parts, kept if pointer else _NOT_STORED])}
     if pointer:
         shown["artifact"] = pointer
     shown["size_bytes"] = size
@@ -406,10 +419,10 @@ class Prepared(Weighed):
         known = self.encoded.framed
         return Sample.of(self.encoded.data, None if known is None else sum(line_counts(known.frames)))
 
-    def facts(self, media_type: str, kind: str, limit: int) -> Facts:
-        """Describe what is stored."""
+    def facts(self, media_type: str, kind: str, limit: int, cut: Truncation | None = None) -> Facts:
+        """Describe what is stored. `cut` is what was cut out of it, if it does not say so itself."""
         is_text = self.encoded.data is self.text_bytes
-        return facts(self.sample, media_type, kind, limit, tokens=self.tokens if is_text else None)
+        return facts(self.sample, media_type, kind, limit, tokens=self.tokens if is_text else None, cut=cut)
 
 
 def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
@@ -458,6 +471,7 @@ class _Result:
         situation: Situation | None = None,
         arguments: Mapping[str, Any] | None = None,
         source: ResultSource = LIBRARY,
+        cut: Truncation | None = None,
     ) -> None:
         self._session = session
         self._policy = policy
@@ -479,6 +493,7 @@ class _Result:
         self._sharing = 1  # how many fall-backs share one limit if the store fails
         self._tag: str | None = None  # the tag of the marked answer that stays in this result
         self._tag_may_repeat = False
+        self._cut = cut  # what is missing, if the value does not say so itself; a block may say it of the others
 
     def _decide_by_cost(self, situation: Situation | None) -> None:
         """Set the limit from which a stub is expected to pay off in this conversation."""
@@ -583,16 +598,18 @@ class _Result:
 
     def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
+        cut = self._cut
         try:
             inner = self._unwrapped(prepared.value)
             if inner is not None:
-                prepared = Prepared(inner, inner)
+                prepared = Prepared(inner.text, inner.text)
+                cut = Truncation(SOURCE, "its end") if inner.is_cut else cut
             if self._policy.redact == "store":
                 value = redacted(prepared.value)
                 prepared = Prepared(value, as_text(value))
             media_type, kind = described(prepared.encoded, claimed)
             entry = self._about._replace(media_type=media_type, kind=kind)
-            about = prepared.facts(media_type, kind, self._policy.preview_chars)
+            about = prepared.facts(media_type, kind, self._policy.preview_chars, cut)
             ref = self._session.put_encoded(prepared.encoded, entry)
             if shown is not None:
                 about = replace(about, preview=Preview(mask(shown), "what the policy keeps of it"))
@@ -600,7 +617,7 @@ class _Result:
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
 
-    def _unwrapped(self, text: object) -> str | None:
+    def _unwrapped(self, text: object) -> blocks.Unwrapped | None:
         """Return the text inside content blocks or structured content that a host has written as
         text; None for any other value."""
         if not isinstance(text, str):
@@ -608,7 +625,8 @@ class _Result:
         if blocks.begins_wrapped(text, 0, blocks.WRAPPER):
             return blocks.unwrapped(text)
         is_from_mcp = self._tool is not None and self._tool.startswith(_MCP)
-        return blocks.structured_text(text) if is_from_mcp else None
+        inner = blocks.structured_text(text) if is_from_mcp else None
+        return None if inner is None else blocks.Unwrapped(inner)
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
         if self._policy.render is None:
@@ -674,7 +692,8 @@ class _Result:
                 prepared = Prepared(None, text)
             sample = sample_of(content)
             summary = own_summary(ref, sample.head)
-            about = facts(sample, media_type, ref.kind, self._policy.preview_chars, summary=summary)
+            most = self._policy.preview_chars
+            about = facts(sample, media_type, ref.kind, most, summary=summary, cut=self._cut)
         return self._stub(ref, about, prepared)
 
     def _may_fit(self, size: int) -> bool:
@@ -739,6 +758,7 @@ class _Result:
         """Return the outcome of a list of blocks, or None if it is plain data or too large."""
         known = [block for one in value if (block := as_block(one)) is not None]
         if len(value) <= _MAX_PARTS:
+            self._cut = _notice(known) or self._cut
             media = sum(_is_media(one) or blocks.container(one) is not None for one in value)
             if not media and all(as_block(one) or blocks.text_part(one) is not None for one in value):
                 media = sum(map(blocks.is_medium, known)) if len(known) < len(value) else 0
@@ -888,6 +908,16 @@ def own_tag(store: Store, text: str) -> str | None:
         return tag_of(store.secret, text)
     except StoreError:
         return None  # storing fails too, and reports it
+
+
+def _notice(known: list[dict[str, Any]]) -> Truncation | None:
+    """Return what a block of a list says was cut out of the others, as Claude Code does for the results of MCP."""
+    for block in known:
+        text = blocks.text_part(block)
+        cut = None if text is None else find_notice(text)
+        if cut is not None:
+            return cut
+    return None
 
 
 def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcome:

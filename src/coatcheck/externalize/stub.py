@@ -2,7 +2,8 @@
 
 A stub replaces a large value. It is one line of JSON, a pure function of content, policy and pointer. Untrusted text
 appears only inside JSON strings, with known secrets masked. Without its preview, a stub has at most 150 tokens. If the
-store failed, a bounded head and tail replaces the value.
+store failed, a bounded head and tail replaces the value. If a host or a server cut the value before it came here, each
+of these texts says first what is missing and who cut it.
 
 What our own tools return has a mark at the end of its first line: the length of the text that follows, and a keyed tag
 over all of it. It identifies such an answer, whatever name the host gave the tool. Only the tools of this store can
@@ -28,9 +29,16 @@ from coatcheck.previews.excerpts import line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
 from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.truncation import INCOMPLETE, Truncation, find_truncation
 
 LEAD: Final = "the result is stored whole, not shown here; preview is only a glance at it"
 SHORTENED: Final = "the result was shortened for you; the whole is stored"
+_PARTS: Final = {
+    LEAD: "the part that arrived is stored, not shown here; counts and preview are of that part",
+    SHORTENED: "the part that arrived is stored, and was shortened for you",
+}
+"""What follows in place of a lead if the value was cut before it came here."""
+
 _REPEATING: Final = "repeating the call gives this stub again"
 _SUMMARY: Final = 80
 _SUMMARY_TOKENS: Final = 16
@@ -79,6 +87,8 @@ def _max_tokens(text: str) -> int:
 
 def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> str:
     """Return the stub of the artifact that `pointer` leads to."""
+    if about.cut is not None:
+        lead = f"{about.cut}; {_PARTS[lead]}"
     fields: dict[str, object] = {
         "stub": lead,
         "artifact": pointer,
@@ -126,6 +136,13 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     return f"{called}{f' or {other}' if other else ''} reads it; {_REPEATING}"
 
 
+def is_lead(value: object) -> bool:
+    """Whether a value is what a stub says first."""
+    if not isinstance(value, str):
+        return False
+    return value in _PARTS or (value.startswith(INCOMPLETE) and value.endswith(tuple(_PARTS.values())))
+
+
 def is_stub(text: str, policy: Policy) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
     return text.startswith(STUB) and len(text) <= 1_000 + 2 * policy.preview_chars
@@ -161,10 +178,8 @@ def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None,
     """Return as much of both ends of a text as the limit allows, or only a note if that is too little.
 
     `sharing` is the number of texts that share the limit."""
-    lead = (
-        f"[This result has {len(text):,} characters, and storing it failed: {why}. "
-        "Only its beginning and end follow; the rest is not kept.]\n"
-    )
+    size = _size(text, find_truncation(text))
+    lead = f"[{size}, and storing it failed: {why}. Only its beginning and end follow; the rest is not kept.]\n"
     gap = "\n[… {:,} characters left out, not kept …]\n"
     room = (limit.max_chars or limit.max_bytes or 4 * (limit.max_tokens or MAX_TOKENS)) // sharing
     while room >= _SMALLEST_CUT:
@@ -175,7 +190,13 @@ def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None,
         if not limit.exceeded(shown, count):
             return shown
         room = room * 3 // 4
-    return nothing_shown(f"This result has {len(text):,} characters;", why)
+    return nothing_shown(f"{size};", why)
+
+
+def _size(text: str, cut: Truncation | None) -> str:
+    if cut is None:
+        return f"This result has {len(text):,} characters"
+    return f"This result is {cut}; the part that arrived has {len(text):,} characters"
 
 
 def nothing_shown(what: str, why: str) -> str:

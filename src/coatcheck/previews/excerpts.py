@@ -48,7 +48,8 @@ _ASK: Final = 90  # characters of an argument
 class Excerpt(NamedTuple):
     """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
 
-    `seen` is the size of the head in bytes. `read` returns the first bytes of the content."""
+    `seen` is the size of the head in bytes. `read` returns the first bytes of the content. If `is_part`, the content is
+    what is left of a result that was cut before it came here."""
 
     head: str
     tail: str
@@ -59,6 +60,11 @@ class Excerpt(NamedTuple):
     is_exact: bool
     look: Look
     read: Callable[[], bytes] | None = None
+    is_part: bool = False
+
+    def all_of(self, what: str) -> str:
+        """`all 12 lines`, or `12 lines that arrived` of a result that was cut."""
+        return f"{what} that arrived" if self.is_part else f"all {what}"
 
     @property
     def body(self) -> Body:
@@ -340,7 +346,7 @@ def whole(text: Excerpt, limit: int, note: str = "") -> Preview | None:
     if text.is_whole and not text.head:
         return EMPTY
     if text.is_whole and len(text.head) <= 2 * limit and len(shown := visible(text.head)) <= limit:
-        return Preview(shown, f"all {some(len(text.head), 'character')}{note}")
+        return Preview(shown, f"{text.all_of(some(len(text.head), 'character'))}{note}")
     return None
 
 

@@ -65,7 +65,7 @@ def json_document(text: Excerpt, limit: int) -> Preview:
     if isinstance(items, CutList):
         shape = _counted(text, path, items, shape)
     ask, part = _ask(document, path, items)
-    return Preview(shape, _shown(document, root) + text.scope, ask, part)
+    return Preview(shape, _shown(text, document, root) + text.scope, ask, part)
 
 
 def broken_json(text: Excerpt, limit: int) -> Preview | None:
@@ -87,7 +87,7 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
     key = next(iter(document), "") if isinstance(document, dict) else ""
     key = _telling_key(row).rpartition(".")[2] if isinstance(row, dict) else key
     ask = grep(f'"{key}"') if key else ""
-    return Preview(f"JSON, {what}: {shape}", f"{_shown(document, root)} that can be read", ask)
+    return Preview(f"JSON, {what}: {shape}", f"{_shown(text, document, root)} that can be read", ask)
 
 
 def _counted(text: Excerpt, path: Sequence[str], items: list[object], shape: str) -> str:
@@ -274,8 +274,11 @@ def json_lines(text: Excerpt, limit: int) -> Preview:
         total = f"at least {total}" if text.lines is None else str(text.lines)
     lead = f"{total} records × " if total != "1" else ""
     shape, root = describe(records, limit - len(lead))
-    of = f"all {total}" if str(len(records)) == total else f"the first {len(records)} of {total}"
-    shown = "the only record" if total == "1" else f"{of} records"
+    shown = f"the first {len(records)} of {total} records"
+    if total == "1":
+        shown = "the only record that arrived" if text.is_part else "the only record"
+    elif str(len(records)) == total:
+        shown = text.all_of(f"{total} records")
     note = f"; {some(broken, 'line')} not JSON" if broken else ""
     levels = _level_counts(text, records)
     if levels is not None and limit - len(lead + shape) > 30:
@@ -314,21 +317,24 @@ def _several_values(text: Excerpt, limit: int) -> Preview:
         shape, root = describe(found, limit - len(lead))
         if len(lead + shape) <= limit:
             keys = list(keys_of(found))
-            shown = f"shape of {'all' if is_all else 'the first'} {len(found)} values{_keys(root)}"
+            values = f"{len(found)} values"
+            shown = f"shape of {text.all_of(values) if is_all else f'the first {values}'}{_keys(root)}"
             return Preview(lead + shape, shown, grep(f'"{_telling_key(dict.fromkeys(keys, ""))}"') if keys else "")
     return ends(text, limit, ", not valid JSON" if text.is_whole else "")
 
 
-def _shown(document: object, root: ShapeNode) -> str:
+def _shown(text: Excerpt, document: object, root: ShapeNode) -> str:
     if isinstance(document, dict) and root.children:
         least = "at least " if isinstance(document, CutDict) else ""
         count = len(root.children)
         if count == len(document):
-            return f"shape: {'the first' if least else 'all'} {some(count, 'key')}"
+            keys = some(count, "key")
+            return f"shape: {f'the first {keys}' if least else text.all_of(keys)}"
         return f"shape: {count} of {least}{len(document)} keys"
     if isinstance(document, list) and document:
-        least = "the first " if isinstance(document, CutList) else "all "
-        return f"shape of {least}{some(len(document), 'item')}{_keys(root)}"
+        items = some(len(document), "item")
+        of = f"the first {items}" if isinstance(document, CutList) else text.all_of(items)
+        return f"shape of {of}{_keys(root)}"
     return "its type"
 
 

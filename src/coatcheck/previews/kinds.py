@@ -22,6 +22,7 @@ from coatcheck import media
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 from coatcheck.tokens import estimate, roughly
+from coatcheck.truncation import Truncation, truncation_of
 
 from . import consoles, outlines, reports
 from .binaries import binary, is_binary
@@ -45,6 +46,7 @@ _CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a charact
 _WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that the preview of a stub is made from
 _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _START: Final = 256  # characters whose tokens are estimated
+_PART: Final = "the part that arrived: "
 _TOKENS: Final = 52  # of a preview with its description, besides one for every two characters of the limit
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
@@ -90,7 +92,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The fields of a stub besides its pointer. `lines` and `tokens` are None for binary content."""
+    """The fields of a stub besides its pointer. `lines` and `tokens` are None for binary content. `cut` is what was cut
+    out of the content before it came here; then all figures are those of the part that arrived."""
 
     kind: str
     media_type: str
@@ -99,20 +102,30 @@ class Facts:
     tokens: int | None
     preview: Preview
     summary: str = ""
+    cut: Truncation | None = None
 
 
 def facts(
-    sample: Sample, media_type: str, kind: str, limit: int, *, summary: str = "", tokens: float | None = None
+    sample: Sample,
+    media_type: str,
+    kind: str,
+    limit: int,
+    *,
+    summary: str = "",
+    tokens: float | None = None,
+    cut: Truncation | None = None,
 ) -> Facts:
-    """Describe content for a stub. `tokens` is the estimate for head and tail together, if it is known. The preview is
-    made from less than the sample, which is faster, and has no more tokens than `limit` characters of prose."""
-    room, cut = _TOKENS + limit // 2, sample
+    """Describe content for a stub. `tokens` is the estimate for head and tail together, if it is known. `cut` is what
+    was cut out of it, if the content itself does not say so. The preview is made from less than the sample, which is
+    faster, and has no more tokens than `limit` characters of prose."""
+    cut = _truncation(sample, media_type) or cut
+    room, short = _TOKENS + limit // 2, sample
     most, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
     if sample.size > most:
-        cut = sample.shortened(head, _TAIL)
+        short = sample.shortened(head, _TAIL)
     lines = total = text = None
     if media_type.startswith("text/") or media.is_text(media_type):
-        text, lines = decode(cut), sample.lines
+        text, lines = decode(short), sample.lines
         if text.look.encoding.name != "UTF-8":
             decoded = decode(sample)
             lines, tokens = decoded.lines, roughly((decoded.head + decoded.tail).encode("utf-8", "replace"))
@@ -122,19 +135,42 @@ def facts(
         if limit > LEAST and not (start := text.head[:_START]).isascii():  # each character may be a token
             limit = max(LEAST, min(limit, limit * _START * 3 // (4 * estimate(start) or 1)))
     while True:
-        shown = preview(cut, media_type=media_type, limit=limit, text=text, grows=True)
+        shown = _preview(short, media_type, limit, text=text, grows=True, is_part=cut is not None)
         written = _ENCODER.encode(f"{shown.text}{shown.shown}{shown.ask}")
         is_short = limit <= LEAST or len(written.encode("utf-8", "surrogatepass")) <= room * 3 // 2
         if is_short or estimate(written) <= room:
-            return Facts(kind, media_type, sample.size, lines, total, shown, summary)
+            return Facts(kind, media_type, sample.size, lines, total, shown, summary, cut)
         limit = limit * 2 // 3
 
 
-def preview(
-    content: Sample, *, media_type: str, limit: int = 200, text: Excerpt | None = None, grows: bool = False
+def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
+    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`, which says so if the
+    content was cut before it came here."""
+    cut = _truncation(content, media_type)
+    if cut is None:
+        return _preview(content, media_type, limit)
+    found = _preview(content, media_type, limit, is_part=True)
+    return replace(found, shown=f"{found.shown}; {cut}")
+
+
+def _truncation(content: Sample, media_type: str) -> Truncation | None:
+    """What was cut out of content before it came here."""
+    if is_binary(media.essence(media_type)):
+        return None
+    return truncation_of(content.head, content.tail, content.size, content.read)
+
+
+def _preview(
+    content: Sample,
+    media_type: str,
+    limit: int,
+    *,
+    text: Excerpt | None = None,
+    grows: bool = False,
+    is_part: bool = False,
 ) -> Preview:
-    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`. `text` is the decoded
-    content, if it is known. If `grows`, some kinds of content get more characters, as `Kind.percent` says."""
+    """Return a preview. `text` is the decoded content, if it is known. If `grows`, some kinds of content get more
+    characters, as `Kind.percent` says. If `is_part`, the preview says that it is one of the part that arrived."""
     if limit < LEAST:
         return Preview("", f"nothing of {content.size} bytes")
     if content.size == 0:
@@ -145,7 +181,11 @@ def preview(
     is_text = is_text or media.is_text(essence)
     if text is None or text.look.is_binary or not (is_text or _looks_like_text(content, text)):
         return binary(content, essence, limit)
-    return _of_text(text, _kinds_of(essence), limit, grows=grows)
+    if not is_part:
+        return _of_text(text, _kinds_of(essence), limit, grows=grows)
+    text, lead = text._replace(is_part=True), _PART if limit >= LEAST + len(_PART) else ""
+    found = _of_text(text, _kinds_of(essence), limit - len(lead), grows=grows)
+    return replace(found, text=lead + found.text)
 
 
 def decode(sample: Sample) -> Excerpt:

@@ -262,7 +262,7 @@ def log(text: Excerpt, limit: int) -> Preview | None:
         shape += "\n" + line(first_line, (limit - len(shape)) // 2 - 1)
         shape += "\n" + line(last_line, limit - len(shape) - 1)
         what = "times, first and last line"
-    of = f"the first {len(body.data)} of {text.size} bytes" if body.least else f"all {extent}"
+    of = f"the first {len(body.data)} of {text.size} bytes" if body.least else text.all_of(extent)
     return Preview(shape, f"{what} of {of}{'' if exact else ', ~ is an estimate'}", ask)
 
 

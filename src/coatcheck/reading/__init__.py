@@ -16,11 +16,12 @@ from coatcheck.content import Content
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
-from coatcheck.media import JSON, is_json, is_jsonl, look, sniff_text
+from coatcheck.media import JSON, is_json, is_jsonl, is_text, look, sniff_text
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
 from coatcheck.reading.text import HEAD, DecodedText, Form, by_chars, by_lines, recognized, sample_of
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
+from coatcheck.truncation import EDGE, Truncation, truncation_of
 
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession
@@ -59,10 +60,20 @@ def read(session: CoreSession, target: Ref | str | Source, request: Request, cur
         else:
             found = _slice(session, *recognized(content), source.pointer, request, position)
         if isinstance(found, QueryResult):
-            return _fit(session, source, request, found)
-        if found.spans and "#" not in source.pointer:
+            found = _fit(session, source, request, found)
+        elif found.spans and "#" not in source.pointer:
             session.note_shown(content.ref, found.spans)
-        return found
+        cut = _truncation(content)
+        return found if cut is None else replace(found, cut=str(cut))
+
+
+def _truncation(content: Content) -> Truncation | None:
+    """What was cut out of an artifact before it came here: a page of it is not a page of the whole result."""
+    if not is_text(content.ref.media_type):
+        return None
+    head = content.read(0, EDGE)
+    tail = content.read(max(len(head), content.size - EDGE), EDGE)
+    return truncation_of(head, tail, content.size, lambda: content.read(0, content.size))
 
 
 def _diff(old: Content, new: Content) -> QueryResult:

@@ -68,7 +68,8 @@ class Page:
     lines that a grep found, shown or not, and on long lines each occurrence; it is a minimum if `matches_exact` is
     False, and `hits` are those on this page: line number and text. `first` and `last` are the numbers of the lines that
     a slice has shown, of `total` lines. `spans` are the byte ranges of the artifact that a slice has shown. `instead`
-    is a query that has results, if this one has none."""
+    is a query that has results, if this one has none. `cut` says what a host or a server cut out of the result before
+    it was stored."""
 
     text: str
     shown: str
@@ -83,6 +84,7 @@ class Page:
     last: int | None = None
     total: int | None = None
     hits: tuple[tuple[int, str], ...] = ()
+    cut: str | None = None
 
 
 def misfit(message: str, *, hint: str, instead: Mapping[str, Any]) -> InvalidArgument:

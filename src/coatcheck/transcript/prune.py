@@ -58,6 +58,7 @@ from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.tokens import TokenCounter, estimate
+from coatcheck.truncation import INCOMPLETE, Truncation, find_truncation, parse_truncation
 from coatcheck.values import byte_size
 
 LOW_WATER: Final = 0.3
@@ -80,6 +81,7 @@ _LONG_POINTER: Final = "art:" + "a7f3c9e1b5d2" + "8e4b6" * 4  # costs more token
 _NOTE_SHARE: Final = 16  # the part (1/16) of a budget that a note may take
 _STUBS: Final = Policy(preview_chars=2_000)
 _POINTER: Final = re.compile(r"(?<![0-9A-Za-z:])art:[0-9a-f]{12,64}(?![0-9a-f])")
+_RESULT: Final = "an older result"
 _PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
 
 
@@ -418,7 +420,7 @@ class _Cutter:
                 if not result.is_error and not is_for_program and is_replaceable(message, result):
                     asked = self._pairing.call_of.get((number, place))
                     tool, content = result.name or (asked[1].name if asked else None), at(message, result.content_path)
-                    yield content, "an older result", tool, result.call_id, partial(fmt.with_content, result=result)
+                    yield content, _RESULT, tool, result.call_id, partial(fmt.with_content, result=result)
         elif what == "arguments":
             for call in fmt.calls(message):
                 path, value = arguments_of(message, call) or ((), "")
@@ -625,10 +627,11 @@ class Placeholder:
     tool: str | None = None
     call_id: str | None = None
     pinned: bool = False
+    cut: Truncation | None = None
 
     def text(self, read_tool: str | None) -> str:
         """The line of JSON that the model is shown."""
-        return placeholder(self.what, self.pointer, self.size_bytes, self.lines, read_tool)
+        return placeholder(self.what, self.pointer, self.size_bytes, self.lines, read_tool, cut=self.cut)
 
 
 class Placeholders:
@@ -665,7 +668,8 @@ class Placeholders:
         pinned = self._is_pinned(artifact_id, self._ref(pointer_of(artifact_id, 64)) if self._pinned is None else None)
         lines = data.count(b"\n") + 1 if isinstance(payload.value, str) else None
         pointer = None if self._session is None else pointer_of(artifact_id)
-        return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned)
+        cut = find_truncation(payload.text) if what == _RESULT else None
+        return Placeholder(what, len(data), lines, artifact_id, pointer, payload, tool, call_id, pinned, cut)
 
     def _is_pinned(self, artifact_id: str, ref: Ref | None) -> bool:
         """Whether an artifact must stay: the caller named it, or, if the caller named none, it is pinned in the
@@ -707,7 +711,8 @@ class Placeholders:
             return None
         prefix, stub = parse_pointer(pointer).prefix, json.loads(text)
         size, lines = (one if is_whole(one) else None for one in (stub.get("size_bytes"), stub.get("lines")))
-        return Placeholder(what, size or 0, lines, prefix, pointer, pinned=self._is_pinned(prefix, ref))
+        cut = parse_truncation(str(stub.get("stub")))
+        return Placeholder(what, size or 0, lines, prefix, pointer, pinned=self._is_pinned(prefix, ref), cut=cut)
 
     def _of_reference(self, text: str, what: str) -> Placeholder | None:
         """A shorter form is not stored: its placeholder points at the exact result."""
@@ -724,8 +729,10 @@ class Placeholders:
             return None
         if own_tag(self._session.store, text) is None:
             return None
+        header = text[match.start() :].partition("\n")[0]
+        cut = parse_truncation(header[header.find(INCOMPLETE) :]) if INCOMPLETE in header else None
         return Placeholder(
-            "an older page of an artifact", byte_size(text), None, parse_pointer(match[1]).prefix, match[1]
+            "an older page of an artifact", byte_size(text), None, parse_pointer(match[1]).prefix, match[1], cut=cut
         )
 
     def _ref(self, pointer: str) -> Ref | None:

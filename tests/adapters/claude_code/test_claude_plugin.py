@@ -191,18 +191,15 @@ def test_the_lines_that_grep_finds_become_a_stub(run: Conversation, session: lib
     assert found.count("value_") == 1_200
 
 
-def test_an_error_cut_by_claude_code_gets_a_pointer_to_the_whole(
-    run: Conversation, without: Conversation, session: library.Session
-) -> None:
+def test_an_error_cut_by_claude_code_is_not_called_whole(run: Conversation, without: Conversation) -> None:
     shown = results(run)[7]
     assert shown.is_error
     assert results(without)[7].text[:9_000] == shown.text[:9_000]
+    cut = re.search(r"\.\.\. \[(\d+) characters truncated\] \.\.\.", shown.text)
+    assert cut
     sent = json.dumps(run.of("Begin.")[-1].body["messages"])
-    found = re.search(r"All [\d,]+ characters of it are (art:[0-9a-f]+)", sent)
-    assert found
-    whole = session.get(found[1])
-    assert isinstance(whole, str)
-    assert whole.endswith("\n4999\n5000")
+    assert f"The error above is incomplete: Claude Code left out at least {int(cut[1]):,} characters" in sent
+    assert "characters of it are art:" not in sent
 
 
 def test_rows_of_an_mcp_server_become_a_stub_and_reach_another_tool_as_text(run: Conversation) -> None:
