@@ -306,7 +306,7 @@ def test_each_of_our_three_tools_is_allowed(hooks: Hooks, tool: str) -> None:
     [
         (
             "Read",
-            {"type": "text", "file": {**READ["file"], "numLines": 3_000, "startLine": 1, "totalLines": 9_001}},
+            {**KNOWN["Read"], "file": {**KNOWN["Read"]["file"], "numLines": 3_000, "totalLines": 9_001}},
             "6,001 lines of the file",
         ),
         (

@@ -151,6 +151,11 @@ CUT = {
         "pi",
         "4,000 lines",
     ),
+    "numbers with commas": Cut(
+        f"{lines_of(0, 2_000)}\n\n[Showing lines 1-2,000 of 6,000. Use offset=2,001 to continue.]",
+        "pi",
+        "4,000 lines",
+    ),
     "pi, a file": Cut(
         f"{lines_of(0, 100)}\n\n[5900 more lines in file. Use offset=101 to continue.]", "pi", "5,900 lines"
     ),
@@ -174,6 +179,11 @@ CUT = {
     "fetch": Cut(f"Contents of http://a/:\n{LOG[:5_000]}{FETCH}", "the fetch server", "what follows character 5,000"),
     "GitHub, a tree": Cut(json.dumps(TREE), "its source", 'a part ("truncated": true)'),
     "GitHub, a search": Cut(json.dumps(HITS), "its source", 'a part ("incomplete_results": true)'),
+    "SecRL": Cut(
+        f"Retrieved 108 entries. Displaying first 15 entries.\n{[tuple(LINES[n : n + 9]) for n in range(15)]}",
+        "its source",
+        "93 entries",
+    ),
     "an unknown program": Cut(f"{lines_of(0, 300)}\n... (5700 more lines truncated)", "its source", "5,700 lines"),
     "an unknown server": Cut(f"{lines_of(0, 300)}\n[Response truncated at the limit]", "its source", "a part"),
 }
@@ -194,6 +204,7 @@ QUOTED = {
     "a template at the end": 'f"[{remaining} more lines in file. Use offset={next} to continue.]"\n' * 3,
     "an early line": f"{LINES[0]}\n... [12 characters truncated] ...\n{LOG}",
     "a late line": f"{LOG}\n…12 chars truncated…\n{lines_of(0, 900)}",
+    "a quotation": f"{LOG}\n(emphasis added; citations omitted)\n",
     "Java's frames": f"{LOG}\n\t... 23 more\n",
     "an older Grep that adds this to everything": f"{LOG}\n\n[Showing results with pagination = limit: 50, offset: 0]",
     "a field that is false": json.dumps({"sha": "1f", "truncated": False, "tree": []}),
@@ -272,6 +283,30 @@ def test_the_stub_of_a_cut_result_says_so_first_and_claims_nothing_complete(sess
     assert claims(stub) == []
     again = session.externalize(outcome.ref, tool="shell", policy=Policy(max_chars=500))
     assert again.text == outcome.text
+
+
+KINDS = {
+    "rows": [{"id": n, "name": f"user {n}"} for n in range(900)],
+    "an object": {"total": 3, "rows": [{"id": n} for n in range(900)]},
+    "JSON lines": "".join(f'{{"id": {n}, "state": "open"}}\n' for n in range(900)),
+    "one record": json.dumps({"text": "words " * 400}) + "\n",
+    "a table": "id,name,age\n" + "1,Someone,44\n" * 900,
+    "a document": "".join(f"## Part {n}\n\n{'words ' * 40}\n\n" for n in range(40)),
+    "code": "".join(f"def function_{n}(value):\n    return {n}\n\n" for n in range(200)),
+    "paths": "\n".join(f"src/app/file_{n}.py" for n in range(300)),
+    "Python's rows": repr([{"id": n, "name": "x"} for n in range(300)]),
+    "prose": "Some words of a text without any form. " * 100,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_whatever_the_content_nothing_of_a_cut_result_is_called_complete(session: Session, name: str) -> None:
+    cut = Truncation("Claude Code", "8,750 lines")
+    shown = session.externalize(KINDS[name], tool="search", policy=Policy(max_chars=500), cut=cut).text
+    stub = json.loads(shown)
+    assert stub["stub"].startswith(f"{cut}; ")
+    assert stub["preview"].startswith("the part that arrived: ")
+    assert claims(stub) == []
 
 
 @pytest.mark.parametrize("value", [LOG, [{"type": "text", "text": LOG}], json.dumps({"rows": LINES})])
