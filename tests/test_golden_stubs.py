@@ -119,6 +119,8 @@ VALUES: dict[str, Any] = {
     "mcp structured": _mcp("see the data", structuredContent={"rows": ROWS}),
     "mcp repeated": _mcp(json.dumps({"rows": ROWS}), structuredContent={"rows": ROWS}),
     "mcp repeated text": _mcp(LOG, structuredContent={"result": LOG}),
+    "cut by Codex": f"{LOG[:5_000]}…48213 chars truncated…{LOG[-5_000:]}",
+    "cut by Claude Code": f"Exit code 1\n{LOG[:5_000]}\n\n... [48213 characters truncated] ...\n\n{LOG[-5_000:]}",
     "stub again": '{"stub":"the result is stored whole, not shown here","artifact":"art:1"}',
 }  # fmt: skip
 POLICIES: dict[str, Policy] = {

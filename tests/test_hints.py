@@ -171,7 +171,7 @@ EXAMPLES: dict[str, Example] = {
     "tsc": Example(
         lines(60, "src/a.ts({n},28): error TS2304: Cannot find name 'x{n}'.")
         + "src/b.ts(1,2): error TS2339: Property.\n",
-        ("61 errors in 2 files; TS2304 ×60, TS2339 ×1", "a.ts 60"),
+        ("61 errors in 2 files in src/; TS2304 ×60, TS2339 ×1", "a.ts 60"),
         'grep="TS2304"',
     ),
     "mypy": Example(

@@ -82,7 +82,7 @@ def test_counts_of_json_that_continues_beyond_the_sample_are_marked_as_minimums(
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
     text = json.dumps({"rows": rows, "after": 1})
     found = preview(Sample(text[:EDGE].encode(), b"", len(text)), media_type=JSON)
-    assert re.search(r"rows: \[≥\d+ × \{id: int, text: ", found.text)
+    assert re.search(r"rows: \[≥\d+, those seen: \{id: int, text: ", found.text)
     assert found.shown == f"shape: the first 1 key, in the first {EDGE} of {len(text)} bytes"
 
 
@@ -93,7 +93,8 @@ def test_rows_beyond_the_sample_are_counted_exactly() -> None:
 
 def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_marked_as_approximate() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
-    assert "rows: [~5000 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
+    found = look(json.dumps({"rows": rows, "after": 1}), JSON).text
+    assert re.search(r"rows: \[~5000, the first \d+: \{id: int, text: ", found)
 
 
 def test_a_row_cut_in_the_middle_does_not_make_keys_look_optional() -> None:
@@ -183,8 +184,8 @@ def test_json_lines_are_counted_and_their_shape_shown() -> None:
 def test_json_lines_of_any_size_are_counted_by_their_lines() -> None:
     found = look(large('{"level":"info","n":1}\n'), JSONL)
     total = len(large('{"level":"info","n":1}\n')) // 23
-    assert found.text == f'{total} records × INFO {total} · {{level: "info", n: 1}}'
-    assert re.fullmatch(rf"shape of the first \d+ of {total} records", found.shown)
+    assert found.text == f'{total} lines · INFO {total} · the first 2000 records: {{level: "info", n: 1}}'
+    assert found.shown == f"shape of the first 2000 records of {total} lines"
 
 
 def test_lines_that_are_not_json_are_counted_separately() -> None:
@@ -206,10 +207,18 @@ def test_a_line_feed_inside_quotes_does_not_start_a_row() -> None:
     assert found.text.startswith("50 rows × 2 columns: id, text\n1, two lines\n")
 
 
-def test_rows_beyond_the_sample_are_counted_by_lines_and_the_preview_says_so() -> None:
-    found = look("id,name,age\n" + "1,Someone,44\n" * 30_000, "text/csv")
+@pytest.mark.parametrize("row", ["1,Someone,44", '1,"two\nlines",44', '1,"a ""word"" of it\n, and more",44'])
+def test_rows_beyond_the_sample_are_counted_exactly_too(row: str) -> None:
+    found = look("id,name,age\n" + f"{row}\n" * 30_000, "text/csv")
     assert found.text.startswith("30000 rows × 3 columns: id, name, age\n")
-    assert found.shown.endswith("of 30000 rows (rows by line count)")
+    assert found.shown.endswith("of 30000 rows")
+
+
+@pytest.mark.parametrize("odd", ['1,5" pipe,44\n', '1,5" and 6" pipes,44\n', "\n"])
+def test_rows_that_lines_do_not_separate_are_marked_as_an_estimate(odd: str) -> None:
+    found = look("id,name,age\n" + "1,Someone,44\n" * 30_000 + odd, "text/csv")
+    assert found.text.startswith("~30001 rows × 3 columns: id, name, age\n")
+    assert found.shown.endswith("of ~30001 rows, ~ is an estimate")
 
 
 def test_a_row_count_of_the_sample_alone_is_marked_as_a_minimum() -> None:
@@ -337,7 +346,7 @@ def test_python_shows_its_definitions_with_line_numbers() -> None:
     )
     found = look(code, "text/x-python")
     assert found.text == "python, 70 lines: class Store:4, def put:5, main:9"
-    assert found.shown == "3 of 3 definitions with their lines"
+    assert found.shown == "3 of 3 lines that look like definitions"
 
 
 @pytest.mark.parametrize(
@@ -381,7 +390,7 @@ def test_markdown_shows_its_headings_and_not_comments_in_code() -> None:
     text = "# Title\n\ntext\n\n```sh\n# no heading\n```\n\n## Part\n\n" + "words " * 100
     found = look(text, "text/markdown")
     assert found.text == "1:# Title\n9:## Part"
-    assert found.shown == "2 of 2 headings with their lines of 11 lines"
+    assert found.shown == "2 of 2 # headings with their lines of 11 lines"
 
 
 def test_html_shows_title_and_headings_without_scripts() -> None:
@@ -607,7 +616,7 @@ def test_a_preview_of_hostile_repetition_finishes(unit: str) -> None:
 
 
 def test_every_file_of_the_corpus_has_a_preview_that_matches_its_format(corpus: Path) -> None:
-    forms = {".csv": " rows × ", ".jsonl": " records × ", ".json": "{", ".html": "HTML “", ".md": "# "}
+    forms = {".csv": " rows × ", ".jsonl": " record", ".json": "{", ".html": "HTML “", ".md": "# "}
     for path in corpus_files(corpus):
         if path.suffix in forms:
             data = path.read_bytes()

@@ -46,6 +46,7 @@ _READABLE: Final = (
 )  # fmt: skip
 _SHEET_FILE: Final = "xl/worksheets/"
 _SHEET: Final = lazy_pattern(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
+_SHEETS_END: Final = lazy_pattern(rb"</(?:\w+:)?sheets>")
 _RELATION: Final = lazy_pattern(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
 _RELATION_BACK: Final = lazy_pattern(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
 _DIMENSION: Final = lazy_pattern(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
@@ -86,8 +87,10 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
     shown, ask = f"what the header tells of {some(sample.size, 'byte')}", ""
     if name.startswith(WORKBOOKS):
-        if sheets := _sheets(sample):
-            total, names = len(sheets), sheets
+        sheets, is_cut = _sheets(sample)
+        if sheets:
+            names = [*sheets, "…"] if is_cut else sheets
+            total = len(names)
         if is_installed("python_calamine"):
             ask = sql(()) or 'query="text"'
             shown += (
@@ -216,8 +219,13 @@ def _pdf_title(data: bytes) -> str:
 def _zip(sample: Sample) -> str:
     count, names = _zip_entries(sample)
     kind = _zip_kind(sample, names)
-    if kind in WORKBOOKS and (sheets := len(_sheets(sample)) or sum(name.startswith(_SHEET_FILE) for name in names)):
-        return f"{kind}, {some(sheets, 'sheet')}"
+    if kind in WORKBOOKS:
+        listed, is_cut = _sheets(sample)
+        sheets = len(listed) or sum(name.startswith(_SHEET_FILE) for name in names)
+        may_be_more = is_cut if listed else len(names) < count
+        least = "at least " if may_be_more else ""
+        if sheets:
+            return f"{kind}, {least}{some(sheets, 'sheet')}"
     return f"{kind}, {count} entries" if count else kind
 
 
@@ -260,19 +268,21 @@ def _zip_names(end: bytes, at: int, record: int) -> list[str]:
     return names
 
 
-def _sheets(sample: Sample) -> list[str]:
-    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes."""
+def _sheets(sample: Sample) -> tuple[list[str], bool]:
+    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes, and whether
+    there may be more."""
     from html import unescape  # here, since few reads need it
 
     files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
     found = []
-    for name, relation in _SHEET.findall(_unpacked(sample, b"xl/workbook.xml")):
+    workbook = _unpacked(sample, b"xl/workbook.xml")
+    for name, relation in _SHEET.findall(workbook):
         file = files.get(relation, b"").rpartition(b"/")[2]
         span = _DIMENSION.search(_unpacked(sample, _SHEET_FILE.encode() + file)) if file else None
         title = line(unescape(name.decode("utf-8", "replace")), 40)
         found.append(f'"{title}"' + (f" {span[1].decode()}" if span else ""))
-    return found
+    return found, _SHEETS_END.search(workbook) is None
 
 
 def _unpacked(sample: Sample, name: bytes) -> bytes:

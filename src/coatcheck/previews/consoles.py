@@ -1,7 +1,8 @@
 """What command-line tools print: aligned columns, listings of files, found lines, settings, descriptions.
 
 Each kind recognises its form from the first lines and then counts over the whole, so that a preview names what can be
-asked for: the columns and the values of the most telling one, the folders, the files with the most hits, the keys.
+asked for: the columns and the values of the most telling one, the folders, the files with the most hits, the keys. Of
+very large content, only the beginning is counted, and the preview says so before the first number.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
 from os.path import commonprefix
-from typing import Final
+from typing import Final, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
 from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some, uncoloured
 
-_READ: Final = 512 << 10  # bytes that are split into lines; counts of more say "≥"
+_READ: Final = 1 << 20  # bytes that are split into lines
+_LISTED: Final = 200  # names that may be shown
+_ENTRIES: Final = 100_000  # keys or sections that are counted
 _PEEK: Final = 24
 _LEAD: Final = 12  # lines that may precede a table
 _GAP: Final = lazy_pattern(r"\s{2,}|\t")
@@ -47,18 +49,35 @@ _CODE: Final = lazy_pattern(
     r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
 )
 _MODE: Final = lazy_pattern(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
+_SIZE: Final = lazy_pattern(r"(\d{1,18}(?:[.,]\d{1,3})?)([KMGTPE])?")
+_FOOTER: Final = lazy_pattern(r"\(\d{1,9} rows?\)|<[^<>]{1,200}>")  # of psql, and of hosts that add an exit code
 _SETTING: Final = lazy_pattern(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
 _SECTION: Final = line_pattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
 _KEY: Final = line_pattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
 _YAML: Final = lazy_pattern(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
 _YAML_KINDS: Final = line_pattern(r"^(?:- |  )*kind: (\w{1,60})$")
+_DOCUMENT: Final = line_pattern(r"^---(?:[ \t]|$)")
 _COMMAND_END: Final = lazy_pattern(r"\d+ director(?:y|ies), \d+ files?\s*\Z")
 
 
 def _read(text: Excerpt) -> Body:
-    """The content, or its beginning if it is very large."""
+    """The content, or the lines at its beginning if it is very large."""
     body = text.body
-    return body if len(body.data) <= _READ else Body(body.data[:_READ], "≥")
+    if len(body.data) <= _READ and not body.least:
+        return body
+    start = body.data[:_READ]
+    end = start.rfind(b"\n") + 1
+    return Body(start[:end] if end else start, "≥")
+
+
+def _part(text: Excerpt, body: Body) -> str:
+    """What precedes figures and lists that are from a part of the content; empty if they are from all of it."""
+    return f"{text.within(len(body.data))}: " if body.least else ""
+
+
+def _scope(text: Excerpt, body: Body) -> str:
+    """What follows the description of such a list."""
+    return f", {text.within(len(body.data))}" if body.least else ""
 
 
 def lines_of(body: Body) -> list[str]:
@@ -105,10 +124,16 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
         return None
     body = _read(text)
     tables: list[tuple[int, list[str]]] = [(at + 1, [])]
+    is_over, others_after = False, 0
     for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
         if row.upper() == row and _columns_in(row) is not None:
             tables.append((number, []))
-        elif row.strip():
+            is_over = False
+        elif not row.strip():
+            is_over = bool(tables[-1][1])  # what follows is not one of the rows, unless a header precedes it
+        elif is_over or _FOOTER.fullmatch(row.strip()):
+            others_after += 1
+        else:
             tables[-1][1].append(uncoloured(row))
     rows = tables[0][1]
     if len(rows) < 3:
@@ -119,22 +144,25 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
     cells = [_cells(row, starts, len(names), is_aligned=is_aligned) for row in rows]
     values = {name: Counter(row[index] for row in cells if len(row) > index) for index, name in enumerate(names)}
     telling = _telling(values, len(rows))
-    lead = f"{body.least}{some(len(rows), 'row')} of {', '.join(masked_line(name, 30) for name in names)}"
-    after = ""
-    if len(tables) > 1:
-        others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
-        after = masked_line(f"; then {', '.join(others)}", limit // 2)
+    named = [masked_line(name, 30) for name in names]
+    lead, shown_columns = pack(f"{_part(text, body)}{some(len(rows), 'row')} of ", named, len(named), limit // 2)
+    of_columns = "the columns" if shown_columns == len(named) else f"{shown_columns} of {len(named)} columns"
+    others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
+    others += [some(others_after, "other line")] if others_after else []
+    after = masked_line(f"; then {', '.join(others)}", limit // 2) if others else ""
     if telling is None:
         first_cells = [row[0] for row in cells if row]  # a line of nothing but colours has none
         items = [masked_line(cell, 40) for cell in first_cells[:40]]
-        sample, kept = pack(f"{lead[: limit // 2]}; first: ", items, len(rows), limit - len(after))
+        sample, kept = pack(f"{lead}; first: ", items, len(rows), limit - len(after))
         asked = grep(first_cells[0]) if first_cells and len(first_cells[0]) > 3 else 'lines="1:40"'
-        return Preview(sample + after, f"the columns and {kept} of {len(rows)} rows by name", asked)
+        return Preview(
+            sample + after, f"{of_columns} and {kept} of {len(rows)} rows by name{_scope(text, body)}", asked
+        )
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
-    shape, kept = pack(f"{lead[: limit // 2]}; {telling}: ", items, len(counts), limit - len(after))
+    shape, kept = pack(f"{lead}; {telling}: ", items, len(counts), limit - len(after))
     odd = _odd(counts)
-    shown = f"the columns and {kept} of {len(counts)} values of {masked_line(telling, 30)}"
+    shown = f"{of_columns} and {kept} of {len(counts)} values of {masked_line(telling, 30)}{_scope(text, body)}"
     return Preview(shape + after, shown, grep(*odd) or 'lines="1:40"')
 
 
@@ -146,7 +174,8 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     if width < 3 or times < 5 or times * 10 < len(first) * 6:
         return None
     body = _read(text)
-    rows = [row for each in lines_of(body) if len(row := _GAP.split(each.strip())) == width]
+    lines = [each for each in lines_of(body) if each.strip()]
+    rows = [row for each in lines if len(row := _GAP.split(each.strip())) == width]
     values = {str(index): Counter(row[index] for row in rows) for index in range(width)}
     few = min(_FEW, len(rows) // 3)
     several = [name for name, counts in values.items() if 1 < len(counts) <= few and not max(counts).isdigit()]
@@ -155,7 +184,9 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     telling = min(several, key=lambda name: len(values[name]))
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40)} {count}" for value, count in counts]
-    lead = f"{body.least}{some(len(rows), 'row')} × {width} columns, no header; column {int(telling) + 1}: "
+    of = f" of {len(lines)} lines" if len(rows) < len(lines) else ""
+    lead = f"{_part(text, body)}{some(len(rows), 'row')}{of} × {width} columns, no header"
+    lead += f"; column {int(telling) + 1}: "
     shape, kept = pack(lead, items, len(counts), limit)
     example = masked_line("; first: " + ", ".join(rows[0]), limit - len(shape)) if limit - len(shape) > 40 else ""
     ask = grep(*_odd(counts)) or grep(counts[-1][0])
@@ -202,7 +233,7 @@ def listing(text: Excerpt, limit: int) -> Preview | None:
     if sum(bool(_MODE.match(each)) for each in first) * 2 < len(first) or len(first) < 3:
         return None
     body = _read(text)
-    files: list[tuple[int, str]] = []
+    files: list[ListedFile] = []
     folders = sections = 0
     folder = ""
     for each in lines_of(body):
@@ -214,14 +245,29 @@ def listing(text: Excerpt, limit: int) -> Preview | None:
                 continue
             folders += each[0] == "d"
             if each[0] != "d":
-                files.append(
-                    (int(parts[4]) if parts[4].isdigit() else 0, f"{folder}/{parts[8]}" if folder else parts[8])
-                )
+                files.append(ListedFile(f"{folder}/{parts[8]}" if folder else parts[8], parts[4]))
     where = f" in {some(sections, 'folder')}" if sections else f", {some(folders, 'folder')}"
-    lead = f"listing of {body.least}{some(len(files), 'file')}{where}; largest: "
-    largest = [f"{masked_line(name, 70)} {size}" for size, name in sorted(files, reverse=True)[:40]]
-    shape, kept = pack(lead, largest, len(files), limit)
-    return Preview(shape, f"{kept} of {len(files)} files", 'grep=":$"' if sections > 1 else 'lines="1:60"')
+    largest = sorted((one for one in files if one.size is not None), key=lambda one: (one.size, one.name), reverse=True)
+    lead = f"{_part(text, body)}listing of {some(len(files), 'file')}{where}; largest: "
+    shape, kept = pack(lead, [f"{masked_line(one.name, 70)} {one.written}" for one in largest[:40]], len(files), limit)
+    shown = f"{kept} of {len(files)} files{_scope(text, body)}"
+    return Preview(shape, shown, 'grep=":$"' if sections > 1 else 'lines="1:60"')
+
+
+class ListedFile(NamedTuple):
+    """One file of a listing, with its size as written: `4096`, or `4.0K` with `ls -h`."""
+
+    name: str
+    written: str
+
+    @property
+    def size(self) -> float | None:
+        """The size in bytes, approximately; None if it is not one, as for a device."""
+        match = _SIZE.fullmatch(self.written)
+        if match is None:
+            return None
+        unit = 1_024.0 ** " KMGTPE".index(match[2] or " ")
+        return float(match[1].replace(",", ".")) * unit
 
 
 def _is_path(row: str) -> bool:
@@ -236,10 +282,10 @@ def paths(text: Excerpt, limit: int) -> Preview | None:
         return None
     body = _read(text)
     lines = lines_of(body)
-    found = [each for each in lines if "/" in each or "\\" in each]
+    found = [each for each in lines if each and ("/" in each or "\\" in each or " " not in each)]
     if len(found) * 5 < len(lines) * 4:
         return None
-    shared = commonprefix(found[:2_000])  # noqa: RUF071 - of characters, cut at a folder
+    shared = commonprefix([min(found), max(found)])  # noqa: RUF071 - of characters, cut at a folder
     shared = shared[: shared.rfind("/") + 1]
     folders: Counter[str] = Counter()
     suffixes: Counter[str] = Counter()
@@ -249,25 +295,30 @@ def paths(text: Excerpt, limit: int) -> Preview | None:
         name = rest.rpartition("/")[2]
         if "." in name[1:] and len(suffix := name.rpartition(".")[2]) < 8 and suffix.isalnum():
             suffixes[f".{suffix}"] += 1
-    lead = f"{body.least}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}: "
+    lead = f"{_part(text, body)}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}: "
     common = suffixes.most_common(5)
-    kinds = f"; {', '.join(f'{suffix} {times}' for suffix, times in common)}" if common else ""
+    more = f", +{len(suffixes) - len(common)} more" if len(suffixes) > len(common) else ""
+    kinds = f"; {', '.join(f'{suffix} {times}' for suffix, times in common)}{more}" if common else ""
     items = [f"{masked_line(name, 40)} {times}" for name, times in folders.most_common(40)]
     shape, kept = pack(lead, items, len(folders), limit - len(kinds))
     largest = [name for name, _ in folders.most_common(2) if name != "(files)"]
     ask = f'grep="[.]{common[0][0][1:]}$"' if common else grep(*largest[:1]) or 'lines="1:60"'
-    return Preview(shape + kinds, f"{kept} of {some(len(folders), 'folder')} with the number of paths", ask)
+    return Preview(
+        shape + kinds, f"{kept} of {some(len(folders), 'folder')} with the number of paths{_scope(text, body)}", ask
+    )
 
 
 def drawn_tree(text: Excerpt, limit: int) -> Preview | None:
     """Preview of the output of `tree`: the upper level, and the totals."""
     if text.head[:4_096].count("── ") * 2 < min(text.head[:4_096].count("\n"), 20):
         return None
-    top = [each[4:] for each in text.head.split("\n") if each[:1] in ("├", "└")]
+    body = _read(text)
+    top = [each[4:] for each in lines_of(body) if each[:1] in ("├", "└")]
     total = _COMMAND_END.search((text.tail or text.head)[-200:])
-    lead = f"tree, {total[0].strip() if total else text.extent}: "
-    shape, kept = pack(lead, [masked_line(name, 40) for name in top], len(top), limit)
-    return Preview(shape, f"{kept} names of the upper level", 'grep="^[├└]"')
+    lead = f"tree, {total[0].strip() if total else text.extent}"
+    lead += f"; {_part(text, body)}" if body.least else ": "
+    shape, kept = pack(lead, [masked_line(name, 40) for name in top[:_LISTED]], len(top), limit)
+    return Preview(shape, f"{kept} of {some(len(top), 'name')} of the upper level{_scope(text, body)}", 'grep="^[├└]"')
 
 
 # Lines with a file and a number: grep, rg, compilers, linters
@@ -307,26 +358,43 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
     total = files.total()
     shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
     folder = shared[: shared.rfind("/") + 1]
-    if not folder and any(len(name) > _LONG for name in files):  # the same files, with and without the folder
-        short: Counter[str] = Counter()
-        for name, times in files.items():
-            short["/".join(name.rsplit("/", 2)[-2:])] += times
-        files = short
+    if not folder and any(len(name) > _LONG for name in files):
+        files = _short_names(_merged(files))
     where = f" in {masked_line(folder, 60)}" if folder else ""
     errors, warnings = severities["error"], severities["warning"]
     if errors + warnings + sum(codes.values()) > total // 2:
         parts = [some(severities[name], name) for name in ("error", "warning") if severities[name]]
         most = ", ".join(f"{code} ×{times}" for code, times in codes.most_common(4))
-        counted = (
-            f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{f'; {most}' if most else ''}"
-        )
+        most += f", +{len(codes) - 4} more" if len(codes) > 4 else ""
+        counted = f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{where}"
+        counted += f"; {most}" if most else ""
         ask = grep(" error") if errors and warnings else grep(codes.most_common(1)[0][0]) if codes else ""
     else:
-        counted, ask = f"{some(total, 'line')} from {some(len(files), 'file')}", ""
+        counted, ask = f"{some(total, 'line')} from {some(len(files), 'file')}{where}", ""
     items = [f"{masked_line(name.removeprefix(folder), 70)} {times}" for name, times in files.most_common(60)]
-    shape, kept = pack(f"{body.least}{counted}{where}: ", items, len(files), limit)
+    shape, kept = pack(f"{_part(text, body)}{counted}: ", items, len(files), limit)
     ask = ask or grep(files.most_common(1)[0][0].removeprefix(folder)[-60:])
-    return Preview(shape, f"{kept} of {some(len(files), 'file')} with the number of lines", ask)
+    return Preview(shape, f"{kept} of {some(len(files), 'file')} with the number of lines{_scope(text, body)}", ask)
+
+
+def _merged(files: Counter[str]) -> Counter[str]:
+    """Count the files together that are named with and without the folder that they are in."""
+    found: Counter[str] = Counter()
+    ends: dict[str, str] = {}  # a name without its folder, and the longest name that ends with it
+    for name in sorted(files, key=len, reverse=True):
+        full = ends.get(name, name)
+        found[full] += files[name]
+        rest = name
+        while full == name and "/" in rest:
+            rest = rest.partition("/")[2]
+            ends.setdefault(rest, name)
+    return found
+
+
+def _short_names(files: Counter[str]) -> Counter[str]:
+    """Name files by their last two parts, if these are different for all of them."""
+    short = Counter({"/".join(name.rsplit("/", 2)[-2:]): times for name, times in files.items()})
+    return short if len(short) == len(files) else files
 
 
 # Settings, descriptions and YAML
@@ -337,15 +405,17 @@ def settings(text: Excerpt, limit: int) -> Preview | None:
     first = _first_lines(text.head)
     if len(first) < 5 or sum(bool(_SETTING.match(each)) for each in first) * 10 < len(first) * 9:
         return None
-    names = [match[1] for each in lines_of(_read(text)) if (match := _SETTING.match(each))]
-    shape, kept = pack(f"{some(len(names), 'setting')}: ", [masked_line(name, 40) for name in names], len(names), limit)
-    return Preview(shape, f"{kept} of {len(names)} names", grep(f"{names[0]}=", start="^"))
+    body = _read(text)
+    names = [match[1] for each in lines_of(body) if (match := _SETTING.match(each))]
+    items = [masked_line(name, 40) for name in names[:_LISTED]]
+    shape, kept = pack(f"{_part(text, body)}{some(len(names), 'setting')}: ", items, len(names), limit)
+    return Preview(shape, f"{kept} of {len(names)} names{_scope(text, body)}", grep(f"{names[0]}=", start="^"))
 
 
 def _outlined(body: Body, pattern: QuickPattern) -> Iterator[tuple[str, int]]:
     """The names that a pattern finds, with their lines."""
     number, at = 1, 0
-    for match in islice(pattern.found(body.data), 400):
+    for match in pattern.found(body.data, _ENTRIES):
         number += body.data.count(b"\n", at, match.start())
         at = match.start()
         yield match[1].decode("utf-8", "replace"), number
@@ -362,16 +432,16 @@ def described(text: Excerpt, limit: int) -> Preview | None:
     objects = sum(name == "Name" for name, _ in sections)
     name = re.search(r"^Name:[ \t]+(\S[^\n]{0,80})", text.head, re.MULTILINE)
     warnings = body.data.count(b"  Warning ")
-    lead = (
-        f"description of {masked_line(name[1], 60) if name else ''}{f' and {objects - 1} more' if objects > 1 else ''}"
-    )
+    more = f" and {objects - 1} more" if objects > 1 else ""
+    lead = f"{_part(text, body)}description of {masked_line(name[1], 60) if name else ''}{more}"
     lead += f", {some(warnings, 'warning event')}; sections: " if warnings else "; sections: "
-    items = [f"{masked_line(title, 30)}:{number}" for title, number in sections if title != "Name"]
-    shape, kept = pack(lead, items, len(items), limit)
+    others = [(title, number) for title, number in sections if title != "Name"]
+    items = [f"{masked_line(title, 30)}:{number}" for title, number in others[:_LISTED]]
+    shape, kept = pack(lead, items, len(others), limit)
     events = [number for title, number in sections if title == "Events"]
     ask = f'lines="{events[-1]}:{events[-1] + 60}"' if events else grep("Conditions:|State:|Reason:")
     ask = grep("  Warning ") if warnings and objects > 1 else ask
-    return Preview(shape, f"{kept} of {len(items)} sections with their lines", ask)
+    return Preview(shape, f"{kept} of {len(others)} sections with their lines{_scope(text, body)}", ask)
 
 
 def yaml(text: Excerpt, limit: int) -> Preview | None:
@@ -387,14 +457,37 @@ def yaml(text: Excerpt, limit: int) -> Preview | None:
     if formed * 10 < len(first) * 8 or not nested:
         return None
     body = _read(text)
-    kinds = Counter(match[1].decode() for match in _YAML_KINDS.found(body.data) if match[1] not in (b"List",))
     keys = list(_outlined(body, _KEY))
-    items = [f"{masked_line(name, 40)}:{number}" for name, number in keys]
-    objects = ", ".join(f"{kind} ×{times}" if times > 1 else kind for kind, times in kinds.most_common(8))
-    lead = f"YAML, {text.extent}{f'; objects: {objects}' if objects else ''}; keys: "
-    shape, kept = pack(masked_line(lead, limit - 20) + " ", items, len(items), limit)
+    if _repeats(body, keys):
+        return _records(text, body, keys, limit)
+    found = _YAML_KINDS.found(body.data, _ENTRIES)
+    kinds = Counter(match[1].decode() for match in found if match[1] not in (b"List",))
+    items = [f"{masked_line(name, 40)}:{number}" for name, number in keys[:_LISTED]]
+    common = kinds.most_common(8)
+    objects = ", ".join(f"{kind} ×{times}" if times > 1 else kind for kind, times in common)
+    objects += f", +{len(kinds) - len(common)} more" if len(kinds) > len(common) else ""
+    lead = f"YAML, {text.extent}; {_part(text, body)}{f'objects: {objects}; ' if objects else ''}keys: "
+    shape, kept = pack(masked_line(lead, limit - 20) + " ", items, len(keys), limit)
     ask = 'grep="^(- |  )*kind:|^ {2,4}name:"' if kinds else grep(*(name for name, _ in keys[:3]), start="^")
-    return Preview(shape, f"{kept} of {len(items)} upper keys with their lines", ask) if items else None
+    shown = f"{kept} of {some(len(keys), 'upper key')} with their lines{_scope(text, body)}"
+    return Preview(shape, shown, ask) if items else None
+
+
+def _repeats(body: Body, keys: list[tuple[str, int]]) -> bool:
+    """Whether upper keys repeat without a line `---` between them, which YAML does not allow."""
+    documents = len(_DOCUMENT.found(body.data, _ENTRIES)) + 1
+    return bool(keys) and max(Counter(name for name, _ in keys).values()) > documents
+
+
+def _records(text: Excerpt, body: Body, keys: list[tuple[str, int]], limit: int) -> Preview:
+    """Preview of records of lines `Key: value`, such as Debian's package lists: their number and keys."""
+    times = Counter(name for name, _ in keys)
+    first = keys[0][0]
+    items = [masked_line(name, 40) + ("" if times[name] == times[first] else f" ×{times[name]}") for name in times]
+    lead = f"{_part(text, body)}{some(times[first], 'record')} of lines “key: value”"
+    lead += f", each from {masked_line(first, 40)} on: "
+    shape, kept = pack(lead, items[:_LISTED], len(items), limit)
+    return Preview(shape, f"{kept} of {some(len(items), 'key')}{_scope(text, body)}", grep(f"{first}:", start="^"))
 
 
 KINDS: Final = (

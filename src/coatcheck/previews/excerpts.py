@@ -48,8 +48,9 @@ _ASK: Final = 90  # characters of an argument
 class Excerpt(NamedTuple):
     """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
 
-    `seen` is the size of the head in bytes. `read` returns the first bytes of the content. If `is_part`, the content is
-    what is left of a result that was cut before it came here."""
+    `seen` is the size of the head in bytes. `read` returns the first bytes of the content. If `is_folded`, progress
+    bars in it are in their last state. If `is_part`, the content is what is left of a result that was cut before it
+    came here."""
 
     head: str
     tail: str
@@ -60,6 +61,7 @@ class Excerpt(NamedTuple):
     is_exact: bool
     look: Look
     read: Callable[[], bytes] | None = None
+    is_folded: bool = False
     is_part: bool = False
 
     def all_of(self, what: str) -> str:
@@ -84,7 +86,11 @@ class Excerpt(NamedTuple):
     @property
     def scope(self) -> str:
         """Suffix for a count over the head, naming the bytes it covers; empty if they are the whole content."""
-        return "" if self.is_whole else f", in the first {self.seen} of {self.size} bytes"
+        return "" if self.is_whole else f", {self.within(self.seen)}"
+
+    def within(self, seen: int) -> str:
+        """The part of the content that figures and lists are from, if it is the first `seen` bytes."""
+        return f"in the first {seen} of {self.size} bytes"
 
 
 class Body(NamedTuple):

@@ -13,11 +13,12 @@ from operator import methodcaller
 from typing import Final, cast
 
 from coatcheck.deferred import lazy_pattern
+from coatcheck.redaction import is_suspect, mask
 from coatcheck.values import find_largest, read_repr
 
 from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
 from .listings import ask_for_level, counts_of, level_style, tally
-from .shape import TELLING, CutDict, CutList, CutText, ShapeNode, describe, keys_of
+from .shape import SEEN, TELLING, CutDict, CutList, CutText, ShapeNode, describe, keys_of
 
 DEEPEST: Final = 200
 """Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack is."""
@@ -27,7 +28,7 @@ _KEYS: Final = 200
 _SAMPLE: Final = 60  # rows whose values are compared
 _FEW_ROWS: Final = 20
 _NAMING: Final = frozenset({str, bool, CutText})
-_PARSED: Final = 256 << 10  # bytes of a document that is parsed to count its rows
+_PARSED: Final = 256 << 10  # bytes of a document that is parsed as a whole
 _PLAIN: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _TELLING_KEYS: Final = (
     "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
@@ -49,6 +50,7 @@ class TooDeep(ValueError):
 
 
 def json_document(text: Excerpt, limit: int) -> Preview:
+    text = _with_whole(text)
     try:
         document = parse(text.head) if text.is_whole else parse_cut(text.head)
     except (TooDeep, RecursionError):
@@ -62,16 +64,29 @@ def json_document(text: Excerpt, limit: int) -> Preview:
         return _notebook(text, document, limit)
     path, items = find_largest(document)
     shape, root = describe([document], limit)
-    if isinstance(items, CutList):
-        shape = _counted(text, path, items, shape)
+    is_inside_row = isinstance(document, list) and bool(path)  # the rows of other rows would be counted too
+    if isinstance(items, CutList) and not is_inside_row:
+        shape = _counted(text, items, shape)
     ask, part = _ask(document, path, items)
     return Preview(shape, _shown(text, document, root) + text.scope, ask, part)
+
+
+def _with_whole(text: Excerpt) -> Excerpt:
+    """Return an excerpt with the whole text as its head, masked, if that is not too large to be parsed."""
+    body = None if text.is_whole or text.size > _PARSED else text.body
+    if body is None or body.least:
+        return text
+    head = body.data.decode("utf-8", "replace").removeprefix("\ufeff")
+    if is_suspect(head):
+        head = mask(head)
+    return text._replace(head=head, tail="", is_whole=True, seen=text.size)
 
 
 def broken_json(text: Excerpt, limit: int) -> Preview | None:
     """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be read."""
     if _BEGINS.match(text.head) is None:
         return None
+    text = _with_whole(text)
     document: object = None
     for end in (len(text.head), text.head.rfind("}") + 1, len(text.head) - 100, len(text.head) // 2):
         try:
@@ -87,31 +102,24 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
     key = next(iter(document), "") if isinstance(document, dict) else ""
     key = _telling_key(row).rpartition(".")[2] if isinstance(row, dict) else key
     ask = grep(f'"{key}"') if key else ""
-    return Preview(f"JSON, {what}: {shape}", f"{_shown(text, document, root)} that can be read", ask)
+    return Preview(f"JSON, {what}: {shape}", f"{_shown(text, document, root)} that can be read{text.scope}", ask)
 
 
-def _counted(text: Excerpt, path: Sequence[str], items: list[object], shape: str) -> str:
-    """Replace the number of rows seen with the number in the whole: exact if it is parsed, else counted by the first
-    key of a row, if that tells rows apart."""
-    seen = f"[≥{len(items)} × "
+def _counted(text: Excerpt, items: list[object], shape: str) -> str:
+    """Replace the number of rows seen with the number in the whole, counted by the first key of a row, if that tells
+    rows apart. What they are is still that of the rows seen."""
+    seen = f"[≥{len(items)}, {SEEN}"
     body = text.body
     if seen not in shape or body.least:
         return shape
-    if len(body.data) <= _PARSED:
-        try:
-            inner = parse(body.data.decode("utf-8", "replace"))
-            for key in path:
-                inner = inner[int(key) if isinstance(inner, list) else key]  # type: ignore[index]
-            return shape.replace(seen, f"[{len(inner)} × ", 1)  # type: ignore[arg-type]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return shape
     rows = [row for row in items if isinstance(row, dict) and row]
     first = next(iter(rows[0]), "") if len(rows) >= _FEW_ROWS // 2 else ""
     begin = re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head) if first else None
     if begin is None or not 0 <= text.head.count(begin[0]) - len(rows) <= 1 or len(rows) < len(items) - 1:
         return shape
     total, is_exact = body.occurrences(begin[0].encode())
-    return shape.replace(seen, f"[{f'~{total}' if is_exact else about(total)} × ", 1)
+    number = f"~{total}" if is_exact else about(total)
+    return shape.replace(seen, f"[{number}, the first {len(items)}:", 1)
 
 
 def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[str, str]:
@@ -181,9 +189,11 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
     errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
     lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
-    lead += f"; errors: {', '.join(errors[:3])}" if errors else ""
+    more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
+    lead += f"; errors: {', '.join(errors[:3])}{more}" if errors else ""
     items = [line(title, 50) for title in titles]
-    shape, kept = pack(f"{line(lead, limit * 2 // 3)}; headings: ", items, len(items), limit) if items else (lead, 0)
+    of = "; headings" if text.is_whole else f"; headings in the first {text.seen} bytes"
+    shape, kept = pack(f"{line(lead, limit * 2 // 3)}{of}: ", items, len(items), limit) if items else (lead, 0)
     return Preview(shape, f"cells by type and {kept} of {len(items)} headings{text.scope}", 'query="$.cells[*].source"')
 
 
@@ -206,10 +216,12 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
     total = str(len(rows)) if text.is_whole else _number_of_rows(text, lead)
     before = f"{masked_line(lead, 60)} " if lead.strip() else ""
     if all(isinstance(row, dict) for row in rows):
-        shape, root = describe(rows, limit - len(before) - 30)
+        is_all = str(len(rows)) == total
+        lead = f"{before}{total} rows (Python repr)" + (" × " if is_all else f", the first {len(rows)}: ")
+        shape, root = describe(rows, limit - len(lead))
         keys = [str(key) for key in cast("dict[object, object]", rows[0])]
-        shown = f"{before}{total} rows (Python repr) × {shape}"
-        return Preview(shown, f"shape of {total} rows{_keys(root)}{text.scope}", sql(keys) or grep(keys[0]))
+        of = text.all_of(f"{total} rows") if is_all else f"the first {len(rows)} of {total} rows"
+        return Preview(lead + shape, f"shape of {of}{_keys(root)}", sql(keys) or grep(keys[0]))
     first = rows[0] if isinstance(rows[0], (tuple, list)) else (rows[0],)
     named = f"c1-c{len(first)}" if len(first) > 1 else "c1" if first is rows[0] else "value"
     size = f"{total} row{'' if total == '1' else 's'} × {some(len(first), 'column')}"
@@ -252,6 +264,7 @@ def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:
 
 
 def json_lines(text: Excerpt, limit: int) -> Preview:
+    text = _with_whole(text)
     lines = text.head.split("\n")
     partial = "" if text.is_whole else lines.pop()
     lines = [each for each in lines if each and not each.isspace()]
@@ -269,26 +282,28 @@ def json_lines(text: Excerpt, limit: int) -> Preview:
             pass
     if not records:
         return ends(text, limit, ", not JSON lines")
-    total = str(len(lines) - broken)
-    if not text.is_whole:
-        total = f"at least {total}" if text.lines is None else str(text.lines)
-    lead = f"{total} records × " if total != "1" else ""
-    shape, root = describe(records, limit - len(lead))
-    shown = f"the first {len(records)} of {total} records"
-    if total == "1":
+    is_all = text.is_whole and len(lines) <= _MOST
+    total = f"{len(records)} records"
+    if not is_all:
+        total = f"at least {total}" if text.lines is None else some(text.lines, "line")
+    seen = f"the first {some(len(records), 'record')}"
+    lead, of, shown = f"{total} · ", f"{seen}: ", f"{seen} of {total}"
+    if is_all and len(records) == 1:
+        lead, of = "", ""
         shown = "the only record that arrived" if text.is_part else "the only record"
-    elif str(len(records)) == total:
-        shown = text.all_of(f"{total} records")
-    note = f"; {some(broken, 'line')} not JSON" if broken else ""
+    elif is_all:
+        lead, of, shown = f"{total} × ", "", text.all_of(total)
+    shape, root = describe(records, limit - len(lead + of))
+    note = f"; {'' if is_all else 'at least '}{some(broken, 'line')} not JSON" if broken else ""
     levels = _level_counts(text, records)
-    if levels is not None and limit - len(lead + shape) > 30:
+    if levels is not None and limit - len(lead + of + shape) > 30:
         counts, ask = levels
-        lead += f"{counts} · "[: max(0, limit - len(lead + shape))]
+        lead += f"{counts} · " if len(lead + counts + of + shape) + 3 <= limit else ""
     else:
         flat = keys_of(records)
         grouped = telling_column({key: values for key, values in flat.items() if len(values) == len(records)})
         ask = sql(flat, grouped) or (grep(next(iter(flat))) if flat else "")
-    return Preview(lead + shape, f"shape of {shown}{_keys(root)}{note}", ask)
+    return Preview(lead + of + shape, f"shape of {shown}{_keys(root)}{note}", ask)
 
 
 def _level_counts(text: Excerpt, records: list[object]) -> tuple[str, str] | None:

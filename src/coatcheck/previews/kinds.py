@@ -208,7 +208,8 @@ def decode(sample: Sample) -> Excerpt:
         (head, bars), (tail, others) = folded(head), folded(tail)
         bars += others
     is_exact = "\ufffd" not in head and "\ufffd" not in tail and not bars
-    return Excerpt(head, tail, is_whole, sample.size, len(sample.head), lines, is_exact, look, sample.read)
+    read = sample.read
+    return Excerpt(head, tail, is_whole, sample.size, len(sample.head), lines, is_exact, look, read, bool(bars))
 
 
 def _looks_like_text(content: Sample, text: Excerpt) -> bool:
@@ -239,7 +240,11 @@ def _of_text(text: Excerpt, kinds: Sequence[Kind], limit: int, *, grows: bool) -
     if is_suspect(f"{found.text}\n{found.ask}"):
         is_safe = not is_suspect(found.ask)
         found = Preview(mask(found.text), found.shown, *((found.ask, found.part) if is_safe else ()))
-    return replace(found, shown=f"{found.shown}; counted with {some(secrets, 'secret')} masked") if secrets else found
+    notes = ["progress bars are folded"] if text.is_folded else []
+    if secrets:
+        least = "" if text.is_whole else "at least "
+        notes.append(f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what you read")
+    return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
 
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,6 +75,7 @@ _FREQUENT: Final = 4  # times in the sample
 _MANY: Final = 1_000
 _ROOMY: Final = 160
 _SEPARATORS: Final = (",", "\t", ";", "|")
+_STRAY_QUOTE: Final = QuickPattern(r'[^,;|\t\r\n"]"[^,;|\t\r\n"]', captures=True)  # neither begins nor ends a cell
 _ROWS: Final = 30  # rows of a large table that are parsed
 _CELL: Final = 24
 
@@ -97,7 +99,7 @@ def may_be_log(lines: str) -> bool:
 
 
 class LevelStyle(NamedTuple):
-    """How a log writes its levels: what is around the word, and its case. `find` returns the level of a line."""
+    """How a log writes its levels: what is around the word, and its case."""
 
     left: str
     right: str
@@ -114,6 +116,21 @@ class LevelStyle(NamedTuple):
             used = (*words, *_OTHER_WORDS.get(name, ())) if self.has_others else words
             found[name] = [f"{self.left}{self.case(word)}{self.right}".encode() for word in used]
         return found
+
+    @lru_cache(maxsize=32)  # noqa: B019 - styles are few and small
+    def several(self) -> QuickPattern:
+        """A pattern for lines that may have two levels: a message may name one. It may match other lines too."""
+        words = [re.escape(word.decode()) for words in self.spellings().values() for word in words]
+        first = [word.removesuffix(re.escape(self.right)) for word in words]
+        return QuickPattern(rf"(?:{'|'.join(first)})[^\n]*(?:{'|'.join(words)})", captures=True)
+
+    def is_first(self, data: bytes, at: int) -> bool:
+        """Whether the level at an offset is the first in its line."""
+        if self.left == "\n":
+            return True
+        start = data.rfind(b"\n", 0, at + 1) + 1
+        before = data[start : at + 1]
+        return not any(word in before for words in self.spellings().values() for word in words)
 
 
 class LevelCount(NamedTuple):
@@ -160,26 +177,23 @@ def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | 
 
 
 def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]:
-    """Count the lines of each level in the whole, the worst level first. Levels that are rare in the sample are counted
-    exactly, and only near the beginning of a line; frequent ones are estimated in large content."""
+    """Count the lines of each level in the whole, the worst level first. The level of a line is the first that it has
+    near its beginning. Levels that are rare in the sample are counted exactly; frequent ones are estimated in large
+    content."""
     found: dict[str, LevelCount] = {}
     frequent: list[tuple[str, bytes]] = []
     often = cache(sample.count)
     data, is_short = body.data, len(body.data) <= _SHORT
     for name, words in style.spellings().items():
-        seen: list[bytes] | None = None
         for word in words:
             if word[:1] == b"\n" and data.startswith(word[1:]):
                 found[name] = LevelCount(1, 0, 0, (word.decode().strip(),))
             if is_short and not all(map(data.__contains__, word)):
                 continue  # one of its bytes does not occur
-            seen = [one for one in words if one in sample] if seen is None else seen
-            if seen and word not in seen:
-                continue  # a spelling that this log does not use
             at = None
-            if not (seen and sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
+            if not (sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
                 byte = min(word, key=often)
-                at = _offsets(data, word, byte if often(byte) * _SPARSE < len(sample) else None)
+                at = _offsets(data, word, byte if often(byte) * _SPARSE < len(sample) else None, style)
             if at is None:
                 frequent.append((name, word))
             elif at:
@@ -187,17 +201,50 @@ def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]
                 found[name] = new.and_(found.get(name))
     is_exact = len(data) * len(frequent) <= _COUNTED
     windows = data if is_exact else body.windows
+    not_levels = _named_in_messages(windows, style) if frequent else Counter()
     for name, word in frequent:
-        if count := windows.count(word):
+        count = windows.count(word) - not_levels[word]
+        if count > 0:
             total = count if is_exact else round(count * len(data) / len(windows))
-            new = LevelCount(total, data.find(word) + 1, data.rfind(word) + 1, (word.decode().strip(),), is_exact)
+            first, last = _first_and_last(data, word, style)
+            new = LevelCount(total, first + 1, last + 1, (word.decode().strip(),), is_exact)
             found[name] = new.and_(found.get(name))
     return {name: found[name] for name in _WORDS if name in found}
 
 
-def _offsets(data: bytes, word: bytes, byte: int | None) -> list[int] | None:
-    """The offsets of a word near the beginning of a line, or None if there are many. If it has a rare byte, hopping
-    from one of these to the next is many times as fast."""
+def _named_in_messages(data: bytes, style: LevelStyle) -> Counter[bytes]:
+    """How often each word is not the level of its line, but named later in it."""
+    found: Counter[bytes] = Counter()
+    if style.left == "\n":
+        return found
+    words = [word for words in style.spellings().values() for word in words]
+    for match in style.several().found(data, data.count(b"\n") + 1):
+        start = data.rfind(b"\n", 0, match.start() + 1) + 1
+        line_ = data[start : match.end() + 1]
+        counts = {word: line_.count(word) for word in words if word in line_}
+        first = min(counts, key=line_.find, default=b"")
+        for word, count in counts.items():
+            found[word] += count - (word == first)
+    return found
+
+
+def _first_and_last(data: bytes, word: bytes, style: LevelStyle) -> tuple[int, int]:
+    """The offsets of the first and the last line of a level; of a word named in a message, if many are before it."""
+    first, last = data.find(word), data.rfind(word)
+    for _ in range(_MANY):
+        if style.is_first(data, first):
+            break
+        first = data.find(word, first + 1)
+    for _ in range(_MANY):
+        if style.is_first(data, last):
+            break
+        last = data.rfind(word, 0, last)
+    return max(first, 0), max(last, 0)
+
+
+def _offsets(data: bytes, word: bytes, byte: int | None, style: LevelStyle) -> list[int] | None:
+    """The offsets of a word that is the level of a line, or None if there are many. If it has a rare byte, hopping from
+    one of these to the next is many times as fast."""
     offset = 0 if byte is None else word.index(byte)
     key, at, left = word if byte is None else bytes([byte]), -1, 2 * _MANY + len(data) // _SPARSE
     found: list[int] = []
@@ -206,7 +253,9 @@ def _offsets(data: bytes, word: bytes, byte: int | None) -> list[int] | None:
         if not left:
             return None
         start = at - offset
-        if start >= 0 and data.startswith(word, start) and _is_near(data, start):
+        if start < 0 or not data.startswith(word, start) or not _is_near(data, start):
+            continue
+        if style.is_first(data, start):
             found.append(start + 1)
     return found
 
@@ -303,7 +352,7 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
     columns, header = rows[0], _is_header(rows)
     total = str(len(rows) - header)
     if not complete:
-        total = f"at least {total}" if text.lines is None else str(text.lines - header)
+        total = f"at least {total}" if text.lines is None else _rows_by_lines(text, text.lines - header)
     shape = f"{total} rows × {some(len(columns), 'column')}{'' if header else ', no header'}:"
     named = len(columns)
     if header:
@@ -320,10 +369,23 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
             part = ", the last in part"
             break
     of_columns = f"{named} of {len(columns)} columns and " if named < len(columns) else ""
-    by = "" if complete else " (rows by line count)" if text.lines is not None else text.scope
+    by = text.scope if total.startswith("at least") else ""
+    by = ", ~ is an estimate" if total.startswith("~") else by
     names_ = columns if header else []
     ask = sql(names_, _grouped(names_, rows[header:])) if header else 'lines="1:30"'
     return Preview(shape, f"{of_columns}{shown} of {total} rows{part}{by}", ask or 'lines="1:30"')
+
+
+def _rows_by_lines(text: Excerpt, lines: int) -> str:
+    """The number of rows of a table that was not parsed as a whole, by its lines. Line feeds in quotes end no row. It
+    is an estimate if quotes or empty lines leave a doubt."""
+    body = text.body
+    parts = body.data.split(b'"')  # those in quotes are at odd places
+    if body.least or len(parts) % 2 == 0 or _STRAY_QUOTE.found(body.data, 1):
+        return f"~{lines}"
+    inside = sum(part.count(b"\n") for part in parts[1::2])
+    has_empty_lines = b"\n\n" in body.data or b"\n\r\n" in body.data
+    return f"~{lines - inside}" if has_empty_lines else str(lines - inside)
 
 
 def _grouped(names: list[str], rows: list[list[str]]) -> str:

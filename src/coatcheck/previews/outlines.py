@@ -1,7 +1,7 @@
 """Outlines: definitions of a source file, files of a diff, headings of a document or a web page.
 
-Light patterns instead of parsers: a missed name is harmless. Every pattern is linear on hostile text: each repetition
-is bounded, or cannot match what follows it.
+Light patterns instead of parsers: a missed name is harmless, so counts are those of what was found. Every pattern is
+linear on hostile text: each repetition is bounded, or cannot match what follows it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ _LANGUAGES: Final = tuple(
         ("c", r"^#include\b"),
     )
 )
-_HEADING_OR_FENCE: Final = lazy_pattern(r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(?:```|~~~))")
+_HEADING_OR_FENCE: Final = lazy_pattern(
+    r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(`{3,40}|~{3,40})([^\n]{0,200}))"
+)
 _TITLES: Final = lazy_pattern(r"(?:^|\n\n)# \S[^\n]{0,100}\n(?=\n)")
 _UNDERLINED: Final = lazy_pattern(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
 _ELEMENT: Final = lazy_pattern(r"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
@@ -150,7 +152,7 @@ def _join(lead: str, entries: list[OutlineEntry], chosen: list[int], sep: str) -
 
 def unnumber(text: Excerpt, read: str | None = None) -> tuple[str, int] | None:
     """Strip line numbers that a tool put before each line; also return the first number. None if there are none. `read`
-    is more of the text, if it is at hand."""
+    is the text to strip, if it is not only the head."""
     first = text.head[:4_096].split("\n", 9)[:8]
     found = [int(match.group(1)) for each in first if (match := _NUMBERED.match(each)) is not None]
     if len(found) < 3 or len(found) < len(first) - 2 or found != list(range(found[0], found[0] + len(found))):
@@ -169,7 +171,34 @@ def numbered(text: Excerpt, limit: int) -> Preview | None:
     body, start = found
     if (shown := code(text, limit, body=body, start=start)) is not None:
         return shown
-    return markdown(text, limit, body=body) if looks_like_markdown(body) else None
+    return _numbered_document(text, limit) if looks_like_markdown(body) else None
+
+
+def _numbered_document(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of the headings of a document whose lines a tool has numbered, with these numbers."""
+    read = _outlined(text)
+    found = unnumber(text, read.text)
+    if found is None:
+        return None
+    body, start = found
+    shown = _headings(text, _markdown_headings(body, start), limit, noun="# heading", scope=read.scope)
+    return replace(shown, ask='grep="^ *[0-9]+.{1,2}#"') if shown and "^#" in shown.ask else shown
+
+
+class ReadText(NamedTuple):
+    """As much of a text as is outlined, and the suffix for a count in it; empty if it is the whole text."""
+
+    text: str
+    scope: str
+
+
+def _outlined(text: Excerpt) -> ReadText:
+    if text.is_whole:
+        return ReadText(text.head, "")
+    body = text.body
+    data = body.data[:_OUTLINED]
+    is_whole = len(data) == len(body.data) and not body.least
+    return ReadText(data.decode("utf-8", "replace"), "" if is_whole else f", {text.within(len(data))}")
 
 
 def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview | None:
@@ -186,12 +215,12 @@ def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = No
         if not (is_known or early >= 6):
             return None
         language = language or "code"
-    scope, numbers = text.scope, start
+    scope, numbers = "", start
     if not text.is_whole:
-        read = text.body.data[:_OUTLINED].decode("utf-8", "replace")
-        scope = "" if len(read) and text.size <= _OUTLINED else f", in the first {_OUTLINED} of {text.size} bytes"
-        found = unnumber(text, read) if body is not None else None
-        source = found[0] if found is not None else read
+        read = _outlined(text)
+        scope = read.scope
+        found = unnumber(text, read.text) if body is not None else None
+        source = found[0] if found is not None else read.text
         definitions = _definitions(source)
     entries: list[OutlineEntry] = []
     at = 0
@@ -199,7 +228,7 @@ def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = No
         numbers += source.count("\n", at, offset)
         at = offset
         entries.append(OutlineEntry(level, f"{visible(name)}:{numbers}", keyword))
-    shape, kept = outline(f"{language}, {text.extent}: ", entries, limit, sep=", ")
+    shape, kept = outline(f"{language}, {text.extent}{scope}: ", entries, limit, sep=", ")
     if not kept:
         return ends(text, limit)
     words = [word for word, _ in Counter(entry.word for entry in entries if entry.word).most_common(3)]
@@ -208,7 +237,7 @@ def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = No
         ask = f'lines="{first}:{first + 79}"'
     else:
         ask = grep(*(f"{word} " for word in words), start="" if body is not None else "^[a-z ]*")
-    return Preview(shape, f"{kept} of {_at_least(entries)} definitions with their lines{scope}", ask)
+    return Preview(shape, f"{kept} of {_at_least(entries)} lines that look like definitions{scope}", ask)
 
 
 def _definitions(body: str) -> list[tuple[int, int, str, str]]:
@@ -236,18 +265,16 @@ def numbered_diff(text: Excerpt, limit: int) -> Preview | None:
         or sum(bool(_EDITED.match(each)) for each in first) * 10 < len(first) * 9
     ):
         return None
-    edited = [
-        match
-        for each in text.body.data[:_OUTLINED].decode("utf-8", "replace").split("\n")
-        if (match := _EDITED.match(each))
-    ]
+    read = _outlined(text)
+    edited = [match for each in read.text.split("\n") if (match := _EDITED.match(each))]
     added, removed = (sum(match[1] == mark for match in edited) for mark in "+-")
     if not added + removed:
         return None
     changed = [int(match[2]) for match in edited if match[1] != " "]
     sample = next(match for match in edited if match[1] != " ")
-    lead = f"edit of lines {min(changed)}-{max(changed)}: +{added} -{removed}; first: "
-    return Preview(lead + masked_line(sample.string, limit - len(lead)), "the number of changed lines", 'grep="^[+-]"')
+    lead = f"edit of lines {min(changed)}-{max(changed)}{read.scope}: +{added} -{removed}; first: "
+    shape = lead + masked_line(sample.string, limit - len(lead))
+    return Preview(shape, f"the number of changed lines{read.scope}", 'grep="^[+-]"')
 
 
 class ChangedFile(NamedTuple):
@@ -261,9 +288,9 @@ class ChangedFile(NamedTuple):
 
 
 def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
-    """The files of a diff in order. A part ends where the next file or commit begins."""
+    """The first `_PARTS` files of a diff in order. A part ends where the next file or commit begins."""
     starts: list[tuple[int, str]] = []
-    for match in _FILE_IN_DIFF.found(data, _PARTS):
+    for match in _FILE_IN_DIFF.found(data, 2 * _PARTS + 2):  # a file has up to two
         named = match[1] or match[2] or (match[4] if match[4] and match[4] != b"/dev/null" else match[3]) or b""
         is_header = not (match[1] or match[2])
         if is_header and starts and data.find(b"\n@@ ", starts[-1][0], match.start()) < 0:
@@ -271,7 +298,7 @@ def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
         starts.append((match.start(), named.decode("utf-8", "replace")))
     ends_ = sorted({*(at for at, _ in starts), *commits, len(data)})
     files = []
-    for at, name in starts:
+    for at, name in starts[:_PARTS]:
         end = ends_[bisect_right(ends_, at)]
         first = data.find(b"\n@@ ", at, end)
         plus, minus = (data.count(mark, first, end) if first >= 0 else 0 for mark in (b"\n+", b"\n-"))
@@ -287,21 +314,25 @@ def diff(text: Excerpt, limit: int) -> Preview | None:
     files = _changed(body.data[:_DIFFED], [])
     if not files:
         return None
-    least = _least(body, len(files))
-    lead, items = _changes(files, least)
-    shape, kept = pack(f"diff of {lead}: ", items, len(items), limit)
+    part = _part(text, body, len(files))
+    lead, items = _changes(files)
+    shape, kept = pack(f"diff of {lead}{part}: ", items, len(items), limit)
     largest = max(files, key=lambda file: file.added + file.removed)
     start = body.number(largest.start)
     end = min(start + 120, body.number(max(largest.end - 1, largest.start)))
-    return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", f'lines="{start}:{end}"')
+    return Preview(shape, f"{kept} of {some(len(items), 'file')}{part}", f'lines="{start}:{end}"')
 
 
-def _least(body: Body, found: int) -> str:
-    """Prefix for a count of commits or files: empty if it is exact."""
-    return "≥" if body.least or len(body.data) > _DIFFED or found >= _PARTS else ""
+def _part(text: Excerpt, body: Body, found: int) -> str:
+    """Suffix for figures about commits or files: empty if they are from all of the content."""
+    if found >= _PARTS:
+        return f", only the first {_PARTS} of each are counted"
+    if body.least or len(body.data) > _DIFFED:
+        return f", {text.within(min(len(body.data), _DIFFED))}"
+    return ""
 
 
-def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
+def _changes(files: list[ChangedFile]) -> tuple[str, list[str]]:
     """The totals of a diff, and its files by the number of changed lines."""
     merged: dict[str, list[int]] = {}
     for one in files:
@@ -315,7 +346,7 @@ def _changes(files: list[ChangedFile], least: str) -> tuple[str, list[str]]:
     items += [""] * (len(largest) - len(items))
     added, removed = (sum(counts[side] for counts in merged.values()) for side in (0, 1))
     where = f", in {masked_line(folder, 60)}" if folder else ""
-    return f"{least}{some(len(merged), 'file')}, +{added} -{removed}{where}", items
+    return f"{some(len(merged), 'file')}, +{added} -{removed}{where}", items
 
 
 def history(text: Excerpt, limit: int) -> Preview | None:
@@ -328,54 +359,53 @@ def history(text: Excerpt, limit: int) -> Preview | None:
     dates = [match[1].decode("utf-8", "replace") for match in _DATE.found(data, _PARTS)]
     authors = Counter(match[1].decode("utf-8", "replace") for match in _AUTHOR.found(data, _PARTS))
     files = _changed(data, [match.start() for match in commits])
-    least = _least(body, max(len(commits), len(files)))
-    lead = f"git log of {least}{some(len(commits), 'commit')}"
+    part = _part(text, body, max(len(commits), len(files)))
+    lead = f"git log of {some(len(commits), 'commit')}{part}"
     span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at].strip()) for at in (-1, 0)) if dates else ()
     lead += f", {' to '.join(span)}" if span else ""
     names = [f"{masked_line(name, 24)} {times}" for name, times in authors.most_common(2)]
     lead += f", by {', '.join(names)}{' …' if len(authors) > 2 else ''}" if names else ""
     if files:
-        totals, items = _changes(files, least)
+        totals, items = _changes(files)
         shape, kept = pack(line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit)
-        return Preview(shape, f"{kept} of {least}{some(len(items), 'file')}", grep("commit ", "diff --git", start="^"))
+        return Preview(shape, f"{kept} of {some(len(items), 'file')}{part}", grep("commit ", "diff --git", start="^"))
     subjects = []
     for match in commits[:40]:
         start = body.data.find(b"\n    ", match.end(), match.end() + 2_000)
         subject = masked_line(body.line(start + 1, 100), 60) if start >= 0 else ""
         subjects.append(f"{match[1][:7].decode()} {subject}")
     shape, kept = pack(line(lead, limit * 2 // 3) + ": ", subjects, len(commits), limit)
-    return Preview(shape, f"{kept} of {least}{some(len(commits), 'commit')}", 'grep="^commit |^    [^ ]"')
+    return Preview(shape, f"{kept} of {some(len(commits), 'commit')}{part}", 'grep="^commit |^    [^ ]"')
 
 
 def short_history(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of `git log --oneline`: the number of commits, and the first."""
+    """Preview of `git log --oneline`: the number of lines, and the first."""
     first = [each for each in text.head[:4_096].split("\n", 20)[:20] if each.strip()]
     if len(first) < 5 or sum(bool(_ONE_LINE.match(each)) for each in first) * 10 < len(first) * 9:
         return None
     shown = [masked_line(each, 60) for each in first]
-    shape, kept = pack(f"git log of {text.extent}, one each: ", shown, text.lines or len(shown), limit)
+    shape, kept = pack(f"git log, one commit a line, {text.extent}: ", shown, text.lines or len(shown), limit)
     return Preview(shape, f"{kept} of {text.extent}", 'lines="1:60"')
 
 
-def markdown(text: Excerpt, limit: int, *, body: str | None = None) -> Preview | None:
-    """Preview of the headings of a document with their lines. `body` is the text without the numbers from a tool."""
-    is_numbered = body is not None
-    if body is None and not text.is_whole:
-        body = text.body.data[:_OUTLINED].decode("utf-8", "replace")
-    found = _headings(text, _markdown_headings(text.head if body is None else body), limit)
-    return replace(found, ask='grep="^ *[0-9]+.{1,2}#"') if found and is_numbered and "^#" in found.ask else found
+def markdown(text: Excerpt, limit: int) -> Preview | None:
+    """Preview of the headings of a document with their lines."""
+    read = _outlined(text)
+    return _headings(text, _markdown_headings(read.text), limit, noun="# heading", scope=read.scope)
 
 
 def restructured(text: Excerpt, limit: int) -> Preview | None:
     levels: dict[str, int] = {}
     entries = []
     number, at = 1, 0
-    for match in islice(_UNDERLINED.finditer(text.head), _MANY):
+    read = _outlined(text)
+    for match in islice(_UNDERLINED.finditer(read.text), _MANY):
         level = levels.setdefault(match.group(2), len(levels))
-        number += text.head.count("\n", at, match.start())
+        number += read.text.count("\n", at, match.start())
         at = match.start()
-        entries.append(OutlineEntry(level, f"{number}:{line(match.group(1), 60)}"))
-    return _headings(text, entries, limit)
+        entries.append(OutlineEntry(level, f"{number}:{masked_line(match.group(1), 60)}"))
+    found = _headings(text, entries, limit, noun="heading", scope=read.scope)
+    return replace(found, ask='lines="1:60"') if found else None
 
 
 def looks_like_markdown(body: str) -> bool:
@@ -383,17 +413,20 @@ def looks_like_markdown(body: str) -> bool:
     return len(levels) >= 2 and (max(levels) >= 2 or len(_TITLES.findall(body[:16_384])) > 2)
 
 
-def _markdown_headings(body: str) -> list[OutlineEntry]:
+def _markdown_headings(body: str, start: int = 1) -> list[OutlineEntry]:
+    """The headings that begin with `#`, with the numbers of their lines from `start` on."""
     if "\n#" not in body and not body.startswith("#"):
         return []
     entries: list[OutlineEntry] = []
-    is_code = False
-    number, at = 1, 0
+    fence = ""  # the marks that began the code around a line
+    number, at = start, 0
     for match in _HEADING_OR_FENCE.finditer(f"\n{body}"):
-        marks, title = match.groups()
-        if marks is None:
-            is_code = not is_code
-        elif not is_code and len(entries) < _MANY:
+        marks, title, ticks, rest = match.groups()
+        if marks is None and not fence:
+            fence = ticks if ticks[0] == "~" or "`" not in rest else ""
+        elif marks is None:
+            fence = "" if ticks.startswith(fence) and not rest.strip() else fence
+        elif not fence and len(entries) < _MANY:
             number += body.count("\n", at, match.start())
             at = match.start()
             shown = masked_line(title.rstrip("# \t\r"), 60)
@@ -401,15 +434,16 @@ def _markdown_headings(body: str) -> list[OutlineEntry]:
     return entries
 
 
-def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int) -> Preview | None:
-    """Preview of headings, each with the number of its line. The first read is the longest part between two of them."""
-    shape, kept = outline("", entries, limit, sep="\n")
+def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int, *, noun: str, scope: str) -> Preview | None:
+    """Preview of headings, each with the number of its line. `scope` is the part of the text that they are from."""
+    lead = f"{scope.removeprefix(', ')}:\n" if scope else ""
+    shape, kept = outline(lead, entries, limit, sep="\n")
     if not kept:
         return None
     size = f" of {text.lines} lines" if text.lines is not None else ""
     is_all = kept == len(entries) or any(not entry.text[:1].isdigit() for entry in entries)
     ask = 'lines="1:60"' if is_all else 'grep="^#"'
-    return Preview(shape, f"{kept} of {_at_least(entries)} headings with their lines{size}", ask)
+    return Preview(shape, f"{kept} of {_at_least(entries)} {noun}s with their lines{size}{scope}", ask)
 
 
 def tree(text: Excerpt, limit: int) -> Preview | None:
@@ -424,7 +458,8 @@ def tree(text: Excerpt, limit: int) -> Preview | None:
     if not names or len(start) + 16 > limit:
         return Preview(start, f"the root element{text.scope}")
     items = [f"{name} ×{count}" if count > 1 else name for name, count in names.most_common()]
-    shape, kept = pack(f"XML {start}: ", items, len(items), limit)
+    part = "" if text.is_whole else f", in the first {text.seen} bytes"
+    shape, kept = pack(f"XML {start}{part}: ", items, len(items), limit)
     often = names.most_common(1)[0][0]
     return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}", grep(f"<{often}"))
 
@@ -500,14 +535,15 @@ def snapshot(text: Excerpt, limit: int) -> Preview | None:
     headings = _names(body, rb'heading "')
     shown = "address, title and the number of elements"
     if headings and limit - len(shape) > 40:
-        shape, kept = pack(f"{shape}\nheadings: ", headings, len(headings), limit)
-        shown += f", {kept} of {len(headings)} headings"
+        total = max(len(headings), roles["heading"])
+        shape, kept = pack(f"{shape}\nheadings: ", headings, total, limit)
+        shown += f", {kept} of {least}{total} headings"
     asked = [role for role in ("textbox", "searchbox", "combobox", "button") if roles[_PLURAL.get(role, role)]]
     return Preview(shape, shown, grep(*(asked[:4] if roles["field"] or roles["button"] else ["link"])))
 
 
 def _names(body: Body, start: bytes) -> list[str]:
-    """The names of elements that begin with some text."""
+    """The names of the first elements that begin with some text."""
     found: list[str] = []
     at = -1
     while len(found) < 40 and (at := body.data.find(start, at + 1)) >= 0:

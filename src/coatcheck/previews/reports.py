@@ -15,18 +15,20 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, Form, Kind, Preview, line_pattern, masked_line, pack, uncoloured
+from .excerpts import Body, Excerpt, Form, Kind, Preview, line_pattern, masked_line, pack, some, uncoloured
 
 _AT: Final = (
     r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"  # after a time or a container's name
 )
 _ITEMS: Final = 1_000
+_TOTALS: Final = 10_000
+_DIGITS: Final = lazy_pattern(r"\d+")
 _NAME: Final = 90
 _NEAR_END: Final = 1 << 18
 
 
 class Reporter(NamedTuple):
-    """How to read the output of one program. `ask` is the pattern that finds what failed."""
+    """How to read the output of one program. `ask` is the pattern that finds what failed, `noun` what is listed."""
 
     name: str
     cues: tuple[str, ...]
@@ -50,7 +52,7 @@ REPORTS: Final = (
     Reporter("vitest", (" Test Files ",),
              r"(Tests +[^\n]*\(\d+\))", r"(?:FAIL|×) +([^\n]+? > [^\n]+)", "FAIL |Error: "),
     Reporter("go test", ("--- FAIL: ", "--- PASS: ", "\nok  \t", "\nFAIL\t"),
-             r"(FAIL|ok)\s+\S+\s+[\d.(]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic"),
+             r"(FAIL|ok)\s+\S+\s+[\d.(\[]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic"),
     Reporter("cargo test", ("test result: ",),
              r"(test result: [^\n]*)", r"test (\S+) \.\.\. FAILED", "FAILED|panicked at|^error"),
     Reporter("maven", ("Tests run: ",),
@@ -81,23 +83,26 @@ REPORTS: Final = (
              "Severity|fix available|vulnerabilit", "vulnerable"),
     Reporter("npm", ("npm ERR! ", "npm error ", "added "),
              r"(added \d+ packages?[^\n]*|up to date[^\n]*|found \d+ [^\n]*)",
-             r"npm (?:ERR!|error) ([^\n]+)", "npm (ERR!|error)|^added|vulnerab", "errors"),
+             r"npm (?:ERR!|error) ([^\n]+)", "npm (ERR!|error)|^added|vulnerab",
+             "different error lines"),
     Reporter("pip install", ("Successfully installed ", "Requirement already satisfied", "Collecting "),
              r"(Successfully installed [^\n]*|ERROR: [^\n]*)", r"ERROR: ([^\n]*)",
-             "^ERROR|Successfully|conflict", "errors"),
+             "^ERROR|Successfully|conflict", "different error lines"),
     Reporter("eslint", (" problems (", " problem ("),
-             r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ", "errors"),
+             r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ", "rules with errors"),
     Reporter("cargo", ("error[E", "error: could not compile"),
-             r"(error: could not compile [^\n]*)", r"error(?:\[E\d+\])?: ([^\n]+)", "^error|^ *-->", "errors"),
+             r"(error: could not compile [^\n]*)", r"error(?:\[E\d+\])?: ([^\n]+)", "^error|^ *-->",
+             "different errors"),
     Reporter("diagnostics", ("--> ",),
-             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+", "^ *-->", "findings"),
+             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+", "^ *-->",
+             "files with findings"),
 )  # fmt: skip
 
 
 def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, failed: QuickPattern) -> Preview | None:
     """Preview of the totals and the names of what failed. None if there is neither."""
     body = text.body
-    near_end = totals.found(body.data[-_NEAR_END:], 10_000)
+    near_end = totals.found(body.data[-_NEAR_END:], _TOTALS)
     last = near_end[-1] if near_end else None
     found = failed.found(body.data, _ITEMS)
     if last is None and not found:
@@ -105,13 +110,21 @@ def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, fai
     names: Counter[str] = Counter(_text(match) for match in found)
     whole = _text(last) if last is not None else ""
     least = body.least or ("≥" if len(found) == _ITEMS else "")
-    if whole in ("FAIL", "ok", ""):
-        whole = f"{least}{len(names)} {of.noun}" if names else "no failures"
+    every = [_text(match) for match in totals.found(body.data, _TOTALS)] if near_end else []
+    if whole not in ("FAIL", "ok", ""):
+        times = max(Counter(_DIGITS.sub("#", one).partition(" ")[0] for one in every).values())
+        whole += f" (the last of {times} such lines)" if times > 1 else ""
+    elif names:
+        whole = f"{least}{len(names)} {of.noun}"
+    elif "FAIL" in every:
+        whole = f"FAIL in {every.count('FAIL')} of {some(len(every), 'package')}"  # only Go's totals are so short
+    else:
+        whole = f"no failures {text.within(len(body.data))}" if body.least else "no failures"
     lead = f"{of.name}, {text.extent}: {masked_line(whole, 120)}"
     if not names:
         return Preview(lead, "the totals", 'lines="-30:"')
     shape = f"{lead}\n{of.noun}: "
-    items = [f"{name} ×{times}" if times > 1 else name for name, times in names.items()]
+    items = [f"{name} ×{least}{times}" if times > 1 else name for name, times in names.items()]
     packed, kept = pack(shape, items, len(items), limit)
     return Preview(packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"')
 

@@ -2,7 +2,8 @@
 
 `[30 × {id: int, state: "open"|"closed", user: {18 keys}, body?: str|null}]` reads: thirty objects, not all of them
 with a body. Values at equal paths are merged, so a thousand rows take no more room than one. Room is given to upper
-levels first, in a preview to the largest part of each level.
+levels first, in a preview to the largest part of each level. Of an array that was not seen to its end, types and values
+are only those of the members that were seen: `[≥30, those seen: {id: int}]`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .excerpts import count, fit, visible
 
 SAMPLED: Final = 1_000
 """Values at one path that an outline merges."""
+
+SEEN: Final = "those seen:"
+"""What precedes the types and values of an array that was not seen to its end."""
 
 _PLAIN_KEY: Final = lazy_pattern(r"[A-Za-z_$@][\w$.\-/]{0,60}", re.ASCII)
 _DULL_KEY: Final = lazy_pattern(r"(?:.{0,60}_)?(?:url|href|node_id|etag)\Z")
@@ -102,7 +106,9 @@ class ShapeNode(_Node):
         if name == "array":
             # Children with keys are those of objects at the same path.
             inner = self.children[0].text() if self.children and not self.children[0].label else ""
-            return "[]" if size == "0" else f"[{size} × {inner}]" if inner else f"[{size}]"
+            if size == "0":
+                return "[]"
+            return f"[{_members(size, inner)}]" if inner else f"[{size}]"
         if name == "str" and len(values) == 1 and isinstance(value := values[0], str) and len(value) > _SHORT:
             return f"str({'≥' if isinstance(value, CutText) else ''}{len(value)} chars)"
         if name != "object":
@@ -124,6 +130,11 @@ def extent(containers: Sequence[object], digits: str = "") -> str:
     cut = not _CUT.isdisjoint(map(type, containers))
     low, high = min(sizes), max(sizes)
     return f"{'≥' if cut else ''}{high:{digits}}" if low == high or cut else f"{low:{digits}}-{high:{digits}}"
+
+
+def _members(size: str, inner: str) -> str:
+    """The number of members of arrays and what they are, as far as they were seen."""
+    return f"{size}, {SEEN} {inner}" if size.startswith("≥") else f"{size} × {inner}"
 
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
@@ -262,7 +273,8 @@ def _few(node: ShapeNode) -> str:
         first = [_scalar(each) for each in elements[:3] if not isinstance(each, (dict, list))]
         if first and len(first) == len(elements[:3]):
             types = "|".join(dict.fromkeys(_TYPES.get(type(each), "null") for each in elements))
-            return f"[{node.sizes['array']} × {types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}]"
+            inner = f"{types}: {', '.join(first)}{', …' if len(elements) > 3 else ''}"
+            return f"[{_members(node.sizes['array'], inner)}]"
         return ""
     if not node.is_scalar:
         return ""
@@ -365,8 +377,10 @@ class _OutlineNode(_Node):
             size = extent(kinds.pop("object"), ",")
             yield f"object of {size} key{'' if size in ('1', '0-1') else 's'}"
         if "array" in kinds:
-            size = extent(kinds.pop("array"), ",")
-            names = sorted({self.type_names.get(type(item), "null") for item in self.items})
+            arrays = kinds.pop("array")
+            size = extent(arrays, ",")
+            items = chain.from_iterable(cast("Iterable[list[object]]", arrays))
+            names = sorted({self.type_names.get(kind, "null") for kind in set(map(type, items))})
             samples = f" {_samples(self.items)}" if names and not {"object", "array"}.intersection(names) else ""
             yield f"array of {size} {'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
         yield from (name if name == "null" else f"{name} {_samples(values)}" for name, values in kinds.items())

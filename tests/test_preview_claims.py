@@ -1,0 +1,300 @@
+"""Figures and lists in previews are from all of the content, or say where they are from right beside them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from coatcheck.media import HEAD, JSON, JSONL, sniff_text
+from coatcheck.previews import Preview, Sample, facts
+from coatcheck.previews.shape import outline
+from tests.conftest import ROOT
+
+
+def stub(text: str, media_type: str | None = None) -> Preview:
+    """The preview in a stub of a text."""
+    named = media_type or sniff_text(text[:HEAD], text[-64:], None, text)
+    return facts(Sample.of(text.encode()), named, "result", 200).preview
+
+
+# Documents
+
+DOCUMENT = "".join(f"{'#' * (1 + n % 3)} Heading {n}\n\n{'words ' * 200}\n\n" for n in range(40))
+
+
+def numbered(text: str, start: int = 1) -> str:
+    """A text as a tool shows a file, each line with its number."""
+    return "\n".join(f"{number:6}→{line}" for number, line in enumerate(text.split("\n"), start))
+
+
+@pytest.mark.parametrize("text", [DOCUMENT, numbered(DOCUMENT)])
+def test_all_headings_of_a_document_are_counted(text: str) -> None:
+    found = stub(text)
+    assert re.fullmatch(r"\d+ of 40 # headings with their lines of 16[01] lines", found.shown)
+    assert "157:# Heading 39" in found.text
+
+
+def test_headings_of_a_part_of_a_file_have_the_line_numbers_that_are_printed() -> None:
+    assert stub(numbered(DOCUMENT, start=501)).text.startswith("501:# Heading 0\n")
+
+
+def test_headings_of_a_very_long_document_say_which_part_they_are_from() -> None:
+    text = DOCUMENT * 12
+    found = stub(text)
+    assert found.text.startswith(f"in the first 262144 of {len(text)} bytes:\n1:# Heading 0\n")
+    assert found.shown.endswith(f", in the first 262144 of {len(text)} bytes")
+
+
+def test_all_headings_of_a_restructured_text_are_counted() -> None:
+    text = "".join(f"Heading {n}\n{'=' * 12}\n\n{'words ' * 200}\n\n" for n in range(40))
+    assert stub(text, "text/x-rst").shown.startswith("18 of 40 headings")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_headings_are_counted_like_a_parser_does(path: Path) -> None:
+    text = path.read_text()
+    tokens = MarkdownIt("commonmark").parse(text)
+    headings = [token for token in tokens if token.type == "heading_open" and token.markup.startswith("#")]
+    assert f" of {len(headings)} # headings " in stub(text, "text/markdown").shown
+
+
+def test_code_in_a_longer_fence_may_have_shorter_fences_inside() -> None:
+    fenced = "````md\n```\n# not a heading\n```\n# not a heading either\n````\n"
+    text = f"# One\n\n{fenced}\n## Two\n\n```js `not a fence`\n\n## Three\n\n{'words ' * 100}\n"
+    assert "3 of 3 # headings" in stub(text, "text/markdown").shown
+
+
+# JSON
+
+CARS = [
+    {
+        "Name": f"car {n}",
+        "Miles_per_Gallon": None if n % 9 == 0 else n if n < 100 else n + 0.5,
+        "Cylinders": (8, 4, 6)[n % 3] if n < 300 else (3, 5)[n % 2],
+        "Origin": "USA" if n < 390 else "Japan",
+    }
+    for n in range(406)
+]
+
+
+def test_types_and_values_of_json_are_those_of_all_items() -> None:
+    text = json.dumps(CARS, indent=2)
+    assert len(text) > 40_000
+    assert stub(text, JSON).text == (
+        '[406 × {Name: str, Miles_per_Gallon: null|int|number, Cylinders: int, Origin: "USA"|"Japan"}]'
+    )
+
+
+def test_types_and_values_of_json_that_is_too_large_to_parse_are_called_those_of_the_first_items() -> None:
+    text = json.dumps(CARS * 20)
+    found = stub(text, JSON)
+    first = re.fullmatch(r"\[~8,100, the first (\d+): \{Name: str, .*\}\]", found.text)
+    assert first
+    assert found.shown == f"shape of the first {first[1]} items, in the first 16384 of {len(text)} bytes"
+
+
+def test_rows_inside_of_rows_are_not_counted_for_one_of_them() -> None:
+    rows = [{"id": n, "parts": [{"part": m, "text": "words " * 40} for m in range(100)]} for n in range(60)]
+    text = json.dumps(rows)
+    assert len(text) > 256 << 10
+    assert "parts: [≥" in stub(text, JSON).text
+
+
+def test_records_of_json_lines_beyond_the_beginning_are_not_called_alike() -> None:
+    rows = [{"level": n % 7, "text": "word " * 9} for n in range(9_000)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    found = stub(text, JSONL)
+    assert re.match(r"9000 lines · the first \d+ records: \{", found.text)
+    assert re.fullmatch(r"shape of the first \d+ records of 9000 lines", found.shown)
+
+
+def test_all_records_of_json_lines_of_usual_size_are_described() -> None:
+    rows = [{"id": n, "state": "open" if n < 900 else "closed"} for n in range(1_000)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    assert stub(text, JSONL).text == '1000 records × {id: int, state: "open"|"closed"}'
+
+
+def test_the_shape_of_pythons_rows_says_how_many_of_them_it_is_from() -> None:
+    text = repr([{"id": n, "state": "open", "text": "words " * 20} for n in range(500)])
+    found = stub(text, "text/x-python-repr")
+    assert re.match(r"500 rows \(Python repr\), the first \d+: \{", found.text)
+    assert re.match(r"shape of the first \d+ of 500 rows", found.shown)
+
+
+def test_the_outline_of_an_array_has_the_types_of_all_its_items() -> None:
+    text, _ = outline([{"values": [*range(1_500), None, "x"]}], 1_000)
+    assert "array of 1,502 null/number/strings" in text
+
+
+# What programs print
+
+
+def linter(lines: int) -> str:
+    """Findings of a linter. The file with the most, and the second most frequent rule, are in the last quarter."""
+    random.seed(7)
+    early = [
+        f"src/app/module_{random.randrange(90)}.py:{n % 900}:{n % 80}: E501 line too long"
+        for n in range(lines * 3 // 4)
+    ]
+    late = [f"src/app/generated.py:{n}:1: F401 imported but unused" for n in range(lines - len(early))]
+    return "\n".join([*early, *late]) + "\n"
+
+
+def test_the_files_and_rules_with_the_most_findings_are_those_of_the_whole() -> None:
+    text = linter(14_000)
+    assert 680_000 < len(text) < 1 << 20
+    found = stub(text)
+    assert found.text.startswith("14000 findings in 91 files in src/app/; E501 ×10500, F401 ×3500: generated.py 3500, ")
+
+
+def test_the_most_findings_of_a_part_are_called_so_before_the_first_number() -> None:
+    text = linter(60_000)
+    found = stub(text)
+    part = re.match(r"in the first (\d+) of (\d+) bytes: (\d+) findings in 90 files", found.text)
+    assert part
+    assert int(part[2]) == len(text)
+    assert int(part[3]) == text[: int(part[1])].count("\n")
+    assert found.shown.endswith(f", in the first {part[1]} of {part[2]} bytes")
+
+
+def test_files_with_the_same_name_in_different_folders_are_different_files() -> None:
+    folder = "/home/somebody/work/a-rather-long-name-of-a-project/packages"
+    rows = [f"{folder}/{name}/src/index.ts:{n}: words" for name in ("one", "two") for n in range(30)]
+    rows += [f"packages/one/src/index.ts:{n}: words" for n in range(40, 60)]
+    assert stub("\n".join(rows)).text.startswith("80 lines from 2 files: ")
+
+
+PACKAGE = (
+    "Package: lib{0}\nStatus: install ok installed\nSection: libs\nVersion: 1.{0}\n"
+    "Description: a library\n with a second line\n"
+)
+PACKAGES = "".join(PACKAGE.format(n) + ("Homepage: http://a\n\n" if n % 2 else "\n") for n in range(400))
+
+
+def test_a_package_list_is_not_called_yaml() -> None:
+    found = stub(PACKAGES)
+    assert found.text == (
+        "400 records of lines “key: value”, each from Package on: "
+        "Package, Status, Section, Version, Description, Homepage ×200"
+    )
+    assert found.shown == "6 of 6 keys"
+
+
+def test_documents_of_yaml_may_repeat_their_keys() -> None:
+    manifest = "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: a\nspec:\n  containers:\n  - name: b\n"
+    found = stub(manifest * 300)
+    assert found.text.startswith("YAML, 2400 lines; objects: Pod ×300; keys: ")
+    assert found.shown.endswith(" of 1200 upper keys with their lines")
+
+
+def test_the_folder_of_paths_is_one_of_all_of_them() -> None:
+    rows = [f"src/app/file_{n}.py" for n in range(3_000)] + ["docs/index.md", "README.md"]
+    found = stub("\n".join(rows))
+    assert found.text == "3002 paths: src/ 3000, docs/ 1, (files) 1; .py 3000, .md 2"
+
+
+def test_the_largest_files_of_a_listing_for_people_are_the_largest() -> None:
+    sizes = ["4.0K", "1.5M", "12", "980K", "2.1G", "15K"]
+    rows = [f"-rw-r--r-- 1 me me {size:>5} Mar  1 12:00 file{n}.bin" for n, size in enumerate(sizes * 20)]
+    assert "; largest: file94.bin 2.1G, " in stub("total 9\n" + "\n".join(rows)).text
+
+
+def test_the_upper_level_of_a_long_tree_is_complete() -> None:
+    inner = "".join(f"│   ├── a_rather_long_name_of_a_file_{n}.py\n" for n in range(60))
+    text = ".\n" + "".join(f"├── folder_{n}\n{inner}" for n in range(9)) + "└── last\n\n10 directories, 540 files\n"
+    assert stub(text).shown == "10 of 10 names of the upper level"
+
+
+def test_all_headings_of_a_snapshot_are_counted() -> None:
+    rows = [f'- heading "Section {n} of the page" [level=2] [ref=e{n}]\n- link "more" [ref=f{n}]' for n in range(120)]
+    found = stub("- Page URL: http://a/\n" + "\n".join(rows))
+    assert found.shown.endswith(" of 120 headings")
+
+
+def test_lines_after_a_table_are_not_its_rows() -> None:
+    rows = [f"pod-{n:<12}Running   {n}m    node{n % 3}" for n in range(50)]
+    text = "NAME            STATUS    AGE   NODE\n" + "\n".join(rows)
+    assert stub(f"{text}\n\nLegend: words and more words\n").text == (
+        "50 rows of NAME, STATUS, AGE, NODE; STATUS: Running 50; then 1 other line"
+    )
+    assert stub(f"{text}\n<command with exit code 0>\n").text.startswith("50 rows of ")
+
+
+def test_columns_that_do_not_fit_are_counted() -> None:
+    names = [f"COLUMN{n}" for n in range(30)]
+    rows = ["  ".join(f"{n * 7 % 9:<8}" for _ in names) for n in range(40)]
+    found = stub("  ".join(f"{name:<8}" for name in names) + "\n" + "\n".join(rows))
+    assert re.search(r" of 30 columns and ", found.shown)
+
+
+def test_a_package_that_did_not_build_is_a_failure() -> None:
+    text = "# app/a\n./a.go:3:2: undefined: x\n" * 40 + "FAIL\tapp/a [build failed]\nok  \tapp/b\t0.012s\n"
+    found = stub(text)
+    assert "FAIL in 1 of 2 packages" in found.text
+    assert "no failures" not in found.text
+
+
+def test_the_totals_of_the_last_of_several_runs_are_called_so() -> None:
+    run = "running 9 tests\n" + "".join(f"test case_{n} ... ok\n" for n in range(90))
+    totals = "\ntest result: ok. {} passed; 0 failed; 0 ignored; 0 measured\n\n"
+    text = "".join(run + totals.format(n) for n in (40, 12, 0))
+    assert "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured (the last of 3 such lines)" in stub(text).text
+
+
+LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
+MENTIONS = ("", "", "", " after ERROR in backend", " (WARN limit) ok", " previous state ERROR: none")
+
+
+@pytest.mark.parametrize("form", ["{time} {level} {text}", "{time} app[12] {level} - {text}", "{level} {time} {text}"])
+@pytest.mark.parametrize("lines", [400, 5_000])
+def test_a_level_that_a_message_names_is_not_the_level_of_its_line(form: str, lines: int) -> None:
+    random.seed(3)
+    levels = random.choices(LEVELS, (80, 8, 3, 9), k=lines)
+    rows = [
+        form.format(time=f"2026-01-01 12:00:{n % 60:02}", level=level, text=f"request {n}{random.choice(MENTIONS)}")
+        for n, level in enumerate(levels)
+    ]
+    counts = Counter(levels)
+    assert f" · ERROR {counts['ERROR']} WARN {counts['WARN']} INFO {counts['INFO']} " in stub("\n".join(rows)).text
+
+
+def test_the_figures_of_a_very_large_diff_say_which_part_they_are_from() -> None:
+    header = "diff --git a/src/f{0}.py b/src/f{0}.py\n--- a/src/f{0}.py\n+++ b/src/f{0}.py\n"
+    part = header + "@@ -1,2 +1,2 @@\n-old {0}\n+new {0}\n"
+    files = "".join(part.format(n) for n in range(4_900))
+    text = files + "+more\n" * 800_000
+    found = stub(text, "text/x-diff")
+    assert re.match(rf"diff of 4900 files, .*, in src/, in the first 4194304 of {len(text)} bytes: ", found.text)
+    assert stub(files, "text/x-diff").text.startswith("diff of 4900 files, +4900 -4900, in src/: ")
+    many = "".join(part.format(n) for n in range(6_000))
+    found = stub(many, "text/x-diff")
+    assert found.text.startswith("diff of 5000 files, +5000 -5000, in src/, only the first 5000 of each are counted: ")
+
+
+def test_the_elements_of_a_large_xml_document_say_which_part_they_are_from() -> None:
+    text = "<rows>" + "<row><name>a</name></row>" * 9_000 + "</rows>"
+    assert stub(text, "application/xml").text.startswith("XML <rows>, in the first 5120 bytes: ")
+
+
+def test_a_folded_progress_bar_is_mentioned() -> None:
+    text = "".join(f"\rdownloading {n}%" for n in range(100)) + "\ndone\n" + "a line of words\n" * 100
+    assert stub(text).shown.endswith("; progress bars are folded")
+
+
+SHEET = '<sheet name="Sheet {0} of a workbook with long names" sheetId="{0}" r:id="rId{0}"/>'
+
+
+def test_the_sheets_of_a_workbook_with_many_are_a_minimum() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook><sheets>" + "".join(map(SHEET.format, range(900))))
+    found = facts(Sample.of(file.getvalue()), "application/zip", "data", 200).preview
+    assert re.match(r"Excel workbook, at least \d+ sheets", found.text)
