@@ -238,6 +238,7 @@ HARMLESS = (
     "ConvertTo-SecureString $env:PASSWORD -AsPlainText",
     "ConvertTo-SecureString -AsPlainText",
     "client-key: /etc/kubernetes/pki/apiserver.key",
+    'session_key = ended[0]["session_key"]',
     r"C:\new\temp\ghost\password\readme.txt",
     "password: null",
     "token: string",

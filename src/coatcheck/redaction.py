@@ -328,7 +328,7 @@ _NO_SECRET: Final = lazy_pattern(
     r"|(?:~|\.{1,2})?/(?:[\w.-]{1,24}/){1,16}|[a-z]:\\"
 )
 _MEMBER: Final = lazy_pattern(r"[a-z_]\w{0,24}(?:(?:\.|->|::)[a-z_]\w{0,24}){1,8}\Z")
-_CALL: Final = lazy_pattern(r"[a-z_][\w.:]{0,80}+[(\[].*[)\]]\Z")
+_CALL: Final = lazy_pattern(r"[a-z_][\w.:]{0,80}+(?:[(\[].*[)\]]\Z|\[\d{0,6}\])")
 _IDENTIFIER: Final = lazy_pattern(r"[a-z_]*\Z")
 _ODD: Final = lazy_pattern(r"[0-9!@#$%^&*+~?]")
 _NUMBER: Final = lazy_pattern(r"[\d.,_-]*\Z")
