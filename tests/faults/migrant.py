@@ -16,7 +16,9 @@ import coatcheck
 from coatcheck import transcript
 from coatcheck.transcript import migrate, swap
 
-STEPS = ("open", "link", "rename", "unlink", "write", "fsync", "ftruncate", "fchmod", "fchown", "utime")
+STEPS = (
+    "open", "link", "rename", "unlink", "mkdir", "rmdir", "write", "fsync", "ftruncate", "fchmod", "fchown", "utime",
+)  # fmt: skip
 
 
 class Dying:

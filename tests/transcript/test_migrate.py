@@ -316,10 +316,10 @@ def test_a_document_that_a_host_rewrites_after_it_was_replaced_is_kept_beside_th
         held.write(b'[{"role":"user","content":"rewritten"}]')
     for _ in range(2):
         note = only(transcript.undo(path, session.store)).note
-        (old,) = beside(path)
-        assert f"a process rewrote the file as it was before: see '{old}'" in note
+        (old,) = path.with_name(".chat.json.coatcheck-old").iterdir()
+        assert f"a process rewrote the file as it was before: see '.chat.json.coatcheck-old/{old.name}'" in note
     assert path.read_text() == before
-    assert b"rewritten" in path.with_name(old).read_bytes()
+    assert b"rewritten" in old.read_bytes()
 
 
 def test_without_leases_a_replaced_file_is_kept_for_an_hour(

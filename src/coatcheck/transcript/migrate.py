@@ -290,14 +290,15 @@ def _each(
                 if missing and not os.path.lexists(name):
                     found.append(call(file, -1))
                     continue
+                left = ""
                 try:
                     with file.reading() as handle:
                         if is_change:
-                            file.carry_over()
+                            left = file.carry_over()
                         found.append(call(file, handle))
                 finally:
                     file.unlock()
-                if is_change and file.has_old_files():
+                if left or file.has_replaced:
                     replaced.append(len(found) - 1)
         except (CoatcheckError, OSError, RecursionError) as error:
             if not is_folder:
@@ -377,7 +378,7 @@ class _TranscriptFile:
 
     def report(self, status: Status, after: int, **fields: Any) -> FileReport:
         fmt = self.layout.format.name if self.layout.format else None
-        backup = str(self.file.backup) if self.file.size_of_backup() is not None else None
+        backup = str(self.file.backup) if self.file.has_backup() else None
         return FileReport(
             str(self.file.path), status, fmt, self.count, bytes_before=self.size, bytes_after=after, backup=backup,
             **fields,
@@ -577,7 +578,7 @@ class _Externalizing(_TranscriptFile):
             found.digest.hexdigest(),
         )
         again = bool(before.segments)
-        had_backup = self.file.size_of_backup() is not None
+        had_backup = self.file.has_backup()
         after = replace(
             before,
             path=self.file.real_path,
@@ -676,7 +677,7 @@ class _SlimFile(_TranscriptFile):
             problems.append("the file was edited or damaged since it was externalized: its bytes cannot be proved")
         masked = _MASKED if self._manifest.masked else ""
         note = masked if self._known else "no record of the original bytes"
-        if remove_backup and not problems and self._known and self.file.size_of_backup() is not None:
+        if remove_backup and not problems and self._known and self.file.has_backup():
             self.file.remove_backup()
             own = self._store.session(self._known[0], ttl=None)
             record_manifest(own, replace(self._manifest, backed_up=len(self._manifest.segments)))
@@ -696,7 +697,7 @@ class _SlimFile(_TranscriptFile):
                     f"{clip(str(self.file.path))} does not read back as it was restored",
                     hint="the backup and the artifacts were kept; check the disk, and undo again",
                 )
-            if done.note == _MASKED and self.file.size_of_backup() is not None:
+            if done.note == _MASKED and self.file.has_backup():
                 done = replace(done, note=f"{done.note}; the backup was changed since, and was kept")
             else:
                 self.file.remove_backup()
@@ -765,7 +766,7 @@ class _SlimFile(_TranscriptFile):
             self._code = error.code
 
     def _problems_of_backup(self) -> list[str]:
-        if self.file.size_of_backup() is None or not self._known:
+        if not self.file.has_backup() or not self._known:
             return []
         with self.file.reading_backup() as backup:
             if not _backup_fits(backup, self._manifest):
@@ -776,7 +777,7 @@ class _SlimFile(_TranscriptFile):
         """Fill the new file from the backup, if that is complete and unchanged. Return whether it was. Lines that were
         already slim when it was made are restored from the store, and so is what was appended since."""
         manifest = self._manifest
-        if self.file.size_of_backup() is None or not self._known or manifest.backed_up:
+        if not self.file.has_backup() or not self._known or manifest.backed_up:
             return False
         with self.file.reading_backup() as backup:
             if not _backup_fits(backup, manifest):
@@ -810,7 +811,7 @@ def _forgotten(file: SwapFile, handle: int, store: Store, *, force: bool) -> Fil
     sessions = named | dict.fromkeys(sessions_for(store, file.real_path))
     _clean_up(file, store, sessions)
     gone = sum(store.session(one).end() for one in sessions)
-    backup = str(file.backup) if file.size_of_backup() is not None else None
+    backup = str(file.backup) if file.has_backup() else None
     note = "" if sessions else "nothing to release"
     return FileReport(str(file.path), "forgotten", artifacts=gone, backup=backup, note=note)
 

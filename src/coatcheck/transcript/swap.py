@@ -7,9 +7,9 @@ Links are never followed. A replacement is written beside the file, synced, give
 renamed over it. The backup is a hard link to the original file. Only its owner can read it.
 
 Hosts do not lock. A process that opened the file before the rename may write to the old one at any time after it, so
-the old one keeps a name, `.NAME.coatcheck-old-…`, as long as a process can write to it. `carry_over` appends to the
-file what was written there. It removes the old one when no process has it open for writing any more. Linux can tell
-that; elsewhere an old one is removed by the first run that is an hour later than its last change.
+the old one keeps a name, in the folder `.NAME.coatcheck-old`, as long as a process can write to it. `carry_over`
+appends to the file what was written there. It removes the old one when no process has it open for writing any more.
+Linux can tell that; elsewhere an old one is removed by the first run that is an hour later than its last change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _BACKUP: Final = ".coatcheck-backup"
 _FRESH: Final = ".coatcheck-new-"
-_OLD: Final = ".coatcheck-old-"
+_OLD: Final = ".coatcheck-old"
 _OLD_NAME: Final = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?")
 SETTLING: Final = 0.02  # seconds: a process that found the old file just before the rename has opened it by then
 _STILL_OPEN: Final = (
@@ -199,7 +199,7 @@ def lines_backwards(handle: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 def is_own(name: str) -> bool:
     """Whether a file of this name is one of those that Coatcheck keeps beside a transcript."""
-    return name.startswith(".") and (name.endswith(_BACKUP) or _FRESH in name or _OLD in name)
+    return name.startswith(".") and (name.endswith((_BACKUP, _OLD)) or _FRESH in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,7 @@ class SwapFile:
         self.path = Path(path)
         self._durable = durable
         self._locked: int | None = None
+        self.has_replaced = False  # whether `replace` has left an old file
         self._name = self.path.name
         if not self._name:
             raise InvalidArgument(f"{clip(str(path))} is not a file name")
@@ -291,21 +292,30 @@ class SwapFile:
                 fcntl.flock(self._locked, fcntl.LOCK_UN)
             self._locked = None
 
+    def has_backup(self) -> bool:
+        return self._backup_info() is not None
+
     def size_of_backup(self) -> int | None:
         """Return the size of the backup, or None if there is none. What was written to it after it was replaced does
         not count."""
-        try:
-            found = os.stat(self._backup, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
+        found = self._backup_info()
+        if found is None:
             return None
-        if not stat.S_ISREG(found.st_mode):
-            raise InvalidArgument(f"{clip(self._backup)} is not a file", hint="move it away: Coatcheck did not make it")
         if found.st_nlink > 1:
             for old in self._old_files():
                 with self._reading_old(old) as handle:
                     if handle is not None and os.path.samestat(found, os.fstat(handle)):
                         return min(old.size, found.st_size)
         return found.st_size
+
+    def _backup_info(self) -> os.stat_result | None:
+        try:
+            found = os.stat(self._backup, dir_fd=self._folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            raise InvalidArgument(f"{clip(self._backup)} is not a file", hint="move it away: Coatcheck did not make it")
+        return found
 
     def reading_backup(self) -> AbstractContextManager[int]:
         return open_to_read(self._backup, self._folder)
@@ -328,7 +338,7 @@ class SwapFile:
     def remove_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._backup, dir_fd=self._folder)
-        if self.size_of_backup() is not None:  # a record that it is gone would make all of it look like new lines
+        if self.has_backup():  # a record that it is gone would make all of it look like new lines
             raise StoreUnavailable(f"the backup {clip(self._backup)} cannot be removed", hint="try again")
         self._sync_folder()
 
@@ -391,18 +401,19 @@ class SwapFile:
             raise self._was_replaced()
         if keep:
             self._keep(old, info)
-        kept_name = self._keep_name(old, done)
+        kept = self._keep_name(old, done)
         name = self._fresh + session_id.removeprefix(PREFIX)
         try:
             os.rename(name, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
-            if kept_name is not None:
-                self._unlink(kept_name)
+            if kept is not None:
+                self._unlink_old(kept)
             raise
         self._sync_folder()
         if keep and is_at(old, self._backup, self._folder) and stat.S_IMODE(info.st_mode) != 0o600:
             os.fchmod(old, 0o600)
-        if kept_name is None:
+        self.has_replaced = kept is not None
+        if kept is None:
             time.sleep(SETTLING)
             self._append(b"".join(pieces(old, done, os.fstat(old).st_size)), is_new_line=False)
 
@@ -416,7 +427,7 @@ class SwapFile:
                 if handle is None:
                     continue
                 if is_at(handle, self._name, self._folder):  # a crash before the rename
-                    self._unlink(self._old + str(old))
+                    self._unlink_old(old)
                     continue
                 age = time.time() - os.fstat(handle).st_ctime
                 is_open = is_open_for_writing(handle)  # first: what is read after this is complete if it is not
@@ -427,14 +438,10 @@ class SwapFile:
                 if is_final and is_moved:
                     self._remove_old(old, handle)
                 elif is_final:
-                    note = f"a process rewrote the file as it was before: see {clip(self._old + str(old), 300)}"
+                    note = f"a process rewrote the file as it was before: see {clip(self._old_path(old), 300)}"
                 else:
                     note = note or _STILL_OPEN
         return note
-
-    def has_old_files(self) -> bool:
-        """Whether files that were replaced still have a name, because a process may write to them."""
-        return bool(self._old_files())
 
     def late_bytes(self) -> int:
         """Return how many bytes were written to old files that the file does not have."""
@@ -445,15 +452,19 @@ class SwapFile:
                     late += max(0, os.fstat(handle).st_size - old.moved)
         return late
 
-    def _keep_name(self, old: int, done: int) -> str | None:
-        """Give the file a second name, under which it is found once it is replaced, and return that. None if the file
-        system has no hard links and no process has the file open for writing.
+    def _keep_name(self, old: int, done: int) -> _OldFile | None:
+        """Give the file a second name, under which it is found once it is replaced. Return None if the file system has
+        no hard links and no process has the file open for writing.
 
         Raises `StoreUnavailable` if one has."""
-        name = self._old + str(_OldFile(secrets.token_hex(4), done, done))
+        kept = _OldFile(secrets.token_hex(4), done, done)
+        name = self._old_path(kept)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._old, 0o700, dir_fd=self._folder)
         try:
             os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
+            self._remove_old_folder()
             if error.errno not in _NO_LINKS:
                 raise
             if is_open_for_writing(old):
@@ -463,9 +474,10 @@ class SwapFile:
                 ) from None
             return None
         if not is_at(old, name, self._folder):
-            self._unlink(name)
+            self._unlink_old(kept)
             raise self._was_replaced()
-        return name
+        self._sync_old_folder()
+        return kept
 
     def _was_replaced(self) -> StoreUnavailable:
         return StoreUnavailable(
@@ -473,15 +485,34 @@ class SwapFile:
         )
 
     def _old_files(self) -> list[_OldFile]:
-        names = sorted(one for one in os.listdir(self._folder) if one.startswith(self._old))
-        found = [_OldFile.of(one.removeprefix(self._old)) for one in names]
+        with self._opened_old_folder() as folder:
+            names = [] if folder is None else sorted(os.listdir(folder))
+        found = [_OldFile.of(one) for one in names]
         return [one for one in found if one is not None]
+
+    @contextmanager
+    def _opened_old_folder(self) -> Iterator[int | None]:
+        """Open the folder of old files. None if there is none."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            folder = os.open(self._old, flags, dir_fd=self._folder)
+        except FileNotFoundError:
+            yield None
+            return
+        except NotADirectoryError:  # a link too
+            hint = "move it away: Coatcheck did not make it"
+            raise InvalidArgument(f"{clip(self._old)} is not a folder", hint=hint) from None
+        with closing(folder):
+            yield folder
+
+    def _old_path(self, old: _OldFile) -> str:
+        return f"{self._old}/{old}"
 
     @contextmanager
     def _reading_old(self, old: _OldFile) -> Iterator[int | None]:
         """Open an old file. None if another run has removed it."""
         try:
-            handle = open_regular(self._old + str(old), os.O_RDONLY, self._folder)
+            handle = open_regular(self._old_path(old), os.O_RDONLY, self._folder)
         except FileNotFoundError:
             yield None
             return
@@ -523,9 +554,9 @@ class SwapFile:
         return decided
 
     def _rename_old(self, old: _OldFile, new: _OldFile) -> None:
-        names = (self._old + str(old), self._old + str(new))
+        names = (self._old_path(old), self._old_path(new))
         os.rename(*names, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self._sync_folder()
+        self._sync_old_folder()
 
     def _remove_old(self, old: _OldFile, handle: int) -> None:
         """Remove an old file, of which everything is in the file. If it is the backup too, that stays, as it was when
@@ -534,11 +565,22 @@ class SwapFile:
             with self._opened(self._backup, _APPEND) as backup:
                 os.ftruncate(backup, old.size)
                 os.fsync(backup)
-        self._unlink(self._old + str(old))
+        self._unlink_old(old)
 
-    def _unlink(self, name: str) -> None:
+    def _unlink_old(self, old: _OldFile) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self._folder)
+            os.unlink(self._old_path(old), dir_fd=self._folder)
+        self._remove_old_folder()
+
+    def _remove_old_folder(self) -> None:
+        """Remove the folder of old files if it is empty."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self._old, dir_fd=self._folder)
+
+    def _sync_old_folder(self) -> None:
+        with self._opened_old_folder() as folder:
+            if self._durable and folder is not None:
+                os.fsync(folder)
 
     def _append(self, data: bytes, *, is_new_line: bool) -> None:
         """Append to the file that has the name now: all of the data, or on an error nothing."""
