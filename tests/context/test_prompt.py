@@ -728,7 +728,7 @@ def test_the_rows_that_a_build_touches_do_not_grow_with_the_session(
         return found
 
     touched = []
-    for name, count in (("few", 40), ("many", 400)):
+    for name, count in (("few", 200), ("many", 800)):
         session = store.session(name)
         for n in range(count):
             session.put(f"result of build {n} in {name}", name=f"build {n}")

@@ -152,13 +152,6 @@ def commits_without_sync() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def repeats_without_sync() -> Iterator[None]:
-    """A repeated put relies on a commit that another process has not synced."""
-    with patch.object(FolderCatalog, "make_durable", lambda self: None):
-        yield
-
-
 def read_during_compression(seed: int) -> Plan:
     reads = (Operation(0, "get", "one", 3, 0.0),) * 12
     upkeep = Operation(1, "jump", "one", 3, 3 * DAY), Operation(1, "collect", "one", 3, 0.0)
@@ -199,7 +192,6 @@ MISTAKES = {
     "blobs are not synced": Mistake(NoSyncOfBlobs),
     "folders are not synced": Mistake(NoSyncOfFolders),
     "a put is acknowledged before it is synced": Mistake(change=commits_without_sync),
-    "a repeated put is acknowledged before the first is synced": Mistake(change=repeats_without_sync),
     "a process without durability syncs nothing": Mistake(SyncsOnlyOnRequest),
     "the row comes before the blob": Mistake(change=late_publish),
     "a sweep does not take the lock": Mistake(change=sweep_without_lock, plan=put_during_sweep),
