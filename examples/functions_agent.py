@@ -29,7 +29,10 @@ def count_words(text: str, word: str) -> int:
 def run(tools: Sequence[Function], script: Sequence[Step]) -> tuple[str, int]:
     """Run the agent, and return its answer and the tokens of its largest request."""
     known = {tool.__name__: tool for tool in tools}
-    described = [f"{name}{inspect.signature(tool)}: {inspect.getdoc(tool)}" for name, tool in known.items()]
+    described: list[str] = []
+    for name, tool in known.items():
+        signature = str(inspect.signature(tool)).replace("typing.", "")  # older Pythons write the module too
+        described.append(f"{name}{signature}: {inspect.getdoc(tool)}")
     messages: list[dict[str, Any]] = [{"role": "user", "content": "How many captures timed out?"}]
     results: list[str] = []
     largest = 0
