@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import threading
 from typing import Final, Literal, NamedTuple, get_args
 
 from coatcheck.deferred import lazy_pattern
@@ -297,13 +296,14 @@ def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> 
     """Apply an SQLite function to a JSON text. It builds no objects, so it takes a tenth of the time of `json`."""
     import sqlite3  # here, so that importing coatcheck stays quick
 
-    if (database := getattr(_local, "database", None)) is None:
-        database = _local.database = sqlite3.connect(":memory:")
+    database = sqlite3.connect(":memory:")
     try:
         (found,) = database.execute(f"SELECT {function}(?)", (text,)).fetchone()
     except UnicodeEncodeError:  # lone surrogates
         data = text.encode("utf-8", "surrogatepass")
         (found,) = database.execute(f"SELECT {function}(CAST(? AS TEXT))", (data,)).fetchone()
+    finally:
+        database.close()
     return int(found)
 
 
@@ -362,7 +362,6 @@ def _named(name: str | None) -> str | None:
     return _BY_SUFFIX.get(name.rpartition(".")[2].lower())
 
 
-_local: Final = threading.local()
 _UTF8: Final = Encoding("UTF-8", 1, 0)
 PLAIN_TEXT: Final = Look(_UTF8, False, False)
 _MARKS: Final = {

@@ -33,6 +33,13 @@ FOLDERS = ("blobs", "tmp", "quarantine", "tenants")
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class Connection(sqlite3.Connection):
+    """A connection that closes itself when its store is dropped. Python 3.13 and newer warn otherwise."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Disk:
     """System calls with the flags that the store needs. `durable=False` makes every sync a no-op."""
 

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 from coatcheck.deferred import logger
 from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, read_only, storage_error
 from coatcheck.storage.catalog import NO_LIMITS, Effect, Entry, Freed, Limits
-from coatcheck.storage.disk import FILES, FOLDERS, Disk, open_root
+from coatcheck.storage.disk import FILES, FOLDERS, Connection, Disk, open_root
 from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.reserve import Reserve
@@ -177,6 +177,7 @@ class FolderCatalog(SqliteCatalog):
             timeout=_PATIENCE,
             isolation_level=None,
             check_same_thread=False,
+            factory=Connection,
         )
         db.row_factory = sqlite3.Row
         try:

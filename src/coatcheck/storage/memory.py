@@ -13,7 +13,7 @@ from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Quarantined, StagedBlob
 from coatcheck.storage.catalog import Effect
-from coatcheck.storage.disk import Disk
+from coatcheck.storage.disk import Connection, Disk
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.frames import FRAME, check_frame, check_size, framing
 from coatcheck.storage.sqlite import SqliteCatalog, Values, inside_another_call, migrate, translated
@@ -111,7 +111,7 @@ class MemoryCatalog(SqliteCatalog):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._inside = False
-        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Connection)
         self._writer.row_factory = sqlite3.Row
         migrate(self._writer, Disk(durable=False))
         watch(self)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
 from coatcheck.storage import Held, Mark, Match, Passage
+from coatcheck.storage.disk import Connection
 from coatcheck.storage.forks import RLock, watch
 
 NAME = "search.sqlite"
@@ -266,7 +267,13 @@ class Passages:
                     )
                 if self._path.is_symlink():
                     raise StoreUnavailable(f"{NAME!r} is a symbolic link", hint="a store must not contain links")
-            db = sqlite3.connect(self._path or ":memory:", timeout=30, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(
+                self._path or ":memory:",
+                timeout=30,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=Connection,
+            )
             try:
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute("PRAGMA secure_delete = ON")
