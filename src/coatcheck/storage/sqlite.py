@@ -542,9 +542,10 @@ class SqliteCatalog(Catalog):
         found = self._entries(
             """SELECT entry.*, content.data AS content
                 FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
-                WHERE session_id = :session_id AND digest BETWEEN :low AND :high ORDER BY +seq DESC""",
+                WHERE session_id = :session_id AND digest BETWEEN :low AND :high""",
             {"session_id": session_id, "low": low, "high": high, "content": content},
         )
+        found.sort(key=_newest_first)
         return newest_of_each(found)
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
@@ -553,12 +554,14 @@ class SqliteCatalog(Catalog):
         found: list[Entry] = []
         for prefix in prefixes:
             low, high = prefix_range(prefix)
-            found += self._entries(
+            entries = self._entries(
                 f"""SELECT entry.*, content.data AS content
                     FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
-                    WHERE session_id IN ({listed.sql}) AND digest BETWEEN :low AND :high ORDER BY +seq DESC""",
+                    WHERE session_id IN ({listed.sql}) AND digest BETWEEN :low AND :high""",
                 {"low": low, "high": high, "content": content, **listed.values},
             )
+            entries.sort(key=_newest_first)
+            found += entries
         return newest_in_each(lineage, found)
 
     def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
@@ -626,7 +629,8 @@ class SqliteCatalog(Catalog):
     def _known(self, entry: Entry) -> sqlite3.Row:
         """Return what a put needs to know about its session and its blob, NULL if they do not exist yet."""
         found: sqlite3.Row = self._one(
-            """SELECT session.session_key, session.ttl, session.used, session.used_bytes, blob.blob_key, blob.place,
+            """SELECT session.session_key, session.ttl, session.used, session.used_bytes, session.next_seq,
+                blob.blob_key, blob.place,
                 EXISTS (SELECT 1 FROM ref WHERE ref.digest = :digest AND ref.gone = 'damaged') AS is_damaged,
                 EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
                     WHERE ref.session_key = session.session_key AND ref.digest = :digest) AS has_refs
@@ -753,10 +757,10 @@ class SqliteCatalog(Catalog):
         self._run(
             """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
                     parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
-                SELECT session_key, next_seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id,
+                VALUES (:session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id,
                     :producer, :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json,
-                    NULL FROM session WHERE session_key = :session_key""",
-            values | {"session_key": session_key},
+                    NULL)""",
+            values | {"session_key": session_key, "seq": known["next_seq"]},
         )
         if not is_counted:
             self._run("UPDATE blob SET refs = refs + 1 WHERE digest = :digest", {"digest": values["digest"]})
@@ -1045,6 +1049,11 @@ class _InList:
     def __init__(self, name: str, texts: Iterable[str]) -> None:
         self.values = {f"{name}_{number}": text for number, text in enumerate(texts)}
         self.sql = ", ".join(f":{name}" for name in self.values)
+
+
+def _newest_first(entry: Entry) -> int:
+    """Return the key to sort entries by in Python: to sort them, SQLite would copy their content."""
+    return -entry.seq
 
 
 def _found(count: int, what: str, mends: bool) -> list[str]:
