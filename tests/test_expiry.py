@@ -8,6 +8,7 @@ import pytest
 
 from coatcheck import Policy, Ref, Store
 from coatcheck.errors import Expired, NotFound
+from coatcheck.storage.catalog import BATCH
 from tests.backends import LARGE, START, Backend, Clock, digests_of_files, wait_until
 
 VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])
@@ -156,6 +157,17 @@ def test_tombstones_are_forgotten_after_a_week(store: Store, clock: Clock) -> No
         session.open(ref)
     assert missing.value.code == "not_found"
     assert list(store.sessions()) == []
+
+
+def test_an_expired_artifact_is_collected_after_more_empty_sessions_than_one_change_covers(
+    store: Store, clock: Clock
+) -> None:
+    for number in range(BATCH + 1):
+        store.session(f"empty {number}", ttl=100, create=True)
+    store.session("full", ttl=100).put("a result")
+    clock.advance(200)
+    assert store.collect(grace=0).refs == 1
+    assert store.stats().stored_bytes == 0
 
 
 def test_a_tombstone_is_visible_only_to_its_own_session(store: Store, clock: Clock) -> None:
