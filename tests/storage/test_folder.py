@@ -13,7 +13,7 @@ import coatcheck
 from coatcheck.reading.text import sample_of
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog, catalog, frames
-from coatcheck.storage.disk import Disk
+from coatcheck.storage.disk import Disk, file_uri
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
 from tests.backends import released_by
@@ -206,3 +206,9 @@ def test_a_process_opens_no_second_descriptor_of_the_database_or_its_index(tmp_p
         assert (tmp_path / "store" / "catalog.sqlite-wal").stat().st_size > 0  # the other process was not the last
         assert len(session.list()) == 7
         assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "100%#?", "naïve", os.fsdecode(b"not utf-8: \xff")])
+def test_the_uri_of_a_file_is_the_one_that_pathlib_makes(name: str) -> None:
+    path = Path("/folder") / name
+    assert file_uri(path) == path.as_uri()

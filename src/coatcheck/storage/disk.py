@@ -14,6 +14,7 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from urllib.parse import quote
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import StoreUnavailable
@@ -108,6 +109,11 @@ def _flush(file: int) -> None:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
                 raise
     os.fsync(file)
+
+
+def file_uri(path: Path) -> str:
+    """Return the `file:` URI of an absolute path. `Path.as_uri` imports an HTTP client in some versions of Python."""
+    return "file://" + quote(os.fsencode(path))
 
 
 def open_folder(name: str, folder: int | None = None) -> int:

@@ -21,7 +21,7 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import BlobStore, Quarantined, frames
-from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, open_folder
+from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, file_uri, open_folder
 from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, framing
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
@@ -37,7 +37,7 @@ class FileBlobs(BlobStore):
 
     def __init__(self, root: Path, folder: int, disk: Disk, *, is_read_only: bool = False) -> None:
         self._root = root
-        self._uri = (root / "blobs").as_uri()
+        self._uri = file_uri(root / "blobs")
         self._disk = disk
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
         self._local = threading.local()  # the memory that each thread compares with

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 from coatcheck.deferred import logger
 from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, read_only, storage_error
 from coatcheck.storage.catalog import NO_LIMITS, Effect, Entry, Freed, Limits
-from coatcheck.storage.disk import FILES, FOLDERS, Connection, Disk, open_root
+from coatcheck.storage.disk import FILES, FOLDERS, Connection, Disk, file_uri, open_root
 from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.reserve import Reserve
@@ -60,7 +60,7 @@ class FolderCatalog(SqliteCatalog):
         # Called before a ref to an existing copy is added, and always before a copy replaces another.
         self.sync_copy: Callable[..., None] = lambda blob, always=False: None
         self._path = root / NAME
-        self.uri_prefix = f"{self._path.as_uri()}#blob="
+        self.uri_prefix = f"{file_uri(self._path)}#blob="
         self._folder = folder
         self._disk = disk
         self._reserve = Reserve(folder, disk)
@@ -172,7 +172,7 @@ class FolderCatalog(SqliteCatalog):
             if self._path.with_name(name).is_symlink():
                 raise StoreUnavailable(f"{name!r} is a symbolic link", hint="a store must not contain links")
         db = sqlite3.connect(
-            self._path.as_uri() + options,
+            file_uri(self._path) + options,
             uri=True,
             timeout=_PATIENCE,
             isolation_level=None,
