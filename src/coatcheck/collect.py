@@ -55,17 +55,11 @@ def collecting_daily(
         wait = first_after
         while not over.wait(wait):
             wait = min(every, _LOOK)
-            for tenant in (None, *sorted(tenants())):
-                try:
-                    own = store if tenant is None else store.tenant(tenant)
-                    report = own.collect_if_due(every=every)
-                except StoreClosed:
-                    return
-                except StoreError as error:
-                    _LOG.warning("collecting failed: %s", error.code)
-                else:
-                    if report is not None:
-                        _LOG.info("collected: %s", report.to_record())
+            try:
+                for tenant in (None, *sorted(tenants())):
+                    _collect_if_due(store, tenant, every)
+            except StoreClosed:
+                return
 
     thread = threading.Thread(target=work, name="coatcheck-collect", daemon=True)
     thread.start()
@@ -74,6 +68,21 @@ def collecting_daily(
     finally:
         over.set()
         thread.join(_LAST)
+
+
+def _collect_if_due(store: Store, tenant: str | None, every: float) -> None:
+    """Collect the store, or that of a tenant, unless it was collected within the last `every` seconds. Only
+    `StoreClosed` is raised; other failures are logged."""
+    try:
+        own = store if tenant is None else store.tenant(tenant)
+        report = own.collect_if_due(every=every)
+    except StoreClosed:
+        raise
+    except StoreError as error:
+        _LOG.warning("collecting failed: %s", error.code)
+        return
+    if report is not None:
+        _LOG.info("collected: %s", report.to_record())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +148,32 @@ def collect(
     """Expire, remove, sweep, compress: rows before bytes. A copy that cannot be removed or read becomes a problem in
     the report, and the work continues."""
     work = _Upkeep(blobs, catalog, now)
-    freed = catalog.expire(now - grace, forget_before=now - grace - TOMBSTONES_KEPT, dry_run=dry_run)
+    over_since = now - grace
+    freed = catalog.expire(over_since, forget_before=over_since - TOMBSTONES_KEPT, dry_run=dry_run)
     if not dry_run:
         work.try_each(work.unnamed(freed.blobs), blobs.remove)  # copies that stay have no row: a sweep finds them
-    swept = leftovers = compressed = 0
+    swept = leftovers = 0
     if orphans:
-        found = (orphan for orphan, _ in work.orphans())
-        swept = work.try_each(found, lambda blob: work.clear_away(blob, act=not dry_run))
+        swept = work.clear_orphans(act=not dry_run)
         leftovers = work.leftovers(remove=not dry_run)
         work.note_foreign()
-        if not dry_run:
-            old = (one.blob for one in work.quarantined() if one.since <= now - QUARANTINE)
-            work.try_each(old, blobs.discard)
+    if orphans and not dry_run:
+        work.empty_quarantine(now - QUARANTINE)
+    compressed = 0
     if compress and not dry_run:
-        for done, blob in enumerate(catalog.cold(now - cold_after), 1):
-            compressed += work.try_one(blob, work.compress)
-            if progress:
-                progress(done, None)
-            if work.is_over:
-                break
+        compressed = work.compress_cold(now - cold_after, progress)
     if not dry_run:
         catalog.compact()
-    return CollectReport(dry_run, freed.refs, freed.artifacts, freed.bytes, swept, leftovers, compressed, work.problems)
+    return CollectReport(
+        dry_run=dry_run,
+        refs=freed.refs,
+        artifacts=freed.artifacts,
+        bytes=freed.bytes,
+        orphans=swept,
+        leftover_bytes=leftovers,
+        compressed=compressed,
+        problems=work.problems,
+    )
 
 
 def verify(
@@ -168,40 +181,36 @@ def verify(
 ) -> VerifyReport:
     """Read every byte and check it. With `repair`, set damaged content aside so that the rest is sound; it comes back
     when the same content is put again. Content that cannot be read at the moment is reported and left alone."""
-    until, work = now + QUARANTINE, _Upkeep(blobs, catalog, now)
-    for message in catalog.check(repair=repair, until=until):
+    work = _Upkeep(blobs, catalog, now)
+    for message in catalog.check(repair=repair, until=now + QUARANTINE):
         work.add("catalog", message, None, repair and message.endswith(_MENDED))
     # A damaged catalog may have lost the row of a copy, so copies without a row are kept.
     sweeping = repair and all(problem.repaired for problem in work.problems)
-    total = catalog.totals().stored_bytes
-    checked = seen = unread = 0
-    unknown: Mapping[str, Collection[int]] = {}
-    doubtful = work.attempt(catalog.doubtful_sizes, unknown)
-    for blob, content in catalog.blobs():
-        if blob.digest in doubtful and not work.is_over:
-            blob = work.sized(blob, content, doubtful[blob.digest], repair=repair)
-        if work.is_over and blob.coding != "inline":
-            unread += 1
-        elif (problem := work.examine(blob, content)) is not None:
-            repaired = (
-                repair and problem.kind in ("damaged", "missing") and (work.take_back(blob) or work.lose(blob, until))
-            )
-            work.add(problem.kind, problem.message, blob.digest, repaired)
-        checked += 1
-        seen += blob.size
-        if progress:
-            progress(seen, max(total, seen))
-    if unread:
-        work.add("unreadable", f"{unread} more artifacts were not read, because the store does not respond")
+    read = work.read_all(repair=repair, progress=progress)
     work.restore_sound(repair=repair)
-    for orphan, was_set_aside in work.orphans():
-        if work.try_one(orphan, lambda blob: work.clear_away(blob, act=sweeping)) and not was_set_aside:
-            message = "a file that no artifact refers to" + (": cleared away" if sweeping else "")
-            work.add("orphan", message, orphan.digest, sweeping)
-    if leftovers := work.leftovers(remove=sweeping):
+    work.report_orphans(act=sweeping)
+    leftovers = work.leftovers(remove=sweeping)
+    if leftovers:
         work.add("orphan", f"{leftovers} bytes of puts that never finished", None, sweeping)
     work.note_foreign()
-    return VerifyReport(checked, seen, work.problems, sum(one.size for one in work.quarantined()))
+    quarantined = sum(one.size for one in work.quarantined())
+    return VerifyReport(read.artifacts, read.bytes, work.problems, quarantined)
+
+
+@dataclass(frozen=True, slots=True)
+class _Orphan:
+    """A copy without a row. `was_set_aside` says whether an earlier repair took it out of use."""
+
+    blob: Blob
+    was_set_aside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """How much a verification has read."""
+
+    artifacts: int
+    bytes: int
 
 
 class _Upkeep:
@@ -255,37 +264,58 @@ class _Upkeep:
     def try_each(self, every: Iterable[Blob], act: Callable[[Blob], bool | None]) -> int:
         return sum(self.try_one(blob, act) for blob in every)
 
-    def orphans(self) -> Iterator[tuple[Blob, bool]]:
-        """Yield copies without a row that are not being published and that no repair keeps aside, each with whether a
-        repair had set it aside earlier."""
-        replaced: set[str] = set()
+    def orphans(self) -> Iterator[_Orphan]:
+        """Yield copies without a row that are not being published and that no repair keeps aside."""
+        copies = self._blobs.places()
+        while not self.is_over:
+            page = self._next_copies(copies)
+            if not page:
+                return
+            found = self._without_row(page)
+            if found and not self._make_durable():
+                continue
+            for orphan in found:
+                # The second look counts: once a copy is no longer being published, its row exists, or never will.
+                if self.try_one(orphan.blob, partial(self._blobs.sweep, remove=False)):
+                    yield from self._without_row([orphan.blob])
 
-        def unnamed(copies: Sequence[Blob]) -> list[Blob]:
-            known = self._catalog.places({copy.digest for copy in copies})
-            found = [copy for copy in copies if known.get(copy.digest) != copy.place]
-            # Queried after the places: a row is removed in the transaction that sets its blob aside.
-            aside = self._catalog.aside({copy.digest for copy in found})
-            kept = {one.blob.digest for one in aside if one.refs and one.until > self._now}
-            replaced.update(one.blob.digest for one in aside)
-            return [copy for copy in found if copy.digest not in kept]
+    def _next_copies(self, copies: Iterator[Blob]) -> list[Blob]:
+        nothing: list[Blob] = []
+        return self.attempt(lambda: list(islice(copies, _SOME)), nothing, doing="the copies cannot be listed: ")
 
-        def next_copies() -> Sequence[Blob] | None:
-            return list(islice(copies, _SOME))
+    def _without_row(self, copies: Sequence[Blob]) -> list[_Orphan]:
+        """Return those copies that have no row and that no repair keeps aside."""
+        found = list(self.unnamed(copies))
+        # Queried after the rows: a row is removed in the transaction that sets its blob aside.
+        aside = {one.blob.digest: one for one in self._catalog.aside({copy.digest for copy in found})}
+        orphans = []
+        for copy in found:
+            one = aside.get(copy.digest)
+            is_kept = one is not None and one.refs > 0 and one.until > self._now
+            if not is_kept:
+                orphans.append(_Orphan(copy, was_set_aside=one is not None))
+        return orphans
+
+    def _make_durable(self) -> bool:
+        """Make the catalog survive a power cut, which must not bring back a row of a copy that is cleared away."""
 
         def make_durable() -> bool:
             self._catalog.make_durable()
             return True
 
-        copies = self._blobs.places()
-        while not self.is_over and (some := self.attempt(next_copies, None, doing="the copies cannot be listed: ")):
-            found = unnamed(some)
-            # A power cut must not bring back a row that names one of them.
-            if found and not self.attempt(make_durable, False):
-                continue
-            # The second look counts: once a copy is no longer being published, its row exists, or never will.
-            for copy in found:
-                if self.try_one(copy, lambda copy: self._blobs.sweep(copy, remove=False)) and unnamed([copy]):
-                    yield copy, copy.digest in replaced
+        return self.attempt(make_durable, False)
+
+    def clear_orphans(self, *, act: bool) -> int:
+        """Clear away all orphans, or with `act` false only count them. Returns their number."""
+        return self.try_each((orphan.blob for orphan in self.orphans()), partial(self.clear_away, act=act))
+
+    def report_orphans(self, *, act: bool) -> None:
+        """Report all orphans, except those that a repair had set aside. With `act`, clear all of them away."""
+        message = "a file that no artifact refers to" + (": cleared away" if act else "")
+        for orphan in self.orphans():
+            is_cleared = self.try_one(orphan.blob, partial(self.clear_away, act=act))
+            if is_cleared and not orphan.was_set_aside:
+                self.add("orphan", message, orphan.blob.digest, act)
 
     def unnamed(self, copies: Sequence[Blob]) -> Iterator[Blob]:
         """Yield those copies that the catalog, asked again, does not name."""
@@ -314,6 +344,10 @@ class _Upkeep:
     def quarantined(self) -> list[Quarantined]:
         return self.attempt(lambda: list(self._blobs.quarantined()), [])
 
+    def empty_quarantine(self, before: float) -> None:
+        """Discard the copies that went to the quarantine before this time."""
+        self.try_each((one.blob for one in self.quarantined() if one.since <= before), self._blobs.discard)
+
     def take_back(self, blob: Blob) -> bool:
         """Look for a missing or damaged blob in the quarantine. Returns whether a sound copy is in use again."""
         if self._apart is None:
@@ -327,6 +361,37 @@ class _Upkeep:
 
     def note_foreign(self) -> None:
         self.attempt(lambda: self.problems.extend(StoreProblem("foreign", one) for one in self._blobs.foreign()), None)
+
+    def read_all(self, *, repair: bool, progress: Progress | None) -> _Read:
+        """Read all artifacts, and report those that are damaged. With `repair`, set them aside."""
+        total = self._catalog.totals().stored_bytes
+        unknown: Mapping[str, Collection[int]] = {}
+        doubtful = self.attempt(self._catalog.doubtful_sizes, unknown)
+        artifacts = size = unread = 0
+        for row, content in self._catalog.blobs():
+            blob = self.sized(row, content, doubtful.get(row.digest, ()), repair=repair)
+            if self.is_over and blob.coding != "inline":
+                unread += 1
+            else:
+                self.check(blob, content, repair=repair)
+            artifacts += 1
+            size += blob.size
+            if progress is not None:
+                progress(size, max(total, size))
+        if unread:
+            self.add("unreadable", f"{unread} more artifacts were not read, because the store does not respond")
+        return _Read(artifacts, size)
+
+    def check(self, blob: Blob, content: bytes | StoreError | None, *, repair: bool) -> None:
+        """Read a blob, and report what is wrong with it. With `repair`, use a copy from the quarantine instead, or set
+        it aside."""
+        problem = self.examine(blob, content)
+        if problem is None:
+            return
+        repaired = False
+        if repair and problem.kind in ("damaged", "missing"):
+            repaired = self.take_back(blob) or self.lose(blob, self._now + QUARANTINE)
+        self.add(problem.kind, problem.message, blob.digest, repaired)
 
     def examine(self, blob: Blob, content: bytes | StoreError | None) -> StoreProblem | None:
         """Return what is wrong with a blob. Content that fails is read again, with its current row: it may have been
@@ -366,7 +431,10 @@ class _Upkeep:
         return None if is_sound else StoreProblem("damaged", "the bytes do not match their digest")
 
     def sized(self, blob: Blob, content: bytes | StoreError | None, sizes: Collection[int], *, repair: bool) -> Blob:
-        """Return a blob with the one of its sizes that its bytes confirm, and correct the others."""
+        """Return a blob with the one of its sizes that its bytes confirm, and correct the others. `sizes` are those
+        that differ from its own."""
+        if not sizes or self.is_over:
+            return blob
         for size in (blob.size, *sizes):
             one = replace(blob, size=size)
             if size == len(content) if isinstance(content, bytes) else self._failure(one, content) is None:
@@ -396,6 +464,17 @@ class _Upkeep:
             restored = repair and self._catalog.restore(blob) > 0
             message = "was set aside by an earlier repair, and is sound" + (": set right" if restored else "")
             self.add("catalog", message, blob.digest, restored)
+
+    def compress_cold(self, before: float, progress: Progress | None) -> int:
+        """Compress the blobs that were last used before this time. Returns the number of those that became smaller."""
+        compressed = 0
+        for done, blob in enumerate(self._catalog.cold(before), 1):
+            compressed += self.try_one(blob, self.compress)
+            if progress is not None:
+                progress(done, None)
+            if self.is_over:
+                break
+        return compressed
 
     def compress(self, blob: Blob) -> bool:
         try:

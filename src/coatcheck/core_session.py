@@ -13,7 +13,7 @@ import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -293,27 +293,21 @@ class CoreSession(ABC):
         """List what this session sees, newest first, each artifact once under its newest name. With `name`, list every
         artifact that was put under that name."""
         if name is not None:
-            named = self._seen(name=name) if is_encodable(name) else iter(())
-            return self._refs(builtins.list(islice((one for one in named if kind in (None, one.ref.kind)), limit)))
-        found: dict[str, Entry] = {}
-        others: set[str] = set()  # artifacts whose newest ref is of another kind
-        for entry in self._seen():
-            digest = entry.ref.artifact_id
-            known = found.get(digest)
-            if known is not None:
-                found[digest] = _named_like(entry, known)
-            elif kind not in (None, entry.ref.kind):
-                others.add(digest)
-            elif len(found) == limit:
-                return self._refs([self._with_newest_name(one) for one in found.values()])
-            elif digest not in others:
-                found[digest] = entry
-        if limit is None or len(found) < limit:
-            for digest, entry in self._lent().items():
-                if digest not in found and kind in (None, entry.ref.kind):
-                    found[digest] = entry
-        is_all = limit is None and kind is None
-        return self._refs(builtins.list(found.values())[:limit], builtins.list(found) if is_all else None)
+            return self._refs(self._named(name, kind, limit))
+        listing = _Listing(kind, limit)
+        listing.add(self._seen())
+        if listing.is_full:  # older refs, which may have a name, were not looked at
+            return self._refs([self._with_newest_name(entry) for entry in listing.entries.values()])
+        listing.add(self._lent().values())
+        is_all = kind is None and limit is None
+        return self._refs(listing.entries.values(), listing.entries if is_all else None)
+
+    def _named(self, name: str, kind: str | None, limit: int | None) -> builtins.list[Entry]:
+        """Return the refs under a name, newest first, of one kind if it is given."""
+        if not is_encodable(name):
+            return []
+        found = (entry for entry in self._seen(name=name) if kind in (None, entry.ref.kind))
+        return builtins.list(islice(found, limit))
 
     def _with_newest_name(self, entry: Entry) -> Entry:
         """Return a ref with the newest name that its session gives to the artifact, if it has none itself."""
@@ -500,9 +494,9 @@ class CoreSession(ABC):
         except NotFound:
             return False
         digest = entry.ref.artifact_id
-        name = target if isinstance(target, str) and target == entry.ref.name else None
+        name = entry.ref.name if entry.ref.name == target else None
         freed = parts.catalog.remove(session_id, digest, name=name)
-        if name is None or not parts.catalog.find(session_id, prefix=digest):
+        if name is None or not parts.catalog.find(session_id, prefix=digest, limit=1):
             parts.passages.leave(session_id, digest)
         for blob in freed.blobs:
             parts.blobs.remove(blob)
@@ -570,27 +564,32 @@ class CoreSession(ABC):
         raise NotFound(f"no artifact found for {clip(target)}")
 
     def _by_prefix(self, prefix: str, content: bool) -> Entry:
-        parts = self._parts
-        live: dict[str, Entry] = {}
-        dead: Entry | None = None
-        for session_id in self._scope.lineage:
-            for entry in parts.catalog.find(session_id, prefix=prefix, content=content):
-                if parts.is_live(entry):
-                    live.setdefault(entry.ref.artifact_id, entry)
-                else:
-                    dead = dead or entry
-            if prefix in live:  # a whole id matches one artifact: take its nearest ref
-                break
-        if not live or dead:  # an expired artifact may still be referenced by a transcript
+        """Return the live entry of the one artifact whose id begins with a prefix. Raises like `_resolve`."""
+        found = self._matches(prefix, content)
+        live = found.live
+        if not live or found.dead is not None:  # a transcript may still refer to an expired artifact
             self._add_lent(live, prefix, content)
         if len(live) == 1:
             return next(iter(live.values()))
         if live:
-            pointers = [parts.ref_for_caller(one, live).pointer for one in live.values()]
+            pointers = [self._parts.ref_for_caller(entry, live).pointer for entry in live.values()]
             raise AmbiguousPointer(f"{pointer_of(prefix, 64)} matches {len(live)} artifacts", pointers)
-        if dead:
-            raise _gone(dead, pointer_of(prefix, 64))
+        if found.dead is not None:
+            raise _gone(found.dead, pointer_of(prefix, 64))
         raise NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
+
+    def _matches(self, prefix: str, content: bool) -> _Matches:
+        """Return the refs in this session and its ancestors whose artifact id begins with a prefix."""
+        found = _Matches()
+        for session_id in self._scope.lineage:
+            for entry in self._parts.catalog.find(session_id, prefix=prefix, content=content):
+                if self._parts.is_live(entry):
+                    found.live.setdefault(entry.ref.artifact_id, entry)
+                elif found.dead is None:
+                    found.dead = entry
+            if prefix in found.live:  # a whole id matches one artifact: take its nearest ref
+                break
+        return found
 
     def _add_lent(self, live: dict[str, Entry], prefix: str, content: bool) -> None:
         for session_id in self._scope.lineage:
@@ -698,6 +697,42 @@ class CoreSession(ABC):
     def _used(self, digest: str | None) -> None:
         """Note that the session was used now, and also a blob, if it has a copy of its own."""
         self._parts.activity.note(self._scope.lineage, self._parts.clock(), self._scope.info.ttl, digest)
+
+
+@dataclass(slots=True)
+class _Matches:
+    """What a prefix matches: the nearest live ref of each artifact, by id, and the first ref that has expired."""
+
+    live: dict[str, Entry] = field(default_factory=dict)
+    dead: Entry | None = None
+
+
+class _Listing:
+    """The newest refs of artifacts of one kind, or of all kinds, at most `limit`, by artifact id."""
+
+    def __init__(self, kind: str | None, limit: int | None) -> None:
+        self._kind = kind
+        self._limit = limit
+        self._others: set[str] = set()  # artifacts whose newest ref is of another kind
+        self.entries: dict[str, Entry] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.entries) == self._limit
+
+    def add(self, refs: Iterable[Entry]) -> None:
+        """Add refs, newest first, until the listing is full."""
+        for entry in refs:
+            if self.is_full:
+                return
+            digest = entry.ref.artifact_id
+            newer = self.entries.get(digest)
+            if newer is not None:
+                self.entries[digest] = _named_like(entry, newer)
+            elif self._kind not in (None, entry.ref.kind):
+                self._others.add(digest)
+            elif digest not in self._others:
+                self.entries[digest] = entry
 
 
 def _check_record(series: str, body: bytes, keep: int | None) -> None:

@@ -410,25 +410,40 @@ class Records(Rows):
 
         def work() -> list[int]:
             self._use(session, at, grace)
-            newest = {key: self.notes(session_id, key, key + "g", limit=1, newest=True) for key in set(keys)}
-            last = {key: _seq(notes[0]) if notes else 0 for key, notes in newest.items()}
-            if any(notes and notes[0].value[8:16] == attempt for notes in newest.values()):
-                # An earlier attempt succeeded, and only its answer was lost.
+            newest = self._newest_records(session_id, keys)
+            last = {key: 0 if note is None else _seq(note) for key, note in newest.items()}
+            if _is_written(newest.values(), attempt):  # an earlier attempt succeeded, and only its answer was lost
                 return _numbered(keys, {key: number - keys.count(key) for key, number in last.items()})
-            numbers = _numbered(keys, last)
             if token is not None:
-                claim, last_attempt = self._newest_claim(session_id)
-                _check_token(token, claim)
-                self._save_claim(session_id, claim._replace(at=max(claim.at, at)), last_attempt)
+                self._use_claim(session_id, token, at)
+            numbers = _numbered(keys, last)
             for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
                 name = series.encode()
                 value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
                 self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
-                if keep is not None:
-                    self._drop_notes(session_id, key, f"{key}{number - keep + 1:016x}")
+                self._drop_older_records(session_id, key, number, keep)
             return numbers
 
         return self.change("writing a record", work, session_id=session_id, effect="add")
+
+    def _newest_records(self, session_id: str, keys: Iterable[str]) -> dict[str, Note | None]:
+        """Return the newest record of each series, by the beginning of its keys."""
+        newest: dict[str, Note | None] = {}
+        for key in set(keys):
+            found = self.notes(session_id, key, key + "g", limit=1, newest=True)
+            newest[key] = found[0] if found else None
+        return newest
+
+    def _drop_older_records(self, session_id: str, key: str, newest: int, keep: int | None) -> None:
+        """Drop all records of a series but the newest, as many as `keep` says; none if it is None."""
+        if keep is not None:
+            self._drop_notes(session_id, key, f"{key}{newest - keep + 1:016x}")
+
+    def _use_claim(self, session_id: str, token: int, at: float) -> None:
+        """Note that the claim of a session was used. Raises `Fenced` if the token is not that of the newest claim."""
+        claim, attempt = self._newest_claim(session_id)
+        _check_token(token, claim)
+        self._save_claim(session_id, claim._replace(at=max(claim.at, at)), attempt)
 
     def records(
         self,
@@ -993,11 +1008,18 @@ def _claim(value: bytes) -> tuple[Claimant, bytes]:
     return Claimant(token, value[_CLAIM.size :].decode(), at), attempt
 
 
-def _numbered(keys: Sequence[str], last: Mapping[str, int]) -> list[int]:
+def _is_written(newest: Iterable[Note | None], attempt: bytes) -> bool:
+    """Return whether this attempt wrote one of these records."""
+    return any(note is not None and note.value[8:16] == attempt for note in newest)
+
+
+def _numbered(keys: Iterable[str], last: Mapping[str, int]) -> list[int]:
     """Return the numbers of new records of these series, given the last number of each."""
+    counts = dict(last)
     numbers = []
-    for at, key in enumerate(keys):
-        numbers.append(last[key] + 1 + keys[:at].count(key))
+    for key in keys:
+        counts[key] += 1
+        numbers.append(counts[key])
     return numbers
 
 
