@@ -1039,6 +1039,15 @@ def _record(note: Note) -> Record:
     return Record(int(note.key[-16:], 16), at, token or None, value[_BODY + length :])
 
 
+class InList:
+    """The parameters of SQLite's `IN (…)`: their SQL, and their values by name. (A text with a null character is not
+    safe in SQLite's JSON.)"""
+
+    def __init__(self, name: str, texts: Iterable[str]) -> None:
+        self.values = {f"{name}_{number}": text for number, text in enumerate(texts)}
+        self.sql = ", ".join(f":{name}" for name in self.values)
+
+
 # Rows of the two databases
 
 

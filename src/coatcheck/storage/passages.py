@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
 from coatcheck.storage import Held, Mark, Match, Passage
+from coatcheck.storage.catalog import InList
 from coatcheck.storage.disk import Connection
 from coatcheck.storage.forks import RLock, watch
 
@@ -54,11 +55,6 @@ _TABLES = (
     """CREATE TRIGGER held_less AFTER DELETE ON held BEGIN
         UPDATE held_count SET number = number - 1 WHERE session = old.session; END""",
 )
-_FOUND = """SELECT p.digest, p.first, p.last, p.start, p.end, {score} AS score
-    FROM words CROSS JOIN passage p ON p.passage_key = words.rowid
-    WHERE words MATCH ? AND p.session IN ('', {sessions})"""
-_HELD = "EXISTS (SELECT 1 FROM held h WHERE h.session IN ({sessions}) AND h.digest = {digest})"
-_BEST = "ORDER BY score, digest, first LIMIT ?"
 _DIGEST = lazy_pattern(r"[0-9a-f]{64}")
 _NONSENSE = (TypeError, ValueError, AttributeError)  # errors that rows of a damaged index lead to
 _TROUBLE = tuple(
@@ -83,53 +79,63 @@ class Passages:
 
     def followed(self, session_id: str) -> Mark | None:
         def look(db: sqlite3.Connection) -> Mark | None:
-            row = _one(db, "SELECT created, seq, digest FROM followed WHERE session = ?", session_id)
-            return None if row is None else Mark(*_checked(row, (float, int), int, str))
+            row = db.execute(
+                "SELECT created, seq, digest FROM followed WHERE session = :session", {"session": session_id}
+            ).fetchone()
+            if row is None:
+                return None
+            return Mark(
+                created=_checked(row["created"], float, int),
+                seq=_checked(row["seq"], int),
+                digest=_checked(row["digest"], str),
+            )
 
         return self._run(look)
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         wanted = list(digests)
-        return self._run(
-            lambda db: [d for d in wanted if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", d) is None]
-        )
+        return self._run(lambda db: [digest for digest in wanted if not _is_indexed(db, digest)])
 
     def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
         def insert(db: sqlite3.Connection) -> None:
-            for digest, rows in contents.items():
-                if _one(db, "SELECT 1 FROM indexed WHERE digest = ?", digest) is None:
-                    for row in rows:
-                        _insert(db, digest, "", row)
-                    db.execute("INSERT INTO indexed VALUES (?)", (digest,))
+            for digest, passages in contents.items():
+                if _is_indexed(db, digest):
+                    continue
+                for passage in passages:
+                    _insert(db, digest, "", passage)
+                db.execute("INSERT INTO indexed VALUES (:digest)", {"digest": digest})
 
         self._run(insert)
 
     def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
         def note(db: sqlite3.Connection) -> None:
             if complete:
-                for (digest,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
-                    if digest not in holds:
-                        _leave(db, session_id, digest)
+                for digest in set(_held_digests(db, session_id)) - holds.keys():
+                    _leave(db, session_id, digest)
             for digest, held in holds.items():
-                row = _one(db, "SELECT label, expires FROM held WHERE session = ? AND digest = ?", session_id, digest)
-                known = None if row is None else Held(row[0].split(APART) if row[0] else [], row[1])
+                known = _held(db, session_id, digest)
                 _hold(db, session_id, digest, held if complete else held_together(known, held), known)
             if mark is not None:
-                db.execute("INSERT OR REPLACE INTO followed VALUES (?, ?, ?, ?)", (session_id, *mark))
+                db.execute(
+                    "INSERT OR REPLACE INTO followed VALUES (:session, :created, :seq, :digest)",
+                    {"session": session_id, "created": mark.created, "seq": mark.seq, "digest": mark.digest},
+                )
 
         self._run(note)
 
     def count(self, sessions: Iterable[str], at: float) -> int:
         wanted = list(sessions)
-        marks = ", ".join("?" * len(wanted))
-        distinct = f"SELECT count(DISTINCT digest) FROM held WHERE session IN ({marks}) AND coalesce(expires, ?) >= ?"
+        if len(wanted) == 1:
+            return self._run(lambda db: _count_in_one(db, wanted[0], at))
+        listed = InList("session", wanted)
 
         def look(db: sqlite3.Connection) -> int:
-            if len(wanted) > 1:
-                return int(db.execute(distinct, (*wanted, at, at)).fetchone()[0])
-            row = _one(db, "SELECT number FROM held_count WHERE session = ?", *wanted)
-            gone = db.execute("SELECT count(*) FROM held WHERE session = ? AND expires < ?", (*wanted, at)).fetchone()
-            return int(row[0] - gone[0]) if row else 0
+            row = db.execute(
+                f"""SELECT count(DISTINCT digest) AS number FROM held
+                    WHERE session IN ({listed.sql}) AND coalesce(expires, :at) >= :at""",
+                {"at": at, **listed.values},
+            ).fetchone()
+            return int(row["number"])
 
         return self._run(look)
 
@@ -138,9 +144,9 @@ class Passages:
             if digest is not None:
                 _leave(db, session_id, digest)
                 return
-            for (each,) in db.execute("SELECT digest FROM held WHERE session = ?", (session_id,)).fetchall():
+            for each in _held_digests(db, session_id):
                 _leave(db, session_id, each)
-            db.execute("DELETE FROM followed WHERE session = ?", (session_id,))
+            db.execute("DELETE FROM followed WHERE session = :session", {"session": session_id})
 
         try:
             if self._exists():
@@ -153,37 +159,52 @@ class Passages:
         # If the words are very frequent, only the rarest are used. The best matches of a single frequent word are the
         # newest: to rank them, FTS5 would count the word in the whole index first.
         terms = terms_of(words)
-        scope = list(sessions)
-        marks = ", ".join("?" * len(scope))
+        listed = InList("session", sessions)
 
         def ask(db: sqlite3.Connection) -> list[Match]:
             selective, is_bounded = _selective(db, list(dict.fromkeys(terms))[:64])
-            query = " OR ".join(selective)
-            if not query:
+            if not selective:
                 return []
+            values = {"query": " OR ".join(selective), "limit": limit, **listed.values}
             if is_bounded:  # rank all matches first, and check only the best for a session
-                held = _HELD.format(sessions=marks, digest="digest")
-                found = _FOUND.format(score="bm25(words)", sessions=marks)
-                sql = f"SELECT * FROM ({found} ORDER BY score, p.digest, p.first) WHERE {held} {_BEST}"
-                return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit)).fetchall()]
-            held = _HELD.format(sessions=marks, digest="p.digest")
-            found = _FOUND.format(score=f"{_NEWEST} * words.rowid", sessions=marks)
-            sql = f"{found} AND {held} ORDER BY words.rowid DESC LIMIT ?"
-            return [_match(row) for row in db.execute(sql, (query, *scope, *scope, limit)).fetchall()]
+                rows = db.execute(
+                    f"""SELECT * FROM (
+                        SELECT passage.digest, passage.first, passage.last, passage.start, passage.end,
+                            bm25(words) AS score
+                        FROM words CROSS JOIN passage ON passage.passage_key = words.rowid
+                        WHERE words MATCH :query AND passage.session IN ('', {listed.sql})
+                        ORDER BY score, passage.digest, passage.first) AS found
+                    WHERE EXISTS (SELECT 1 FROM held WHERE held.session IN ({listed.sql})
+                        AND held.digest = found.digest)
+                    ORDER BY score, digest, first LIMIT :limit""",
+                    values,
+                ).fetchall()
+            else:
+                rows = db.execute(
+                    f"""SELECT passage.digest, passage.first, passage.last, passage.start, passage.end,
+                        :newest * words.rowid AS score
+                    FROM words CROSS JOIN passage ON passage.passage_key = words.rowid
+                    WHERE words MATCH :query AND passage.session IN ('', {listed.sql})
+                    AND EXISTS (SELECT 1 FROM held WHERE held.session IN ({listed.sql})
+                        AND held.digest = passage.digest)
+                    ORDER BY words.rowid DESC LIMIT :limit""",
+                    values | {"newest": _NEWEST},
+                ).fetchall()
+            return [_match(row) for row in rows]
 
         return self._run(ask)
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
         def drop(db: sqlite3.Connection) -> int:
             rows = db.execute("SELECT digest FROM indexed UNION SELECT digest FROM held").fetchall()
-            digests = [_checked(row, str)[0] for row in rows]
+            digests = [_checked(row["digest"], str) for row in rows]
             if not all(map(_DIGEST.fullmatch, digests)):
                 raise ValueError("the search index contains an invalid digest")
             gone = [digest for digest in digests if not is_known(digest)]
             for digest in gone:
-                _delete(db, "digest = ?", digest)
-                db.execute("DELETE FROM indexed WHERE digest = ?", (digest,))
-                db.execute("DELETE FROM held WHERE digest = ?", (digest,))
+                _delete_all(db, digest)
+                db.execute("DELETE FROM indexed WHERE digest = :digest", {"digest": digest})
+                db.execute("DELETE FROM held WHERE digest = :digest", {"digest": digest})
             if gone:
                 db.execute("INSERT INTO words (words) VALUES ('rebuild')")
             return len(gone)
@@ -274,6 +295,7 @@ class Passages:
                 check_same_thread=False,
                 factory=Connection,
             )
+            db.row_factory = sqlite3.Row
             try:
                 db.execute("PRAGMA synchronous = OFF")
                 db.execute("PRAGMA secure_delete = ON")
@@ -321,18 +343,70 @@ def spread(text: str) -> str:
     return _HUMP.sub(" ", text.encode("utf-8", "replace").decode().replace("_", " "))
 
 
-def _insert(db: sqlite3.Connection, digest: str, session: str, row: Passage) -> None:
+def _is_indexed(db: sqlite3.Connection, digest: str) -> bool:
+    return db.execute("SELECT 1 FROM indexed WHERE digest = :digest", {"digest": digest}).fetchone() is not None
+
+
+def _insert(db: sqlite3.Connection, digest: str, session_id: str, passage: Passage) -> None:
     key = db.execute(
-        "INSERT INTO passage (digest, session, first, last, start, end) VALUES (?, ?, ?, ?, ?, ?)",
-        (digest, session, row.first, row.last, row.start, row.end),
+        """INSERT INTO passage (digest, session, first, last, start, end)
+            VALUES (:digest, :session, :first, :last, :start, :end)""",
+        {
+            "digest": digest,
+            "session": session_id,
+            "first": passage.first,
+            "last": passage.last,
+            "start": passage.start,
+            "end": passage.end,
+        },
     ).lastrowid
-    db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (key, spread(row.text)))
+    db.execute("INSERT INTO words (rowid, text) VALUES (:key, :text)", {"key": key, "text": spread(passage.text)})
 
 
-def _delete(db: sqlite3.Connection, where: str, *values: str) -> None:
-    keys = db.execute(f"SELECT passage_key FROM passage WHERE {where}", values).fetchall()
-    db.executemany("DELETE FROM words WHERE rowid = ?", keys)
-    db.executemany("DELETE FROM passage WHERE passage_key = ?", keys)
+def _delete_all(db: sqlite3.Connection, digest: str) -> None:
+    """Delete all passages of an artifact, and the labels that sessions give it."""
+    _delete(db, db.execute("SELECT passage_key FROM passage WHERE digest = :digest", {"digest": digest}).fetchall())
+
+
+def _delete_label(db: sqlite3.Connection, session_id: str, digest: str) -> None:
+    rows = db.execute(
+        "SELECT passage_key FROM passage WHERE digest = :digest AND session = :session",
+        {"digest": digest, "session": session_id},
+    ).fetchall()
+    _delete(db, rows)
+
+
+def _delete(db: sqlite3.Connection, rows: list[sqlite3.Row]) -> None:
+    keys = [{"passage_key": row["passage_key"]} for row in rows]
+    db.executemany("DELETE FROM words WHERE rowid = :passage_key", keys)
+    db.executemany("DELETE FROM passage WHERE passage_key = :passage_key", keys)
+
+
+def _held_digests(db: sqlite3.Connection, session_id: str) -> list[str]:
+    rows = db.execute("SELECT digest FROM held WHERE session = :session", {"session": session_id}).fetchall()
+    return [row["digest"] for row in rows]
+
+
+def _held(db: sqlite3.Connection, session_id: str, digest: str) -> Held | None:
+    row = db.execute(
+        "SELECT label, expires FROM held WHERE session = :session AND digest = :digest",
+        {"session": session_id, "digest": digest},
+    ).fetchone()
+    if row is None:
+        return None
+    return Held(row["label"].split(APART) if row["label"] else [], row["expires"])
+
+
+def _count_in_one(db: sqlite3.Connection, session_id: str, at: float) -> int:
+    """Return the number of artifacts in one session that do not expire before this time."""
+    values = {"session": session_id, "at": at}
+    every = db.execute("SELECT number FROM held_count WHERE session = :session", values).fetchone()
+    if every is None:
+        return 0
+    gone = db.execute(
+        "SELECT count(*) AS number FROM held WHERE session = :session AND expires < :at", values
+    ).fetchone()
+    return int(every["number"] - gone["number"])
 
 
 def held_together(known: Held | None, held: Held) -> Held:
@@ -354,36 +428,38 @@ def _hold(db: sqlite3.Connection, session_id: str, digest: str, held: Held, know
     if text == before:
         return
     if before:
-        _delete(db, "digest = ? AND session = ?", digest, session_id)
+        _delete_label(db, session_id, digest)
     if text:
         _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
 
 
 def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:
-    db.execute("DELETE FROM held WHERE session = ? AND digest = ?", (session_id, digest))
-    _delete(db, "digest = ? AND session = ?", digest, session_id)
+    db.execute(
+        "DELETE FROM held WHERE session = :session AND digest = :digest", {"session": session_id, "digest": digest}
+    )
+    _delete_label(db, session_id, digest)
 
 
 def _selective(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
     """Return the quoted terms that occur in the index, rarest first and at least one, as long as their occurrences can
     be ranked; and whether all occurrences of the returned terms can be."""
-    counts = []
+    counts: dict[str, int] = {}
     for term in terms:
         quoted = f'"{term}"'
         row = db.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)", (quoted, _POSTINGS + 1)
+            "SELECT count(*) AS number FROM (SELECT 1 FROM words WHERE words MATCH :query LIMIT :limit)",
+            {"query": quoted, "limit": _POSTINGS + 1},
         ).fetchone()
-        if row[0]:
-            counts.append((row[0], quoted))
-    counts.sort(key=lambda each: each[0])
+        if row["number"]:
+            counts[quoted] = row["number"]
     total = 0
     kept: list[str] = []
-    for count, quoted in counts:
-        total += count
-        if kept and total > _POSTINGS:
+    for quoted in sorted(counts, key=lambda quoted: counts[quoted]):
+        if kept and total + counts[quoted] > _POSTINGS:
             break
         kept.append(quoted)
-    return kept, sum(count for count, _ in counts[: len(kept)]) <= _POSTINGS
+        total += counts[quoted]
+    return kept, total <= _POSTINGS
 
 
 def _is_trouble(error: Exception) -> bool:
@@ -391,17 +467,19 @@ def _is_trouble(error: Exception) -> bool:
     return (getattr(error, "sqlite_errorname", None) or "").startswith(_TROUBLE)
 
 
-def _match(row: tuple[Any, ...]) -> Match:
-    return Match(*_checked(row, str, int, int, int, int, float))
+def _match(row: sqlite3.Row) -> Match:
+    return Match(
+        digest=_checked(row["digest"], str),
+        first=_checked(row["first"], int),
+        last=_checked(row["last"], int),
+        start=_checked(row["start"], int),
+        end=_checked(row["end"], int),
+        score=_checked(row["score"], float),
+    )
 
 
-def _checked(row: tuple[Any, ...], *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Return the row if its values have these types. In a damaged index they may not."""
-    if not all(map(isinstance, row, kinds)):
+def _checked(value: Any, *kinds: type) -> Any:
+    """Return a value if it has one of these types. In a damaged index it may not."""
+    if not isinstance(value, kinds):
         raise ValueError("the search index has a value of a wrong type")
-    return row
-
-
-def _one(db: sqlite3.Connection, sql: str, *values: str) -> tuple[Any, ...] | None:
-    row: tuple[Any, ...] | None = db.execute(sql, values).fetchone()
-    return row
+    return value

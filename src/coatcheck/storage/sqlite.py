@@ -40,6 +40,7 @@ from coatcheck.storage.catalog import (
     Catalog,
     Entry,
     Freed,
+    InList,
     Limits,
     Note,
     Row,
@@ -261,7 +262,7 @@ class SqliteCatalog(Catalog):
         self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
     ) -> list[SessionInfo]:
         created, session_id = (inf, "") if before is None else before
-        parents = _InList("parent", wanted.parents or ())
+        parents = InList("parent", wanted.parents or ())
         found = self._query(
             f"""SELECT * FROM session INDEXED BY session_by_creation
                 WHERE session_id < x'' AND (created, session_id) < (:created, :session_id)
@@ -550,7 +551,7 @@ class SqliteCatalog(Catalog):
 
     def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
         lineage = list(sessions)
-        listed = _InList("session", lineage)
+        listed = InList("session", lineage)
         found: list[Entry] = []
         for prefix in prefixes:
             low, high = prefix_range(prefix)
@@ -565,7 +566,7 @@ class SqliteCatalog(Catalog):
         return newest_in_each(lineage, found)
 
     def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
-        listed = _InList("session", sessions)
+        listed = InList("session", sessions)
         found: set[str] = set()
         for start in {digest[:MIN_PREFIX] for digest in digests}:
             low, high = prefix_range(start)
@@ -1040,15 +1041,6 @@ class _Place:
 
     session_key: int
     seq: int
-
-
-class _InList:
-    """The parameters of `IN (…)`: their SQL, and their values by name. (A text with a null character is not safe in
-    SQLite's JSON.)"""
-
-    def __init__(self, name: str, texts: Iterable[str]) -> None:
-        self.values = {f"{name}_{number}": text for number, text in enumerate(texts)}
-        self.sql = ", ".join(f":{name}" for name in self.values)
 
 
 def _newest_first(entry: Entry) -> int:
