@@ -61,7 +61,7 @@ _TROUBLE = tuple(
     f"SQLITE_{name}"
     for name in ("BUSY", "LOCKED", "FULL", "IOERR", "CANTOPEN", "READONLY", "PERM", "AUTH", "NOMEM", "INTERRUPT")
 )
-APART = " \n"
+_APART = " \n"
 _T = TypeVar("_T")
 
 
@@ -394,7 +394,7 @@ def _held(db: sqlite3.Connection, session_id: str, digest: str) -> Held | None:
     ).fetchone()
     if row is None:
         return None
-    return Held(row["label"].split(APART) if row["label"] else [], row["expires"])
+    return held_from(row["label"], row["expires"])
 
 
 def _count_in_one(db: sqlite3.Connection, session_id: str, at: float) -> int:
@@ -409,6 +409,16 @@ def _count_in_one(db: sqlite3.Connection, session_id: str, at: float) -> int:
     return int(every["number"] - gone["number"])
 
 
+def label_of(held: Held) -> str:
+    """Return the text that is indexed for the labels of an artifact."""
+    return _APART.join(dict.fromkeys(held.labels))
+
+
+def held_from(label: str, expires: float | None) -> Held:
+    """Return the opposite of `label_of`."""
+    return Held(label.split(_APART) if label else [], expires)
+
+
 def held_together(known: Held | None, held: Held) -> Held:
     """Return the labels of both, and the later end; None never ends."""
     if known is None:
@@ -418,19 +428,19 @@ def held_together(known: Held | None, held: Held) -> Held:
 
 
 def _hold(db: sqlite3.Connection, session_id: str, digest: str, held: Held, known: Held | None) -> None:
-    text = APART.join(dict.fromkeys(held.labels))
+    label = label_of(held)
     db.execute(
         """INSERT INTO held VALUES (:session, :digest, :label, :expires)
             ON CONFLICT DO UPDATE SET label = excluded.label, expires = excluded.expires""",
-        {"session": session_id, "digest": digest, "label": text, "expires": held.expires},
+        {"session": session_id, "digest": digest, "label": label, "expires": held.expires},
     )
-    before = "" if known is None else APART.join(known.labels)
-    if text == before:
+    before = "" if known is None else label_of(known)
+    if label == before:
         return
     if before:
         _delete_label(db, session_id, digest)
-    if text:
-        _insert(db, digest, session_id, Passage(0, 0, 0, 0, text))
+    if label:
+        _insert(db, digest, session_id, Passage(0, 0, 0, 0, label))
 
 
 def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:

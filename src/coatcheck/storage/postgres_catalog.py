@@ -50,7 +50,7 @@ from coatcheck.storage.catalog import (
     ref_values,
     session_from,
 )
-from coatcheck.storage.passages import APART, held_together, spread, terms_of
+from coatcheck.storage.passages import held_from, held_together, label_of, spread, terms_of
 from coatcheck.storage.postgres import Connections, Db
 
 _INLINE: Final = 64 * 1024
@@ -517,10 +517,11 @@ class PostgresCatalog(Catalog):
                 if error.sqlstate == _GONE:
                     return None
                 if error.sqlstate == _OVER:
-                    whose, _, used = (error.diag.message_primary or " ").partition(" ")
-                    check_quota(whose, session.quota if whose == "session" else limits.store_quota, int(used), entry)
+                    _check_reported_quota(error, entry, limits)
                 raise
-            return None if near is None else {digest.hex() for digest in near}
+            if near is None:
+                return None
+            return {digest.hex() for digest in near}
 
         return self._connections.once(change, "putting an artifact")
 
@@ -788,42 +789,73 @@ class PostgresPassages:
 
     def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
         session = session_id.encode()
-        own = {"tenant": self._tenant, "session": session}
 
         def note(db: Db) -> None:
             # One at a time: the results of two machines for one session must not be mixed.
-            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%(session)s, 'hex'), 1))", own)
-            rows = db.execute(f"SELECT digest, label, expires FROM held WHERE {_OWN}", own).fetchall()
-            known = {}
-            for key, label, expires in rows:
-                known[key.hex()] = Held(label.decode().split(APART) if label else [], expires)
+            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%s, 'hex'), 1))", (session,))
+            known = self._held(db, session)
             if complete:
                 self._leave(db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()])
-            noted: list[tuple[Any, ...]] = []
-            changed: dict[bytes, str] = {}
-            for digest, held in sorted(holds.items()):
-                now = held if complete else held_together(known.get(digest), held)
-                text = APART.join(dict.fromkeys(now.labels))
-                key = bytes.fromhex(digest)
-                noted.append((self._tenant, session, key, text.encode("utf-8", "replace"), now.expires))
-                if digest not in known or APART.join(known[digest].labels) != text:
-                    changed[key] = text
-            with db.cursor() as cursor:
-                cursor.executemany(
-                    "INSERT INTO held VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id), digest)"
-                    " DO UPDATE SET label = excluded.label, expires = excluded.expires",
-                    noted,
-                )
-            self._drop_labels(db, session, list(changed))
-            self._insert(db, session, [(key, Passage(0, 0, 0, 0, text)) for key, text in changed.items() if text])
+                self._save_held(db, session, known, holds)
+            else:
+                together = {digest: held_together(known.get(digest), held) for digest, held in holds.items()}
+                self._save_held(db, session, known, together)
             if mark is not None:
-                db.execute(
-                    "INSERT INTO followed VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, sha256(session_id))"
-                    " DO UPDATE SET created = excluded.created, seq = excluded.seq, digest = excluded.digest",
-                    (self._tenant, session, mark.created, mark.seq, bytes.fromhex(mark.digest)),
-                )
+                self._save_mark(db, session, mark)
 
         self._connections.run(note, "indexing a session")
+
+    def _held(self, db: Db, session: bytes) -> dict[str, Held]:
+        """Return what the index has for a session, by digest."""
+        rows = _rows(
+            db,
+            """SELECT digest, label, expires FROM held
+                WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)""",
+            {"tenant": self._tenant, "session": session},
+        )
+        return {row["digest"].hex(): held_from(row["label"].decode(), row["expires"]) for row in rows}
+
+    def _save_held(self, db: Db, session: bytes, known: Mapping[str, Held], holds: Mapping[str, Held]) -> None:
+        """Save a session's artifacts, and index the labels that differ from the known ones."""
+        rows: list[dict[str, Any]] = []
+        changed: dict[bytes, str] = {}
+        for digest, held in sorted(holds.items()):
+            key = bytes.fromhex(digest)
+            label = label_of(held)
+            rows.append(
+                {
+                    "tenant": self._tenant,
+                    "session": session,
+                    "digest": key,
+                    "label": label.encode("utf-8", "replace"),
+                    "expires": held.expires,
+                }
+            )
+            if digest not in known or label_of(known[digest]) != label:
+                changed[key] = label
+        with db.cursor() as cursor:
+            cursor.executemany(
+                """INSERT INTO held VALUES (%(tenant)s, %(session)s, %(digest)s, %(label)s, %(expires)s)
+                    ON CONFLICT (tenant, sha256(session_id), digest)
+                    DO UPDATE SET label = excluded.label, expires = excluded.expires""",
+                rows,
+            )
+        self._drop_labels(db, session, list(changed))
+        self._insert(db, session, [(key, Passage(0, 0, 0, 0, label)) for key, label in changed.items() if label])
+
+    def _save_mark(self, db: Db, session: bytes, mark: Mark) -> None:
+        db.execute(
+            """INSERT INTO followed VALUES (%(tenant)s, %(session)s, %(created)s, %(seq)s, %(digest)s)
+                ON CONFLICT (tenant, sha256(session_id))
+                DO UPDATE SET created = excluded.created, seq = excluded.seq, digest = excluded.digest""",
+            {
+                "tenant": self._tenant,
+                "session": session,
+                "created": mark.created,
+                "seq": mark.seq,
+                "digest": bytes.fromhex(mark.digest),
+            },
+        )
 
     def count(self, sessions: Iterable[str], at: float) -> int:
         rows = self._ask(
@@ -950,6 +982,13 @@ def _put_row(db: Db, values: dict[str, Any]) -> list[bytes] | None:
             raise
         row = db.execute(_PUT, values | {"alone": True}, binary=True).fetchone()
     return None if row is None else row[0]
+
+
+def _check_reported_quota(error: psycopg.Error, entry: Entry, limits: Limits) -> None:
+    """Raise `QuotaExceeded` for the quota that the database reports, with the bytes that are used."""
+    whose, _, used = (error.diag.message_primary or " ").partition(" ")
+    quota = entry.session.quota if whose == "session" else limits.store_quota
+    check_quota(whose, quota, int(used), entry)
 
 
 def _values_of(row: Row) -> dict[str, Any]:
