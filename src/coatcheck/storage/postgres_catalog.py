@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import Any, Final, TypeVar
@@ -60,17 +61,10 @@ _LATER: Final = 86_400.0  # seconds before an expired session with a pin is chec
 _HIGHEST: Final = b"\xff" * 32
 _ERRORS: Final = "surrogateescape"  # for the ids of sessions that have ended
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-_PUT: Final = """SELECT put_1(%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(grace)s,
-    %(store_quota)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(content)s, %(heal)s, %(reuse)s,
-    %(name)s, %(codec)s, %(media_type)s, %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s,
-    %(expires)s, %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(if_new)s, %(low)s, %(high)s,
-    %(attempt)s, %(alone)s) AS near"""
 _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
                  "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
 _OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
-_OWNER: Final = f"""(CASE %(session_id)s WHEN ''::bytea THEN 0
-    ELSE (SELECT session_key FROM session s WHERE {_OF_SESSION}) END)"""
 # Columns are named, because a plan that PostgreSQL keeps fails if a migration adds one.
 _SESSION: Final = "session_key, session_id, parent, ttl, quota, created, used, used_bytes"
 _BLOB: Final = "digest, size, coding, place, frames, used"
@@ -81,97 +75,79 @@ _ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kin
 """The columns of an entry: of a ref, its blob and its session."""
 # A separate query, so that the planner knows the single session and walks its refs in order.
 _IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {_OF_SESSION})"
-_IS_RECORD: Final = f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"
 _ENDED: Final = "'\\xff'::bytea"
 """The first byte of the id of a session that has ended and still has rows; no text has it. `look_at` is then infinite,
 and so is `ended_at`, in the past."""
 _IS_OPEN: Final = f"substr(s.session_id, 1, 1) <> {_ENDED}"
-_WALK: Final = """WITH part AS MATERIALIZED (SELECT one.key, found.*
-        FROM unnest(%(keys)s::bigint[], %(after)s::bigint[]) AS one (key, after),
-        LATERAL (SELECT seq, gone IS NULL AS is_live, pinned FROM ref
-        WHERE session_key = one.key AND seq > one.after ORDER BY seq LIMIT %(batch)s) found LIMIT %(batch)s),
-    buried AS (UPDATE ref SET gone = 'expired' FROM part WHERE ref.session_key = part.key AND ref.seq = part.seq
-        AND part.is_live AND NOT part.pinned RETURNING ref.session_key, ref.seq, ref.digest, ref.size)
-    SELECT part.key AS session_key, part.seq, part.is_live AND part.pinned AS is_pinned, buried.digest, buried.size
-    FROM part LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq"""
-"""Turns the next refs of locked sessions into tombstones, except pinned ones, and returns all that it has looked at."""
-_SAVE: Final[dict[type, str]] = {
-    SessionInfo: """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
-        VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)
-        ON CONFLICT (tenant, sha256(session_id)) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
-        quota = excluded.quota, used = greatest(session.used, excluded.used)""",
-    Blob: """INSERT INTO blob (tenant, digest, size, coding, place, frames, used, refs)
-        VALUES (%(tenant)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(used)s, 0)
-        ON CONFLICT (tenant, digest) DO UPDATE SET coding = excluded.coding, place = excluded.place,
-        frames = excluded.frames, used = greatest(blob.used, excluded.used)""",
-    Note: f"""INSERT INTO note SELECT %(tenant)s, {_OWNER}, %(key)s, %(value)s WHERE {_OWNER} IS NOT NULL
-        ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value""",
-    # What a pin kept may have expired long ago, so a collection looks at the session again, unless it has ended.
-    Entry: f"""WITH s AS (UPDATE session s SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
-        WHERE {_OF_SESSION} RETURNING session_key)
-        INSERT INTO ref (session_key, tenant, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
-        parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
-        SELECT session_key, %(tenant)s, %(seq)s, %(digest)s, %(size)s, %(name)s, %(codec)s, %(media_type)s, %(kind)s,
-        %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s, %(created)s, %(expires)s, %(pinned)s,
-        %(granted_by)s, %(request)s, %(metadata_json)s, %(gone)s FROM s
-        ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned, granted_by = excluded.granted_by,
-        gone = excluded.gone""",
-}
-_DROP: Final[dict[type, tuple[str, ...]]] = {
-    SessionInfo: (f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER}",
-                  f"DELETE FROM session s WHERE {_OF_SESSION}"),
-    Blob: ("DELETE FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s",),
-    Note: (f"DELETE FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key = %(key)s",),
-    Entry: (f"DELETE FROM ref WHERE session_key = {_OWNER} AND seq = %(seq)s",),
-}  # fmt: skip
-_DUE: Final = f"""{expiry.REF_MAY_EXPIRE} AND ({expiry.session_is_over("%(at)s")} OR ref.expires <= %(at)s)"""
-_USED: Final = """(SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
-    WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)"""
-_COUNTED: Final = "(SELECT count(*) FROM ref r WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)"
-_SIZE: Final = """coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r WHERE r.tenant = b.tenant
-    AND r.digest = b.digest AND r.gone IS NULL), b.size)"""
-_STORED: Final = """((SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
-    - (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s))"""
-_STRAY: Final = """tenant = %(tenant)s AND gone IS NULL
-    AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"""
-_NO_SESSION: Final = "tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)"
-_CHECKS: Final = (
-    ("refs without a blob row", f"FROM ref WHERE {_STRAY}", f"UPDATE ref SET gone = 'damaged' WHERE {_STRAY}"),
-    ("refs without a session", f"FROM ref WHERE {_NO_SESSION}", f"DELETE FROM ref WHERE {_NO_SESSION}"),
-    ("notes without a session", f"FROM note WHERE session_key > 0 AND {_NO_SESSION}",
-     f"DELETE FROM note WHERE session_key > 0 AND {_NO_SESSION}"),
-    ("blobs with a wrong count of refs", f"FROM blob b WHERE tenant = %(tenant)s AND refs <> {_COUNTED}",
-     f"UPDATE blob b SET refs = {_COUNTED} WHERE tenant = %(tenant)s AND refs <> {_COUNTED}"),
-    ("sessions with a wrong count of bytes", f"FROM session WHERE tenant = %(tenant)s AND used_bytes <> {_USED}",
-     f"UPDATE session SET used_bytes = {_USED} WHERE tenant = %(tenant)s AND used_bytes <> {_USED}"),
-    ("blobs with a wrong size", f"FROM blob b WHERE tenant = %(tenant)s AND size <> {_SIZE}",
-     f"UPDATE blob b SET size = {_SIZE} WHERE tenant = %(tenant)s AND size <> {_SIZE}"),
-    ("wrong counts of all bytes", f"WHERE {_STORED} <> 0",
-     f"""INSERT INTO stored SELECT %(tenant)s, -1, {_STORED}
-     ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes"""),
-)  # fmt: skip
-"""What may be wrong with rows, where, and the statement that corrects it."""
 _LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _SWEPT_AT_ONCE: Final = 1000
 _SWEPT_EVERY: Final = 86_400  # seconds
-_OWN: Final = "tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)"
-# Each word is its own query, so a model's words are never parsed as operators. The ranking is like BM25: a word counts
-# more if fewer passages of these sessions contain it, and repeating it in one passage counts less each time.
-_MATCH: Final = """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('english', term) AS word
-        FROM unnest(%(terms)s::text[]) AS t (term) WHERE numnode(plainto_tsquery('english', term)) > 0),
-    own AS MATERIALIZED (SELECT DISTINCT digest FROM held
-        WHERE tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s)),
-    found AS MATERIALIZED (SELECT p.passage_key, p.digest, p.first, p.last, p.start, p.stop, asked.word,
-        ts_rank('{1,1,1,1}', p.words, asked.word) AS often, length(p.words)::float8 AS size
-        FROM own JOIN passage p ON p.tenant = %(tenant)s AND p.digest = own.digest JOIN asked ON p.words @@ asked.word
-        WHERE p.session_id = '' OR sha256(p.session_id) = ANY (%(sessions)s)),
-    rarity AS (SELECT word, ln(1 + (greatest(0, (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
-        / (count(*) + 0.5)::float8) AS weight FROM found GROUP BY word)
-    SELECT digest, first, last, start, stop, -sum(weight * often
-        / (often + 0.3 * (0.75 + 0.25 * size / (SELECT avg(size) FROM found))))::float8 AS score
-    FROM found JOIN rarity USING (word) GROUP BY passage_key, digest, first, last, start, stop
-    ORDER BY score, digest, first LIMIT %(limit)s"""
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Something that may be wrong with rows: a name, a query for the number of such rows, and what corrects them."""
+
+    name: str
+    count: str
+    mend: str
+
+
+_CHECKS: Final = (
+    _Check(
+        "refs without a session",
+        """SELECT count(*) AS count FROM ref
+            WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)""",
+        "DELETE FROM ref WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)",
+    ),
+    _Check(
+        "notes without a session",
+        """SELECT count(*) AS count FROM note WHERE tenant = %(tenant)s AND session_key > 0
+            AND session_key NOT IN (SELECT session_key FROM session)""",
+        """DELETE FROM note WHERE tenant = %(tenant)s AND session_key > 0
+            AND session_key NOT IN (SELECT session_key FROM session)""",
+    ),
+    _Check(
+        "blobs with a wrong count of refs",
+        """SELECT count(*) AS count FROM blob b WHERE tenant = %(tenant)s AND refs <> (SELECT count(*) FROM ref r
+            WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)""",
+        """UPDATE blob b SET refs = (SELECT count(*) FROM ref r
+                WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)
+            WHERE tenant = %(tenant)s AND refs <> (SELECT count(*) FROM ref r
+                WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)""",
+    ),
+    _Check(
+        "sessions with a wrong count of bytes",
+        """SELECT count(*) AS count FROM session WHERE tenant = %(tenant)s
+            AND used_bytes <> (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+                WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)""",
+        """UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+                WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)
+            WHERE tenant = %(tenant)s
+            AND used_bytes <> (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+                WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)""",
+    ),
+    _Check(
+        "blobs with a wrong size",
+        """SELECT count(*) AS count FROM blob b WHERE tenant = %(tenant)s
+            AND size <> coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r
+                WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL), b.size)""",
+        """UPDATE blob b SET size = coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r
+                WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL), b.size)
+            WHERE tenant = %(tenant)s
+            AND size <> coalesce(octet_length(b.data), (SELECT max(r.size) FROM ref r
+                WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL), b.size)""",
+    ),
+    _Check(
+        "wrong counts of all bytes",
+        """SELECT count(*) AS count WHERE (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+            <> (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s)""",
+        """INSERT INTO stored SELECT %(tenant)s, -1, (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+                - (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s)
+            ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes""",
+    ),
+)
 
 
 class PostgresCatalog(Catalog):
@@ -321,33 +297,122 @@ class PostgresCatalog(Catalog):
             last = rows[-1]["digest"]
 
     def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+        order = "DESC" if newest else "ASC"
         found = self._ask(
-            f"SELECT key, value FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key >= %(start)s"
-            f" AND key < %(stop)s ORDER BY key {'DESC' if newest else ''} {_limit(limit)}",
-            session_id=owner, start=start, stop=stop,
-        )  # fmt: skip
+            f"""SELECT key, value FROM note WHERE tenant = %(tenant)s AND key >= %(start)s AND key < %(stop)s
+                AND session_key = (CASE %(session_id)s WHEN ''::bytea THEN 0 ELSE
+                (SELECT session_key FROM session
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) END)
+                ORDER BY key {order} {_limit(limit)}""",
+            session_id=owner,
+            start=start,
+            stop=stop,
+        )
         return [Note(owner, row["key"], row["value"]) for row in found]
 
     def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
         if not prefixes:
             return []
         found = self._ask(
-            "SELECT note.key, note.value FROM unnest(%(prefixes)s::text[]) AS asked (start), LATERAL (SELECT key, value"
-            f" FROM note WHERE tenant = %(tenant)s AND session_key = {_OWNER} AND key >= asked.start"
-            " AND key < asked.start || 'g' ORDER BY key LIMIT 1) note",
-            session_id=owner, prefixes=list(prefixes),
-        )  # fmt: skip
+            """SELECT first.key, first.value FROM unnest(%(prefixes)s::text[]) AS asked (start),
+                LATERAL (SELECT key, value FROM note WHERE tenant = %(tenant)s
+                    AND key >= asked.start AND key < asked.start || 'g'
+                    AND session_key = (SELECT session_key FROM session
+                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))
+                    ORDER BY key LIMIT 1) AS first""",
+            session_id=owner,
+            prefixes=list(prefixes),
+        )
         return [Note(owner, row["key"], row["value"]) for row in found]
 
     def save(self, *rows: Row) -> None:
         for kind, some in groupby(rows, type):
-            self._each(_SAVE[kind], [_values_of(row) for row in some])
+            values = [_values_of(row) for row in some]
+            if kind is SessionInfo:
+                self._save_sessions(values)
+            elif kind is Blob:
+                self._save_blobs(values)
+            elif kind is Note:
+                self._save_notes(values)
+            else:
+                self._save_refs(values)
+
+    def _save_sessions(self, rows: list[dict[str, Any]]) -> None:
+        self._each(
+            """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
+                VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)
+                ON CONFLICT (tenant, sha256(session_id)) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
+                quota = excluded.quota, used = greatest(session.used, excluded.used)""",
+            rows,
+        )
+
+    def _save_blobs(self, rows: list[dict[str, Any]]) -> None:
+        self._each(
+            """INSERT INTO blob (tenant, digest, size, coding, place, frames, used, refs)
+                VALUES (%(tenant)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(used)s, 0)
+                ON CONFLICT (tenant, digest) DO UPDATE SET coding = excluded.coding, place = excluded.place,
+                frames = excluded.frames, used = greatest(blob.used, excluded.used)""",
+            rows,
+        )
+
+    def _save_notes(self, rows: list[dict[str, Any]]) -> None:
+        self._each(
+            """INSERT INTO note (tenant, session_key, key, value)
+                SELECT %(tenant)s, owner.session_key, %(key)s, %(value)s FROM (
+                    SELECT 0 AS session_key WHERE %(session_id)s = ''::bytea
+                    UNION ALL SELECT session_key FROM session
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) AS owner
+                ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value""",
+            rows,
+        )
+
+    def _save_refs(self, rows: list[dict[str, Any]]) -> None:
+        self._each(
+            # What a pin kept may have expired long ago: a collection looks at the session again, unless it has ended.
+            """WITH own AS (UPDATE session
+                    SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) RETURNING session_key)
+                INSERT INTO ref (session_key, tenant, seq, digest, size, name, codec, media_type, kind, tool, call_id,
+                    producer, parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
+                SELECT session_key, %(tenant)s, %(seq)s, %(digest)s, %(size)s, %(name)s, %(codec)s, %(media_type)s,
+                    %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s, %(created)s, %(expires)s,
+                    %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(gone)s FROM own
+                ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned,
+                granted_by = excluded.granted_by, gone = excluded.gone""",
+            rows,
+        )
 
     def drop(self, *rows: Row) -> None:
         for kind, some in groupby(rows, type):
             keys = [_values_of(row) for row in some]
-            for statement in _DROP[kind]:
-                self._each(statement, keys)
+            if kind is SessionInfo:
+                self._drop_sessions(keys)
+            elif kind is Blob:
+                self._each("DELETE FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s", keys)
+            elif kind is Note:
+                self._each(
+                    """DELETE FROM note WHERE tenant = %(tenant)s AND key = %(key)s
+                        AND session_key = (CASE %(session_id)s WHEN ''::bytea THEN 0 ELSE
+                        (SELECT session_key FROM session
+                            WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) END)""",
+                    keys,
+                )
+            else:
+                self._each(
+                    """DELETE FROM ref WHERE seq = %(seq)s AND session_key = (SELECT session_key FROM session
+                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))""",
+                    keys,
+                )
+
+    def _drop_sessions(self, keys: list[dict[str, Any]]) -> None:
+        self._each(
+            """DELETE FROM note WHERE tenant = %(tenant)s AND session_key = (SELECT session_key FROM session
+                WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))""",
+            keys,
+        )
+        self._each(
+            "DELETE FROM session WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)", keys
+        )
 
     def _each(self, statement: str, rows: Iterable[dict[str, Any]]) -> None:
         with self._own.db.cursor() as cursor:
@@ -627,11 +692,16 @@ class PostgresCatalog(Catalog):
         return freed
 
     def _would_expire(self, at: float) -> Freed:
-        due = f"FROM session JOIN ref USING (session_key) WHERE session.tenant = %(tenant)s AND {_DUE}"
-        (count,) = self._ask_whole(f"SELECT count(*) AS refs {due}", at=at)
+        is_due = f"""session.tenant = %(tenant)s AND {expiry.REF_MAY_EXPIRE}
+            AND ({expiry.session_is_over("%(at)s")} OR ref.expires <= %(at)s)"""
+        (count,) = self._ask_whole(
+            f"SELECT count(*) AS refs FROM session JOIN ref USING (session_key) WHERE {is_due}", at=at
+        )
         blobs = self._ask_whole(
-            f"SELECT {_BLOB} FROM blob b JOIN (SELECT ref.digest AS dead, count(*) AS n {due} GROUP BY ref.digest) dead"
-            " ON dead.dead = b.digest AND dead.n = b.refs WHERE b.tenant = %(tenant)s",
+            f"""SELECT b.digest, b.size, b.coding, b.place, b.frames, b.used FROM blob b
+                JOIN (SELECT ref.digest, count(*) AS number FROM session JOIN ref USING (session_key)
+                    WHERE {is_due} GROUP BY ref.digest) AS dead
+                ON dead.digest = b.digest AND dead.number = b.refs WHERE b.tenant = %(tenant)s""",
             at=at,
         )
         return Freed.of(count["refs"], [blob_from(row) for row in blobs])
@@ -651,13 +721,29 @@ class PostgresCatalog(Catalog):
             return Freed(), None
         over = [row["session_key"] for row in due if row["is_over"]]
         places = {key: walked.get(key, (0, False)) for key in over}
-        rows = self._ask(_WALK, keys=over, after=[places[key][0] for key in over], batch=BATCH)
+        rows = self._ask(
+            # Turns the next refs into tombstones, except pinned ones, and returns all that it has looked at.
+            """WITH part AS MATERIALIZED (SELECT one.key, found.*
+                    FROM unnest(%(keys)s::bigint[], %(after)s::bigint[]) AS one (key, after),
+                    LATERAL (SELECT seq, gone IS NULL AS is_live, pinned FROM ref
+                    WHERE session_key = one.key AND seq > one.after ORDER BY seq LIMIT %(batch)s) found
+                    LIMIT %(batch)s),
+                buried AS (UPDATE ref SET gone = 'expired' FROM part
+                    WHERE ref.session_key = part.key AND ref.seq = part.seq AND part.is_live AND NOT part.pinned
+                    RETURNING ref.session_key, ref.seq, ref.digest, ref.size)
+                SELECT part.key AS session_key, part.seq, part.is_live AND part.pinned AS is_pinned,
+                    buried.digest, buried.size
+                FROM part LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq""",
+            keys=over,
+            after=[places[key][0] for key in over],
+            batch=BATCH,
+        )
         for row in rows:
             seq, has_pins = places[row["session_key"]]
             places[row["session_key"]] = max(row["seq"], seq), row["is_pinned"] or has_pins
         buried = [row for row in rows if row["digest"] is not None]
         freed = self._let_go_of([(row["session_key"], row["digest"], row["size"]) for row in buried])
-        if len(rows) == BATCH or self._drop_some("note", over, _IS_RECORD):
+        if len(rows) == BATCH or self._drop_some("note", over, f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"):
             return freed, places
         self._ask(
             f"UPDATE session SET look_at = {expiry.SESSION_END} WHERE session_key = ANY (%(keys)s)",
@@ -701,10 +787,13 @@ class PostgresCatalog(Catalog):
         if self._drop_some("ref", keys, "gone IS NOT NULL"):
             return True
         found = self._ask(
-            "SELECT session_key, sha256(session_id) AS hash FROM session s WHERE session_key = ANY (%(keys)s)"
-            " AND NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = s.session_key) AND NOT EXISTS (SELECT 1"
-            f" FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key AND {_IS_RECORD})",
+            """SELECT session_key, sha256(session_id) AS hash FROM session s WHERE session_key = ANY (%(keys)s)
+                AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = s.session_key)
+                AND NOT EXISTS (SELECT 1 FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key
+                    AND note.key >= %(first)s AND note.key < %(last)s)""",
             keys=keys,
+            first=RECORDS[0],
+            last=RECORDS[1],
         )
         empty = {row["session_key"]: row["hash"] for row in found}
         if self._drop_some("note", list(empty)):
@@ -730,19 +819,31 @@ class PostgresCatalog(Catalog):
         return self._run("checking the catalog", lambda: self._check(repair, until), whole=True)
 
     def _check(self, repair: bool, until: float) -> list[str]:
-        problems = []
-        for name, where, mend in _CHECKS:
-            count = self._ask(f"SELECT count(*) AS count {where}")[0]["count"]
-            if count:
-                problems.append(f"{count} {name}" + (": set right" if repair else ""))
-            if count and repair:
-                if mend.startswith("UPDATE ref"):
-                    for row in self._ask(f"SELECT DISTINCT digest {where}"):
-                        self.save(SetAside(Blob(row["digest"].hex(), 0, "raw"), until).note())
-                self._ask(mend)
+        problems = self._check_stray_refs(repair, until)
+        for check in _CHECKS:
+            (found,) = self._ask(check.count)
+            if found["count"] and repair:
+                self._ask(check.mend)
+            problems += _found(found["count"], check.name, repair)
         if repair:
             self._ask("DELETE FROM blob WHERE tenant = %(tenant)s AND refs <= 0")
         return problems + self._check_records(repair=repair)
+
+    def _check_stray_refs(self, repair: bool, until: float) -> list[str]:
+        """Find live refs without a blob row. They become tombstones, and what they need is set aside."""
+        rows = self._ask(
+            """SELECT digest, count(*) AS number FROM ref WHERE tenant = %(tenant)s AND gone IS NULL
+                AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)
+                GROUP BY digest"""
+        )
+        if rows and repair:
+            for row in rows:
+                self.save(SetAside(Blob(row["digest"].hex(), 0, "raw"), until).note())
+            self._ask(
+                """UPDATE ref SET gone = 'damaged' WHERE tenant = %(tenant)s AND gone IS NULL
+                    AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"""
+            )
+        return _found(sum(row["number"] for row in rows), "refs without a blob row", repair)
 
     def _every_note(self, start: str, stop: str) -> Iterator[Note]:
         with self._own.db.cursor(name="notes") as rows:
@@ -763,8 +864,12 @@ class PostgresPassages:
         self._tenant = connections.tenant
 
     def followed(self, session_id: str) -> Mark | None:
-        rows = self._ask(f"SELECT created, seq, digest FROM followed WHERE {_OWN}", session=session_id.encode())
-        return Mark(rows[0][0], rows[0][1], rows[0][2].hex()) if rows else None
+        rows = self._ask(
+            """SELECT created, seq, digest FROM followed
+                WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)""",
+            session=session_id.encode(),
+        )
+        return Mark(rows[0]["created"], rows[0]["seq"], rows[0]["digest"].hex()) if rows else None
 
     def missing(self, digests: Iterable[str]) -> list[str]:
         wanted = list(digests)
@@ -772,7 +877,7 @@ class PostgresPassages:
             "SELECT digest FROM indexed WHERE tenant = %(tenant)s AND digest = ANY (%(wanted)s)",
             wanted=[bytes.fromhex(digest) for digest in wanted],
         )
-        held = {digest.hex() for (digest,) in known}
+        held = {row["digest"].hex() for row in known}
         return [digest for digest in wanted if digest not in held]
 
     def add(self, contents: Mapping[str, Iterable[Passage]]) -> None:
@@ -859,23 +964,30 @@ class PostgresPassages:
 
     def count(self, sessions: Iterable[str], at: float) -> int:
         rows = self._ask(
-            "SELECT count(DISTINCT digest) FROM held WHERE tenant = %(tenant)s"
-            " AND sha256(session_id) = ANY (%(sessions)s) AND (expires IS NULL OR expires >= %(at)s)",
-            sessions=hashes_of(sessions), at=at,
-        )  # fmt: skip
-        return int(rows[0][0])
+            """SELECT count(DISTINCT digest) AS number FROM held WHERE tenant = %(tenant)s
+                AND sha256(session_id) = ANY (%(sessions)s) AND (expires IS NULL OR expires >= %(at)s)""",
+            sessions=hashes_of(sessions),
+            at=at,
+        )
+        return int(rows[0]["number"])
 
     def leave(self, session_id: str, digest: str | None = None) -> None:
         session = session_id.encode()
 
         def drop(db: Db) -> None:
-            own = {"tenant": self._tenant, "session": session}
             if digest is not None:
                 self._leave(db, session, [bytes.fromhex(digest)])
                 return
-            for table in ("held", "followed"):
-                db.execute(f"DELETE FROM {table} WHERE {_OWN}", own)
-            db.execute(f"DELETE FROM passage WHERE {_OWN} AND session_id <> ''", own)
+            own = {"tenant": self._tenant, "session": session}
+            db.execute("DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)", own)
+            db.execute(
+                "DELETE FROM followed WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)", own
+            )
+            db.execute(
+                """DELETE FROM passage WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)
+                    AND session_id <> ''""",
+                own,
+            )
 
         try:
             self._connections.run(drop, "sweeping the index")
@@ -886,8 +998,33 @@ class PostgresPassages:
         terms = list(dict.fromkeys(terms_of(words)))[:64]
         if not terms:
             return []
-        rows = self._ask(_MATCH, terms=terms, sessions=hashes_of(sessions), limit=limit)
-        return [Match(digest.hex(), *rest) for digest, *rest in rows]
+        rows = self._ask(
+            # Each word is its own query, so a model's words are never parsed as operators. The ranking is like BM25: a
+            # word counts more if fewer passages of these sessions contain it, and repeating it in one passage counts
+            # less each time.
+            """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('english', term) AS word
+                    FROM unnest(%(terms)s::text[]) AS t (term) WHERE numnode(plainto_tsquery('english', term)) > 0),
+                own AS MATERIALIZED (SELECT DISTINCT digest FROM held
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s)),
+                found AS MATERIALIZED (SELECT p.passage_key, p.digest, p.first, p.last, p.start, p.stop, asked.word,
+                    ts_rank('{1,1,1,1}', p.words, asked.word) AS often, length(p.words)::float8 AS size
+                    FROM own JOIN passage p ON p.tenant = %(tenant)s AND p.digest = own.digest
+                    JOIN asked ON p.words @@ asked.word
+                    WHERE p.session_id = '' OR sha256(p.session_id) = ANY (%(sessions)s)),
+                rarity AS (SELECT word, ln(1 + (greatest(0, (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
+                    / (count(*) + 0.5)::float8) AS weight FROM found GROUP BY word)
+                SELECT digest, first, last, start, stop, -sum(weight * often
+                    / (often + 0.3 * (0.75 + 0.25 * size / (SELECT avg(size) FROM found))))::float8 AS score
+                FROM found JOIN rarity USING (word) GROUP BY passage_key, digest, first, last, start, stop
+                ORDER BY score, digest, first LIMIT %(limit)s""",
+            terms=terms,
+            sessions=hashes_of(sessions),
+            limit=limit,
+        )
+        return [
+            Match(row["digest"].hex(), row["first"], row["last"], row["start"], row["stop"], row["score"])
+            for row in rows
+        ]
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
         """Drop what the catalog no longer knows. Both are in one database, so `is_known` is not called, and the words
@@ -922,11 +1059,14 @@ class PostgresPassages:
         """Do nothing: the catalog closes the connections that both use."""
 
     def _ask(self, sql: str, **values: Any) -> list[Any]:
-        return self._connections.ask(sql, {"tenant": self._tenant, **values}, doing="searching")
+        return self._connections.once(lambda db: _rows(db, sql, {"tenant": self._tenant, **values}), "searching")
 
     def _leave(self, db: Db, session: bytes, digests: list[bytes]) -> None:
-        own = {"tenant": self._tenant, "session": session, "digests": digests}
-        db.execute(f"DELETE FROM held WHERE {_OWN} AND digest = ANY (%(digests)s)", own)
+        db.execute(
+            """DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)
+                AND digest = ANY (%(digests)s)""",
+            {"tenant": self._tenant, "session": session, "digests": digests},
+        )
         self._drop_labels(db, session, digests)
 
     def _drop_labels(self, db: Db, session: bytes, digests: list[bytes]) -> None:
@@ -953,6 +1093,10 @@ def hashes_of(sessions: Iterable[str]) -> list[bytes]:
     return [hashlib.sha256(session_id.encode(errors=_ERRORS)).digest() for session_id in sessions]
 
 
+def _found(count: int, what: str, repair: bool) -> list[str]:
+    return [f"{count} {what}" + (": set right" if repair else "")] if count else []
+
+
 def _limit(limit: int | None) -> str:
     return "" if limit is None else f"LIMIT {int(limit)}"
 
@@ -976,12 +1120,24 @@ def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[dict[str, Any]]:
 def _put_row(db: Db, values: dict[str, Any]) -> list[bytes] | None:
     """Call the function that puts. Some puts must not run beside others: it says so, and is called again alone."""
     try:
-        row = db.execute(_PUT, values | {"alone": False}, binary=True).fetchone()
+        return _call_put(db, values | {"alone": False})
     except psycopg.Error as error:
         if error.sqlstate != _ALONE:
             raise
-        row = db.execute(_PUT, values | {"alone": True}, binary=True).fetchone()
-    return None if row is None else row[0]
+    return _call_put(db, values | {"alone": True})
+
+
+def _call_put(db: Db, values: dict[str, Any]) -> list[bytes] | None:
+    rows = _rows(
+        db,
+        """SELECT put_1(%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(grace)s,
+            %(store_quota)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(content)s, %(heal)s, %(reuse)s,
+            %(name)s, %(codec)s, %(media_type)s, %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s,
+            %(summary)s, %(expires)s, %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(if_new)s, %(low)s,
+            %(high)s, %(attempt)s, %(alone)s) AS near""",
+        values,
+    )
+    return rows[0]["near"] if rows else None
 
 
 def _check_reported_quota(error: psycopg.Error, entry: Entry, limits: Limits) -> None:
