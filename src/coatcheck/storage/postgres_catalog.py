@@ -64,21 +64,18 @@ _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
 _TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
                  "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
-_OF_SESSION: Final = "s.tenant = %(tenant)s AND sha256(s.session_id) = sha256(%(session_id)s)"
 # Columns are named, because a plan that PostgreSQL keeps fails if a migration adds one.
-_SESSION: Final = "session_key, session_id, parent, ttl, quota, created, used, used_bytes"
-_BLOB: Final = "digest, size, coding, place, frames, used"
 _ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
     r.parents, r.summary, r.created, r.expires, r.pinned, r.granted_by, r.request, r.metadata_json, r.gone,
     b.coding, b.place, b.frames, s.session_id, s.parent, s.ttl, s.quota, s.created AS session_created, s.used,
     s.used_bytes, CASE WHEN %(content)s THEN b.data END AS content"""
 """The columns of an entry: of a ref, its blob and its session."""
 # A separate query, so that the planner knows the single session and walks its refs in order.
-_IN_SESSION: Final = f"r.session_key = (SELECT session_key FROM session s WHERE {_OF_SESSION})"
-_ENDED: Final = "'\\xff'::bytea"
+_IN_SESSION: Final = """r.session_key = (SELECT session_key FROM session
+    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))"""
+_ENDED: Final = b"\xff"
 """The first byte of the id of a session that has ended and still has rows; no text has it. `look_at` is then infinite,
 and so is `ended_at`, in the past."""
-_IS_OPEN: Final = f"substr(s.session_id, 1, 1) <> {_ENDED}"
 _LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _SWEPT_AT_ONCE: Final = 1000
 _SWEPT_EVERY: Final = 86_400  # seconds
@@ -186,7 +183,8 @@ class PostgresCatalog(Catalog):
             self._own.db = db
             try:
                 if session_id is not None:
-                    lock = f"(SELECT 1 FROM session s WHERE {_OF_SESSION} FOR UPDATE)"
+                    lock = """(SELECT 1 FROM session
+                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) FOR UPDATE)"""
                 elif is_locked:
                     lock = "pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))"
                 else:
@@ -218,22 +216,30 @@ class PostgresCatalog(Catalog):
 
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
         if session_id is not None:
-            found = self._ask(f"SELECT {_SESSION} FROM session s WHERE {_OF_SESSION}", session_id=session_id)
+            found = self._ask(
+                """SELECT session_id, parent, ttl, quota, created, used, used_bytes FROM session
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)""",
+                session_id=session_id,
+            )
             yield from map(session_from, found)
             return
         last = 0
         while rows := self._ask(
-            f"SELECT {_SESSION} FROM session s WHERE tenant = %(tenant)s AND session_key > %(last)s"
-            f" AND {_IS_OPEN} ORDER BY session_key LIMIT %(page)s",
-            last=last, page=_PAGE,
-        ):  # fmt: skip
+            """SELECT session_key, session_id, parent, ttl, quota, created, used, used_bytes FROM session
+                WHERE tenant = %(tenant)s AND session_key > %(last)s AND substr(session_id, 1, 1) <> %(ended)s
+                ORDER BY session_key LIMIT %(page)s""",
+            last=last,
+            ended=_ENDED,
+            page=_PAGE,
+        ):
             yield from map(session_from, rows)
             last = rows[-1]["session_key"]
 
     def session_page(
         self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
     ) -> list[SessionInfo]:
-        where, values = ["tenant = %(tenant)s", _IS_OPEN], dict[str, Any](prefix=prefix.encode(), limit=limit)
+        where = ["tenant = %(tenant)s", "substr(session_id, 1, 1) <> %(ended)s"]
+        values: dict[str, Any] = {"prefix": prefix.encode(), "ended": _ENDED, "limit": limit}
         if prefix:
             where.append("substr(session_id, 1, length(%(prefix)s)) = %(prefix)s")
         if before is not None:
@@ -255,8 +261,11 @@ class PostgresCatalog(Catalog):
         if wanted.used_after is not None:
             where.append("used > %(used_after)s")
             values["used_after"] = wanted.used_after
-        sql = f"SELECT {_SESSION} FROM session s WHERE {' AND '.join(where)}"
-        rows = self._ask_whole(f"{sql} ORDER BY created DESC, session_id DESC LIMIT %(limit)s", **values)
+        rows = self._ask_whole(
+            f"""SELECT session_id, parent, ttl, quota, created, used, used_bytes FROM session s
+                WHERE {" AND ".join(where)} ORDER BY created DESC, session_id DESC LIMIT %(limit)s""",
+            **values,
+        )
         return [session_from(row) for row in rows]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
@@ -284,14 +293,21 @@ class PostgresCatalog(Catalog):
         return [entry_from(row) for row in rows]
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        columns = f"SELECT {_BLOB}, data FROM blob WHERE tenant = %(tenant)s"
         if digest is not None:
-            key = bytes.fromhex(digest)
-            for row in self._ask(f"{columns} AND digest = %(digest)s {self._lock()}", digest=key):
+            found = self._ask(
+                f"""SELECT digest, size, coding, place, frames, used, data FROM blob
+                    WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}""",
+                digest=bytes.fromhex(digest),
+            )
+            for row in found:
                 yield blob_from(row), row["data"]
             return
         last = b""
-        while rows := self._ask(f"{columns} AND digest > %(last)s ORDER BY digest LIMIT 64", last=last):
+        while rows := self._ask(
+            """SELECT digest, size, coding, place, frames, used, data FROM blob
+                WHERE tenant = %(tenant)s AND digest > %(last)s ORDER BY digest LIMIT 64""",
+            last=last,
+        ):
             for row in rows:
                 yield blob_from(row), row["data"]
             last = rows[-1]["digest"]
@@ -433,9 +449,12 @@ class PostgresCatalog(Catalog):
         """Update the counts after removing refs (session key, digest, size) of locked sessions."""
         keys, digests, sizes = zip(*refs, strict=True) if refs else ((), (), ())
         gone = self._ask(
-            f"SELECT {_BLOB} FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[])",
-            keys=list(keys), digests=list(digests), sizes=list(sizes),
-        )  # fmt: skip
+            """SELECT digest, size, coding, place, frames, used
+                FROM let_go_1(%(tenant)s, %(keys)s::bigint[], %(digests)s, %(sizes)s::bigint[])""",
+            keys=list(keys),
+            digests=list(digests),
+            sizes=list(sizes),
+        )
         return Freed.of(len(refs), [blob_from(row) for row in gone])
 
     def _revive(self, digest: str) -> int:
@@ -499,7 +518,8 @@ class PostgresCatalog(Catalog):
 
     def blob(self, digest: str) -> Blob | None:
         rows = self._ask(
-            f"SELECT {_BLOB} FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}",
+            f"""SELECT digest, size, coding, place, frames, used FROM blob
+                WHERE tenant = %(tenant)s AND digest = %(digest)s {self._lock()}""",
             digest=bytes.fromhex(digest),
         )
         return blob_from(rows[0]) if rows else None
@@ -513,13 +533,15 @@ class PostgresCatalog(Catalog):
 
     def totals(self) -> Totals:
         row = self._ask_whole(
-            f"""SELECT (SELECT count(*) FROM session s WHERE tenant = %(tenant)s AND {_IS_OPEN}) AS sessions,
+            """SELECT (SELECT count(*) FROM session
+                WHERE tenant = %(tenant)s AND substr(session_id, 1, 1) <> %(ended)s) AS sessions,
             count(*) FILTER (WHERE gone IS NULL) AS refs,
             (SELECT count(*) FROM blob WHERE tenant = %(tenant)s) AS artifacts,
             count(*) FILTER (WHERE gone IS NOT NULL) AS tombstones,
             (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint AS stored_bytes,
             coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint AS referenced_bytes
-            FROM ref WHERE tenant = %(tenant)s"""
+            FROM ref WHERE tenant = %(tenant)s""",
+            ended=_ENDED,
         )[0]
         return Totals(**row)
 
@@ -601,8 +623,10 @@ class PostgresCatalog(Catalog):
         def hide() -> int | None:
             self._stop_lending(session_id)
             hidden = self._ask(
-                f"UPDATE session s SET session_id = {_ENDED} || int8send(session_key), parent = NULL,"
-                f" look_at = 'infinity', ended_at = '-infinity' WHERE {_OF_SESSION} RETURNING session_key",
+                """UPDATE session SET session_id = %(ended)s || int8send(session_key), parent = NULL,
+                    look_at = 'infinity', ended_at = '-infinity'
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) RETURNING session_key""",
+                ended=_ENDED,
                 session_id=session_id,
             )
             return hidden[0]["session_key"] if hidden else None
@@ -661,7 +685,8 @@ class PostgresCatalog(Catalog):
     ) -> None:
         def work() -> None:
             self._each(
-                f"UPDATE session s SET used = greatest(used, %(at)s) WHERE {_OF_SESSION}",
+                """UPDATE session SET used = greatest(used, %(at)s)
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)""",
                 [{"session_id": each, "at": at} for each, at in sorted(sessions.items())],
             )
             self._each(
@@ -808,10 +833,14 @@ class PostgresCatalog(Catalog):
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         last, digest = after, _HIGHEST
         while rows := self._ask(
-            f"SELECT {_BLOB} FROM blob WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s"
-            " AND (used, digest) > (%(last)s, %(digest)s) ORDER BY used, digest LIMIT %(page)s",
-            until=until, last=last, digest=digest, page=_PAGE,
-        ):  # fmt: skip
+            """SELECT digest, size, coding, place, frames, used FROM blob
+                WHERE tenant = %(tenant)s AND coding = 'raw' AND used <= %(until)s
+                AND (used, digest) > (%(last)s, %(digest)s) ORDER BY used, digest LIMIT %(page)s""",
+            until=until,
+            last=last,
+            digest=digest,
+            page=_PAGE,
+        ):
             yield from map(blob_from, rows)
             last, digest = rows[-1]["used"], rows[-1]["digest"]
 
@@ -848,9 +877,9 @@ class PostgresCatalog(Catalog):
     def _every_note(self, start: str, stop: str) -> Iterator[Note]:
         with self._own.db.cursor(name="notes") as rows:
             rows.execute(
-                "SELECT s.session_id, n.key, n.value FROM note n JOIN session s USING (tenant, session_key)"
-                f" WHERE n.tenant = %s AND n.key >= %s AND n.key < %s AND {_IS_OPEN}",
-                (self._tenant, start, stop),
+                """SELECT s.session_id, n.key, n.value FROM note n JOIN session s USING (tenant, session_key)
+                    WHERE n.tenant = %s AND n.key >= %s AND n.key < %s AND substr(s.session_id, 1, 1) <> %s""",
+                (self._tenant, start, stop, _ENDED),
             )
             for session_id, key, value in rows:
                 yield Note(session_id.decode(), key, value)
