@@ -38,7 +38,8 @@ class Connection(sqlite3.Connection):
     """A connection that closes itself when its store is dropped. Python 3.13 and newer warn otherwise."""
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
+            self.close()
 
 
 class Disk:
