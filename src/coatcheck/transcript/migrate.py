@@ -320,8 +320,12 @@ def _carried_over(path: str, deadline: float, *, durable: bool) -> str:
     a note about a file that is left, "" if there is none."""
     try:
         while True:
-            with SwapFile(path, durable=durable) as file, file.reading():
-                left = file.carry_over()
+            with SwapFile(path, durable=durable) as file:
+                try:
+                    with file.reading():
+                        left = file.carry_over()
+                finally:
+                    file.unlock()
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(SETTLING)
