@@ -178,7 +178,8 @@ def test_every_codec_is_looked_up_before_files_are_out_of_reach() -> None:
         "pdf._warm()\n"
         "sandbox.confine(sys.argv[1])\n"
         "for name in set(names) - {'aliases', 'mbcs', 'oem'}:\n"
-        "    codecs.lookup(name)\n"
+        "    if not name.startswith('_'):\n"
+        "        codecs.lookup(name)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
