@@ -166,7 +166,7 @@ def test_the_most_findings_of_a_part_are_called_so_before_the_first_number() -> 
 
 
 def test_files_with_the_same_name_in_different_folders_are_different_files() -> None:
-    folder = "/home/somebody/work/a-rather-long-name-of-a-project/packages"
+    folder = "/home/somebody/projects/a-rather-long-name-of-a-project/packages"
     rows = [f"{folder}/{name}/src/index.ts:{n}: words" for name in ("one", "two") for n in range(30)]
     rows += [f"packages/one/src/index.ts:{n}: words" for n in range(40, 60)]
     assert stub("\n".join(rows)).text.startswith("80 lines from 2 files: ")

@@ -16,7 +16,7 @@ from coatcheck.storage import BlobStore, Catalog, catalog, frames
 from coatcheck.storage.disk import Disk, file_uri
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
-from tests.backends import released_by
+from tests.backends import LARGE, released_by
 
 
 class _FolderBlobs(BlobStoreSuite):
@@ -212,3 +212,25 @@ def test_a_process_opens_no_second_descriptor_of_the_database_or_its_index(tmp_p
 def test_the_uri_of_a_file_is_the_one_that_pathlib_makes(name: str) -> None:
     path = Path("/folder") / name
     assert file_uri(path) == path.as_uri()
+
+
+@pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])
+def test_a_repeated_put_syncs_what_a_process_without_durability_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """It finds nothing to add, but what it found must survive a power cut before it is acknowledged."""
+    synced: list[str] = []
+    sync = Disk.sync
+
+    def recorded(self: Disk, file: int, *, always: bool = False) -> None:
+        sync(self, file, always=always)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+    with (
+        coatcheck.open(tmp_path, durability="process") as brief,
+        coatcheck.open(tmp_path, durability="power") as durable,
+    ):
+        brief.session("s").put(value)
+        monkeypatch.setattr(Disk, "sync", recorded)
+        durable.session("s").put(value)
+    assert "catalog.sqlite-wal" in synced
