@@ -1,4 +1,5 @@
-"""`python -m benchmarks [names…] [--quick] [--save] [--json FILE]`: run the cases and print their tables."""
+"""`python -m benchmarks [names…] [--quick] [--save] [--json FILE]`: run the cases and print their
+tables."""
 
 from __future__ import annotations
 
@@ -75,16 +76,31 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
 WITH = {"eyes": ["questions"]}
 """Cases that run after another one when it is asked for: both are about what the model sees."""
 NOT_QUICK = ("peers",)
-"""Cases that compare with other programs alone: a quick run leaves them out, unless they are named."""
+"""Cases that compare with other programs alone: a quick run leaves them out, unless they are
+named."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks", description="Compare our times with the floor, in one run.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rounds, no peers: to check that it works")
-    parser.add_argument("--save", action="store_true", help="keep the results, and show them in the documentation")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="FOLDER", help="write the plots of `effect` into this folder")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks", description="Compare our times with the floor, in one run."
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(CASES)}; default: all"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a tenth of the rounds, no peers: to check that it works",
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="keep the results, and show them in the documentation"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures to this file"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FOLDER", help="write the plots of `effect` into this folder"
+    )
     asked = parser.parse_args(argv)
     if unknown := [name for name in asked.names if name not in CASES]:
         parser.error(f"unknown case {unknown[0]!r}: choose from {', '.join(CASES)}")
@@ -125,7 +141,9 @@ def _summarize(now: Results) -> None:
     print(f"\n{sum(row.ok is True for row in judged)} of {len(judged)} rows are within their limit")
     longest = sorted(now.tables.items(), key=lambda one: -one[1].seconds)[:8]
     total = sum(one.seconds for one in now.tables.values())
-    shown = ", ".join(f"{name} {one.seconds:.0f} s (CPU {one.cpu_seconds:.0f} s)" for name, one in longest)
+    shown = ", ".join(
+        f"{name} {one.seconds:.0f} s (CPU {one.cpu_seconds:.0f} s)" for name, one in longest
+    )
     print(f"it took {total:.0f} s; the longest: {shown}")
 
 

@@ -64,8 +64,12 @@ def write_data(path: Path, size: int) -> int:
 
 
 def corpus() -> Path | None:
-    """The folder with real data, as in the tests: `COATCHECK_CORPUS`, else `../shared/data`; None if there is none."""
-    for folder in (os.environ.get("COATCHECK_CORPUS"), Path(__file__).resolve().parents[2] / "shared" / "data"):
+    """The folder with real data, as in the tests: `COATCHECK_CORPUS`, else `../shared/data`; None
+    if there is none."""
+    for folder in (
+        os.environ.get("COATCHECK_CORPUS"),
+        Path(__file__).resolve().parents[2] / "shared" / "data",
+    ):
         if folder and Path(folder).is_dir():
             return Path(folder)
     return None

@@ -1,8 +1,10 @@
-"""Recorded sessions through a `PromptBuilder`, call by call, with its history kept as a host keeps it.
+"""Recorded sessions through a `PromptBuilder`, call by call, with its history kept as a host keeps
+it.
 
-What an answer uses of something that the prompt does not show, but a stub or a placeholder points to, is read back
-first: with real calls of the tool, whose results stay in the history. So this is the product as it is, with the
-counting of `coatcheck.audit`: the shared beginning of two prompts is read from the cache, the rest is written.
+What an answer uses of something that the prompt does not show, but a stub or a placeholder points
+to, is read back first: with real calls of the tool, whose results stay in the history. So this is
+the product as it is, with the counting of `coatcheck.audit`: the shared beginning of two prompts is
+read from the cache, the rest is written.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.messages import Message
 from coatcheck.messages.cost import SIGNATURE
 from coatcheck.messages.formats import dumped, text_of
-from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording
+from coatcheck.messages.recordings import (
+    RecordedCall,
+    RecordedConversation,
+    RecordedInput,
+    Recording,
+)
 from coatcheck.models import USUAL_PRICES
 from coatcheck.tokens import estimate
 
@@ -34,8 +41,8 @@ _WORD = "word "
 
 
 class BuiltSession(NamedTuple):
-    """The bill of a session, and the numbers of its requests that change what was sent before, and that the provider
-    would refuse."""
+    """The bill of a session, and the numbers of its requests that change what was sent before, and
+    that the provider would refuse."""
 
     bill: Bill
     rewritten: int
@@ -59,7 +66,13 @@ class _Built:
     """One conversation, as a host with a builder has it."""
 
     def __init__(
-        self, session: coatcheck.Session, recorded: RecordedConversation, bill: Bill, *, inline: bool, rewrite: bool
+        self,
+        session: coatcheck.Session,
+        recorded: RecordedConversation,
+        bill: Bill,
+        *,
+        inline: bool,
+        rewrite: bool,
     ) -> None:
         tools = toolkit(session)
         self._read, self._bill, self._prices = tools[0], bill, USUAL_PRICES
@@ -69,7 +82,9 @@ class _Built:
             defer_tools=None if inline else True,
         )  # fmt: skip
         self._history: list[Message] = []
-        self._originals: dict[str, str] = {}  # results and arguments as they were, by the id of the call
+        self._originals: dict[
+            str, str
+        ] = {}  # results and arguments as they were, by the id of the call
         self._pointers: dict[str, str] = {}
         self._calls: set[str] = set()
         self._is_first = True
@@ -78,8 +93,14 @@ class _Built:
 
     def add(self, call: RecordedCall) -> None:
         is_cold = self._is_first or call.gap > self._prices.cache_seconds
-        new = [_user(call.inputs, self._calls)] if call.inputs or not self._history else [_text("Continue.")]
-        self._originals |= {f"result {one.call_id}": one.text for one in call.inputs if one.is_result}
+        new = (
+            [_user(call.inputs, self._calls)]
+            if call.inputs or not self._history
+            else [_text("Continue.")]
+        )
+        self._originals |= {
+            f"result {one.call_id}": one.text for one in call.inputs if one.is_result
+        }
         prompt = self._builder.build([*self._history, *new], idle_seconds=call.gap)
         asked = list(self._asked(prompt, call))
         if asked:
@@ -90,13 +111,17 @@ class _Built:
             for number, one in enumerate(asked):
                 name = f"read-{self._bill.reads}-{number}"
                 uses.append({"type": "tool_use", "id": name, "name": self._read.name, "input": one})
-                pages.append({"type": "tool_result", "tool_use_id": name, "content": self._read.run(**one)})
+                pages.append(
+                    {"type": "tool_result", "tool_use_id": name, "content": self._read.run(**one)}
+                )
             more = [{"role": "assistant", "content": uses}, {"role": "user", "content": pages}]
             prompt, is_cold = self._builder.build([*prompt.history, *more], idle_seconds=0), False
         self._paid(prompt, call.output_tokens, is_cold)
         self._history = [*prompt.history, _answer(call)]
         self._calls = {one.id for one in call.tools}
-        self._originals |= {f"call {one.id}": "\n".join(_strings(one.arguments)) for one in call.tools}
+        self._originals |= {
+            f"call {one.id}": "\n".join(_strings(one.arguments)) for one in call.tools
+        }
         self._is_first = False
 
     def _paid(self, prompt: Prompt, output: int, is_cold: bool) -> None:
@@ -111,21 +136,40 @@ class _Built:
         self.refused += bool(refused(prompt.request()))
 
     def _asked(self, prompt: Prompt, call: RecordedCall) -> Iterable[dict[str, str]]:
-        """Yield the arguments of the reads that an answer needs: one for each stored content that it uses."""
+        """Yield the arguments of the reads that an answer needs: one for each stored content that
+        it uses."""
         shown, hidden = list[str](), list[tuple[str, str]]()
         for message in prompt.messages:
-            for block in message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]:
+            for block in (
+                message["content"]
+                if isinstance(message["content"], list)
+                else [{"text": message["content"]}]
+            ):
                 kind = block.get("type")
-                text = text_of(block.get("content")) if kind == "tool_result" else block.get("text", "")
+                text = (
+                    text_of(block.get("content"))
+                    if kind == "tool_result"
+                    else block.get("text", "")
+                )
                 text = "\n".join(_strings(block["input"])) if kind == "tool_use" else text
                 shown.append(text)
-                name = f"result {block.get('tool_use_id')}" if kind == "tool_result" else f"call {block.get('id')}"
+                name = (
+                    f"result {block.get('tool_use_id')}"
+                    if kind == "tool_result"
+                    else f"call {block.get('id')}"
+                )
                 original = self._originals.get(name)
-                if original is not None and original != text and (found := _POINTER.search(dumped(block))):
+                if (
+                    original is not None
+                    and original != text
+                    and (found := _POINTER.search(dumped(block)))
+                ):
                     hidden.append((found[0], original))
         things = things_in(call.written) if hidden else ()
         for pointer, original in hidden:
-            used = [one for one in things if one in original and not any(one in text for text in shown)][:_ASKED]
+            used = [
+                one for one in things if one in original and not any(one in text for text in shown)
+            ][:_ASKED]
             if used:
                 shown += used
                 yield {"pointer": pointer, "grep": "|".join(re.escape(one[:80]) for one in used)}
@@ -137,7 +181,12 @@ def _user(inputs: Iterable[RecordedInput], calls: set[str]) -> Message:
     for one in inputs:
         content: list[Any] = [{"type": "text", "text": one.text}] if one.text.strip() else []
         if one.image_tokens:
-            content.append({"type": "image", "source": {"type": "url", "url": "https://example.org/picture.png"}})
+            content.append(
+                {
+                    "type": "image",
+                    "source": {"type": "url", "url": "https://example.org/picture.png"},
+                }
+            )
         if one.is_result and one.call_id in calls:
             only = one.text if not one.image_tokens else content
             results.append({"type": "tool_result", "tool_use_id": one.call_id, "content": only})
@@ -149,7 +198,13 @@ def _user(inputs: Iterable[RecordedInput], calls: set[str]) -> Message:
 def _answer(call: RecordedCall) -> Message:
     content: list[Any] = []
     if call.thinking_tokens:
-        content.append({"type": "thinking", "thinking": "", "signature": "x" * (SIGNATURE * call.thinking_tokens)})
+        content.append(
+            {
+                "type": "thinking",
+                "thinking": "",
+                "signature": "x" * (SIGNATURE * call.thinking_tokens),
+            }
+        )
     if call.words.strip():
         content.append({"type": "text", "text": call.words})
     for one in call.tools:

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.calibrate_tokens [--corpus FOLDER] [--fit] [FILE ...]`: token estimates against exact counts.
+"""`python -m benchmarks.calibrate_tokens [--corpus FOLDER] [--fit] [FILE ...]`: token estimates
+against exact counts.
 
-Prints a line for each text of the corpus, each generated sample and each file (exact, estimate, error), then mean and
-worst. `--fit` also solves for new tables of costs, and needs scipy, which is not a dependency.
+Prints a line for each text of the corpus, each generated sample and each file (exact, estimate,
+error), then mean and worst. `--fit` also solves for new tables of costs, and needs scipy, which is
+not a dependency.
 """
 
 from __future__ import annotations
@@ -22,13 +24,21 @@ STARTS = list(tokens._SCRIPTS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="calibrate_tokens", description="Token estimates against exact counts.")
+    parser = argparse.ArgumentParser(
+        prog="calibrate_tokens", description="Token estimates against exact counts."
+    )
     parser.add_argument("--corpus", type=Path, default=corpus())
-    parser.add_argument("--fit", action="store_true", help="solve for new tables of costs (needs scipy)")
+    parser.add_argument(
+        "--fit", action="store_true", help="solve for new tables of costs (needs scipy)"
+    )
     parser.add_argument("files", type=Path, nargs="*", help="more texts")
     options = parser.parse_args()
 
-    real = [(n, t) for n, t in corpus_texts(options.corpus) if len(t.encode()) > SMALL] if options.corpus else []
+    real = (
+        [(n, t) for n, t in corpus_texts(options.corpus) if len(t.encode()) > SMALL]
+        if options.corpus
+        else []
+    )
     generated = list(samples().items())
     more = [(str(path), path.read_bytes().decode(errors="ignore")) for path in options.files]
     print(f"{'exact':>9} {'estimate':>9} {'error':>7}  text")
@@ -53,39 +63,67 @@ def show(name: str, text: str) -> float:
 def fit(texts: list[str]) -> None:
     """Print new tables of costs for `tokens.py`: those that minimize the errors on these texts.
 
-    An estimate should be `AIM` high. One below `AIM - BELOW` or above `AIM + ABOVE` weighs more, the further it is off.
-    What the texts say little about stays as it is.
+    An estimate should be `AIM` high. One below `AIM - BELOW` or above `AIM + ABOVE` weighs more,
+    the further it is off. What the texts say little about stays as it is.
     """
     import numpy  # type: ignore[import-not-found]  # not a dependency, like scipy
     from scipy.optimize import minimize  # type: ignore[import-untyped]
 
-    now = [cost / tokens._PARTS for cost in tokens._WINDOW_COST + tokens._PAIR_COST] + list(tokens._SCRIPTS.values())
+    now = [cost / tokens._PARTS for cost in tokens._WINDOW_COST + tokens._PAIR_COST] + list(
+        tokens._SCRIPTS.values()
+    )
     shares = numpy.array([numpy.array(counts(text)) / tokens.exact(text) for text in texts])
-    prior, most = numpy.array(now), [255 / tokens._PARTS] * 472 + [255 / tokens._SCRIPT_PARTS] * len(tokens._SCRIPTS)
+    prior, most = (
+        numpy.array(now),
+        [255 / tokens._PARTS] * 472 + [255 / tokens._SCRIPT_PARTS] * len(tokens._SCRIPTS),
+    )
     scale = numpy.sqrt((shares**2).mean(0) + KEEP)
 
     def loss(scaled):  # type: ignore[no-untyped-def]
         costs = scaled / scale
         error = shares @ costs - 1 - AIM
-        low, high, moved = numpy.minimum(error + BELOW, 0), numpy.maximum(error - ABOVE, 0), costs - prior
-        value = (error**2 + 8 * low**2 + 3 * high**2 + 600 * low**4 + 180 * high**4).mean() + KEEP * (moved**2).sum()
+        low, high, moved = (
+            numpy.minimum(error + BELOW, 0),
+            numpy.maximum(error - ABOVE, 0),
+            costs - prior,
+        )
+        value = (
+            error**2 + 8 * low**2 + 3 * high**2 + 600 * low**4 + 180 * high**4
+        ).mean() + KEEP * (moved**2).sum()
         slope = (2 * error + 16 * low + 6 * high + 2400 * low**3 + 720 * high**3) / len(texts)
         return value, (shares.T @ slope + 2 * KEEP * moved) / scale
 
     bounds = [(0, limit * by) for limit, by in zip(most, scale, strict=True)]
     solved = (
-        minimize(loss, prior * scale, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 400}).x / scale
+        minimize(
+            loss,
+            prior * scale,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": 400},
+        ).x
+        / scale
     )
     print("_WINDOW_COST", bytes((solved[:216] * tokens._PARTS).round().astype(int).tolist()).hex())
     print("_PAIR_COST", bytes((solved[216:472] * tokens._PARTS).round().astype(int).tolist()).hex())
-    print("_SCRIPTS", {hex(at): round(float(rate), 2) for at, rate in zip(tokens._SCRIPTS, solved[472:], strict=True)})
+    print(
+        "_SCRIPTS",
+        {
+            hex(at): round(float(rate), 2)
+            for at, rate in zip(tokens._SCRIPTS, solved[472:], strict=True)
+        },
+    )
 
 
 def counts(text: str) -> list[float]:
-    """How often each entry of the three tables is looked up for a text: 216 windows, 256 pairs, and the scripts."""
+    """How often each entry of the three tables is looked up for a text: 216 windows, 256 pairs, and
+    the scripts."""
     seen = tokens._encoded(text).translate(None, tokens._CONTINUATION)
     windows, pairs = Counter(tokens._windows(seen)), Counter(tokens._pairs(seen))
-    scripts = Counter(bisect_right(STARTS, ord(character)) - 1 for character in text if ord(character) >= 0x80)
+    scripts = Counter(
+        bisect_right(STARTS, ord(character)) - 1 for character in text if ord(character) >= 0x80
+    )
     return [
         *(windows[n] for n in range(216)),
         *(pairs[n] for n in range(256)),

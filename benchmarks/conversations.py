@@ -15,8 +15,8 @@ _EMPTY = "(no words)"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation of a file. `turns` are the numbers of the model's answers: each was one call of a model, with
-    the messages before it."""
+    """One conversation of a file. `turns` are the numbers of the model's answers: each was one call
+    of a model, with the messages before it."""
 
     file: str
     provider: str
@@ -51,7 +51,11 @@ def _chat(message: Message) -> Message:
 def _block_message(message: Message) -> Message:
     """A message of the pi agent in Anthropic's shape."""
     if message["role"] == "toolResult":
-        result = {"type": "tool_result", "tool_use_id": message["toolCallId"], "content": message["content"]}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": message["toolCallId"],
+            "content": message["content"],
+        }
         if message.get("isError"):
             result["is_error"] = True
         return {"role": "user", "content": [result]}
@@ -63,9 +67,18 @@ def _block_message(message: Message) -> Message:
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     if block.get("type") == "toolCall":
-        return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": block["arguments"]}
+        return {
+            "type": "tool_use",
+            "id": block["id"],
+            "name": block["name"],
+            "input": block["arguments"],
+        }
     if block.get("type") == "thinking":
-        return {"type": "thinking", "thinking": block["thinking"], "signature": block.get("thinkingSignature", "")}
+        return {
+            "type": "thinking",
+            "thinking": block["thinking"],
+            "signature": block.get("thinkingSignature", ""),
+        }
     if block.get("type") == "image":
         source = {"type": "base64", "media_type": block["mimeType"], "data": block["data"]}
         return {"type": "image", "source": source}
@@ -73,7 +86,8 @@ def _block(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(messages: list[Message]) -> list[Message]:
-    """Consecutive messages of one role become one. Empty texts, which it refuses, get a placeholder."""
+    """Consecutive messages of one role become one. Empty texts, which it refuses, get a
+    placeholder."""
     found: list[Message] = []
     for message in messages:
         content = message["content"]
@@ -83,4 +97,7 @@ def _joined(messages: list[Message]) -> list[Message]:
             found[-1] = {**found[-1], "content": [*found[-1]["content"], *blocks]}
         else:
             found.append({"role": message["role"], "content": blocks})
-    return [one if one["content"] else {**one, "content": [{"type": "text", "text": _EMPTY}]} for one in found]
+    return [
+        one if one["content"] else {**one, "content": [{"type": "text", "text": _EMPTY}]}
+        for one in found
+    ]

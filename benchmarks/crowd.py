@@ -22,7 +22,8 @@ _SIZE = 20 * KB
 
 
 def threads(bench: Bench) -> Iterator[Row]:
-    """Throughput of one thread and of eight, taking turns. With group commit, eight share their syncs."""
+    """Throughput of one thread and of eight, taking turns. With group commit, eight share their
+    syncs."""
     each = bench.rounds(100)
     rates: dict[int, list[float]] = {1: [], _MANY: []}
     with bench.new_store() as store, no_collection():
@@ -56,7 +57,8 @@ def _threads_rate(session: coatcheck.Session, count: int, each: int) -> float:
 
 
 def processes(bench: Bench) -> Iterator[Row]:
-    """Throughput of one process and of eight, taking turns, with errors and the wait of the slowest."""
+    """Throughput of one process and of eight, taking turns, with errors and the wait of the
+    slowest."""
     each = bench.rounds(100)
     with bench.new_store() as store:
         folder = Path(store.url)

@@ -1,8 +1,10 @@
-"""What the model sees: does the stub lead to the answer, and does one read give it? On recorded runs.
+"""What the model sees: does the stub lead to the answer, and does one read give it? On recorded
+runs.
 
-A *used thing* is a name, number or address that the model wrote after it had got a large result, that is in this
-result, and that nothing before the result contains. Each is looked for in the stored result with the tool that a model
-has: by a grep for the thing itself, and by a grep for a word that the run already contained before the result.
+A *used thing* is a name, number or address that the model wrote after it had got a large result,
+that is in this result, and that nothing before the result contains. Each is looked for in the
+stored result with the tool that a model has: by a grep for the thing itself, and by a grep for a
+word that the run already contained before the result.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class _Found:
 def eyes(bench: Bench) -> Iterator[Row]:
     folder = corpus()
     if folder is None:
-        print("there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)")
+        print(
+            "there is no corpus (COATCHECK_CORPUS names no folder, and there is no ../shared/data)"
+        )
         return
     by_form = {"lines": _Found(), "a single line": _Found()}
     smaller = _Found()
@@ -65,25 +69,51 @@ def eyes(bench: Bench) -> Iterator[Row]:
                 else:
                     by_form["lines" if result.count("\n") > 2 else "a single line"] += found
     for form, one in by_form.items():
-        print(f"\n{form}: {one.things} used things in {len(one.stubs)} results ({dict(one.sources)})")
+        print(
+            f"\n{form}: {one.things} used things in {len(one.stubs)} results ({dict(one.sources)})"
+        )
         print("\n".join(f"  not found: {each}" for each in one.missed[:20]))
     for form, least in (("lines", 0.99), ("a single line", 0.97)):
-        yield _share(f"{form}: found by one grep for it", by_form[form].by_thing, by_form[form].things, least)
+        yield _share(
+            f"{form}: found by one grep for it", by_form[form].by_thing, by_form[form].things, least
+        )
     found = by_form["lines"]
     found += by_form["a single line"]
-    yield _share("found by one grep for a word that the run knew", found.by_word, found.things, 0.65)
-    yield _share("the same, with one of the three nearest words", found.by_first_words, found.things, None)
+    yield _share(
+        "found by one grep for a word that the run knew", found.by_word, found.things, 0.65
+    )
+    yield _share(
+        "the same, with one of the three nearest words", found.by_first_words, found.things, None
+    )
     yield _share("in the stub itself", found.in_stub, found.things, None)
     yield Row("tokens of a page for it, median", None, median(found.pages), 400, "count")
     yield Row("tokens of a page for it, mean", None, mean(found.pages), None, "count")
     yield Row("tokens of a stub, most", None, max(found.stubs), 260, "count")
     yield Row("tokens of a stub, mean", None, mean(found.stubs), None, "count")
-    yield _share("results of 1,000 to 3,000 tokens: found by one grep for it", smaller.by_thing, smaller.things, None)
-    yield _share("results of 1,000 to 3,000 tokens: by a word that the run knew", smaller.by_word, smaller.things, None)
+    yield _share(
+        "results of 1,000 to 3,000 tokens: found by one grep for it",
+        smaller.by_thing,
+        smaller.things,
+        None,
+    )
+    yield _share(
+        "results of 1,000 to 3,000 tokens: by a word that the run knew",
+        smaller.by_word,
+        smaller.things,
+        None,
+    )
 
 
 def _share(case: str, part: int, whole: int, least: float | None) -> Row:
-    return Row(case, None, part / whole if whole else 1.0, least, "share", at_least=True, note=f"{part} of {whole}")
+    return Row(
+        case,
+        None,
+        part / whole if whole else 1.0,
+        least,
+        "share",
+        at_least=True,
+        note=f"{part} of {whole}",
+    )
 
 
 def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
@@ -121,16 +151,20 @@ def _looked_up(run: Run, session: Session) -> Iterator[tuple[str, _Found]]:
 
 def _used(result: str, before: str, later: str) -> list[str]:
     """The first things that the model used of a result, in the order of their use."""
-    things = dict.fromkeys(word for word in THING.findall(_ESCAPE.sub(" ", later)) if DISTINCT.search(word))
+    things = dict.fromkeys(
+        word for word in THING.findall(_ESCAPE.sub(" ", later)) if DISTINCT.search(word)
+    )
     return [word for word in things if word in result and word not in before][:_PER_RESULT]
 
 
 def _known(result: str, run: Run, at: int) -> list[str]:
-    """Words of the steps before that occur in the result, those nearest to the call first, telling ones before others.
-    A model knows the words, not how often they occur."""
+    """Words of the steps before that occur in the result, those nearest to the call first, telling
+    ones before others. A model knows the words, not how often they occur."""
     inside = result.lower()
     words: dict[str, None] = {}
     for step in reversed(run.steps[:at]):
         if step.role != "result":
-            words |= dict.fromkeys(word for word in _WORD.findall(step.text) if word.lower() in inside)
+            words |= dict.fromkeys(
+                word for word in _WORD.findall(step.text) if word.lower() in inside
+            )
     return sorted(words, key=lambda word: not DISTINCT.search(word) and word[0].islower())

@@ -1,4 +1,5 @@
-"""A fleet store on SeaweedFS and PostgreSQL on this machine, compared with the two servers alone."""
+"""A fleet store on SeaweedFS and PostgreSQL on this machine, compared with the two servers
+alone."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Bare:
             client_options={"allow_http": True},
         )  # fmt: skip
         self._db = psycopg.connect(database, autocommit=True)
-        self._db.execute("CREATE TABLE IF NOT EXISTS bare (digest bytea PRIMARY KEY, size int, at float8, name text)")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS bare (digest bytea PRIMARY KEY, size int, at float8, name text)"
+        )
 
     def put(self, content: bytes) -> str:
         import obstore
@@ -58,7 +61,8 @@ class Bare:
         name = os.urandom(16).hex()
         obstore.put(self._bucket, f"bare/{name}", content)
         self._db.execute(
-            "INSERT INTO bare VALUES (%s, %s, %s, %s)", (bytes.fromhex(name), len(content), time.time(), name)
+            "INSERT INTO bare VALUES (%s, %s, %s, %s)",
+            (bytes.fromhex(name), len(content), time.time(), name),
         )
         return name
 
@@ -89,7 +93,9 @@ def _one_caller(bench: Bench, servers: Fleet) -> Iterator[Row]:
         yield timed_row("fleet: get 1 MB, the first time", times, 1.2)
         name, pointer = bare.put(data(MB)), session.put(data(MB)).pointer
         session.get(pointer)
-        times = interleaved(Side(lambda: name, bare.get), Side(lambda: pointer, session.get), rounds)
+        times = interleaved(
+            Side(lambda: name, bare.get), Side(lambda: pointer, session.get), rounds
+        )
         yield timed_row("fleet: get 1 MB, read before", times, None)
     bare.close()
 
@@ -102,9 +108,17 @@ def _inline(bench: Bench, servers: Fleet) -> Iterator[Row]:
         for size in (4 * KB, 64 * KB, 256 * KB):
             sides = [Side(functools.partial(data, size), session.put) for session in sessions]
             times = interleaved(sides[0], sides[1], bench.rounds(60))
-            yield timed_row(f"fleet: put {size // KB} KB, in the catalog instead of an object", times, None)
-            pointers = [[session.put(data(size)).pointer for _ in range(bench.rounds(60) * 2)] for session in sessions]
-            gets = [Side(mine.pop, session.get) for mine, session in zip(pointers, sessions, strict=True)]
+            yield timed_row(
+                f"fleet: put {size // KB} KB, in the catalog instead of an object", times, None
+            )
+            pointers = [
+                [session.put(data(size)).pointer for _ in range(bench.rounds(60) * 2)]
+                for session in sessions
+            ]
+            gets = [
+                Side(mine.pop, session.get)
+                for mine, session in zip(pointers, sessions, strict=True)
+            ]
             times = interleaved(gets[0], gets[1], bench.rounds(60))
             yield timed_row(f"fleet: get {size // KB} KB, likewise", times, None)
 
@@ -148,7 +162,8 @@ def _work(what: str, url: str, s3: str, database: str, each: str) -> None:
     """One process with eight threads, each with its own session or connection."""
     store = coatcheck.open(url) if what == "ours" else None
     puts: list[Callable[[bytes], Any]] = [
-        store.session(f"{os.getpid()} {number}").put if store else Bare(s3, database).put for number in range(_SESSIONS)
+        store.session(f"{os.getpid()} {number}").put if store else Bare(s3, database).put
+        for number in range(_SESSIONS)
     ]
     texts = [[data(20 * KB) for _ in range(int(each))] for _ in puts]
     for put, warm in zip(puts, texts, strict=True):
@@ -182,7 +197,11 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
 
     cases: tuple[tuple[str, int, Callable[[coatcheck.Session, int], Side[Any]]], ...] = (
         ("get by name", 300, lambda session, count: Side(name(count), session.get)),
-        ("list of 50", 100, lambda session, count: Side(lambda: 50, lambda limit: session.list(limit=limit))),
+        (
+            "list of 50",
+            100,
+            lambda session, count: Side(lambda: 50, lambda limit: session.list(limit=limit)),
+        ),
         ("put 1 KB", 200, lambda session, count: Side(functools.partial(text, KB), session.put)),
     )
     for verb, rounds, side in cases:
@@ -197,7 +216,13 @@ def _scale(bench: Bench, servers: Fleet) -> Iterator[Row]:
             (fleet_place(stores[1]),),
         ).fetchone()
     assert row is not None
-    yield Row(f"fleet: bytes of the database for each of {large:,}", None, float(row[0]) / large, None, "count")
+    yield Row(
+        f"fleet: bytes of the database for each of {large:,}",
+        None,
+        float(row[0]) / large,
+        None,
+        "count",
+    )
     yield from removed(stores[1], large, "fleet: ")
     for store in stores:
         store.close()
@@ -214,7 +239,10 @@ def _sessions(bench: Bench, servers: Fleet) -> Iterator[Row]:
 
 
 def _with_quota(bench: Bench, stores: list[coatcheck.Store], large: int) -> Iterator[Row]:
-    bounded = [coatcheck.open(str(store.settings["store.url"]), ttl=None, quota_bytes=1 << 40) for store in stores]
+    bounded = [
+        coatcheck.open(str(store.settings["store.url"]), ttl=None, quota_bytes=1 << 40)
+        for store in stores
+    ]
     sides = [Side(functools.partial(text, KB), store.session("bench").put) for store in bounded]
     yield timed_row(f"fleet: put 1 KB with a quota for the store, among {large:,}",
                     interleaved(sides[0], sides[1], bench.rounds(200)), None)  # fmt: skip
@@ -247,10 +275,14 @@ def _words(bench: Bench, servers: Fleet) -> Iterator[Row]:
     stores = [coatcheck.open(url, ttl=None) for url in urls]
     for store in stores:
         for number in range(100):
-            store.session("bench").put(f"{small_content(number).decode()} connection refused, error {number}")
+            store.session("bench").put(
+                f"{small_content(number).decode()} connection refused, error {number}"
+            )
         store.session("bench").search("refused")
     schema = urls[1].partition("schema=")[2].partition("&")[0]
-    with psycopg.connect(servers.database.url, options=f"-c search_path={schema}", autocommit=True) as db:
+    with psycopg.connect(
+        servers.database.url, options=f"-c search_path={schema}", autocommit=True
+    ) as db:
         db.execute(
             "INSERT INTO passage (tenant, digest, session_id, first, last, start, stop, words) SELECT '',"
             " sha256(n::text::bytea), '', 1, 1, 0, 10,"
@@ -264,7 +296,10 @@ def _words(bench: Bench, servers: Fleet) -> Iterator[Row]:
             (others,),
         )
         db.execute("VACUUM ANALYZE passage, held")
-    sides = [Side(lambda: f"refused {random.randrange(100)}", store.session("bench").search) for store in stores]
+    sides = [
+        Side(lambda: f"refused {random.randrange(100)}", store.session("bench").search)
+        for store in stores
+    ]
     yield timed_row(f"fleet: search among 100, with {others:,} of others", interleaved(
         sides[0], sides[1], bench.rounds(100)), None)  # fmt: skip
     for store in stores:
@@ -277,8 +312,9 @@ def fleet_place(store: coatcheck.Store) -> str:
 
 
 def _fill(database: str, store: coatcheck.Store, count: int, *, apart: bool = False) -> None:
-    """Rows as puts would leave them, made by the database: a million puts would take too long. All in one session, or
-    each in a session `apart`. The indexes of refs are made at the end, because that is faster."""
+    """Rows as puts would leave them, made by the database: a million puts would take too long. All
+    in one session, or each in a session `apart`. The indexes of refs are made at the end, because
+    that is faster."""
     import psycopg
 
     store.session("bench").put("the first, so that the session is there")
@@ -319,7 +355,10 @@ def _fill(database: str, store: coatcheck.Store, count: int, *, apart: bool = Fa
         for _, definition in made:
             db.execute(definition)
         if not apart:
-            db.execute("UPDATE session SET next_seq = %s, used_bytes = (SELECT sum(size) FROM ref)", (1_000 + count,))
+            db.execute(
+                "UPDATE session SET next_seq = %s, used_bytes = (SELECT sum(size) FROM ref)",
+                (1_000 + count,),
+            )
     with psycopg.connect(database, options=options, autocommit=True) as db:
         db.execute("VACUUM ANALYZE blob, ref, session")
         db.execute("CHECKPOINT")

@@ -1,9 +1,11 @@
-"""The gateway against a bare pass-through, LiteLLM and headroom: CPU for each request, and the time to the first byte.
+"""The gateway against a bare pass-through, LiteLLM and headroom: CPU for each request, and the time
+to the first byte.
 
-Each server runs in a process of its own before the same small upstream, which streams 65 events. Bodies are those of
-conversations that grow: of 1 KB, 1 MB and 10 MB. The servers take turns, so that other load on the machine slows all of
-them; the median of the rounds counts. CPU is that of the server's process, from the operating system. Two hundred
-streams at once are counted too: what came back, and the memory of the process before and at the most.
+Each server runs in a process of its own before the same small upstream, which streams 65 events.
+Bodies are those of conversations that grow: of 1 KB, 1 MB and 10 MB. The servers take turns, so
+that other load on the machine slows all of them; the median of the rounds counts. CPU is that of
+the server's process, from the operating system. Two hundred streams at once are counted too: what
+came back, and the memory of the process before and at the most.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ from benchmarks.report import Row
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20}
 EVENTS = 65
-KEYS = {"x-api-key": "sk-none", "authorization": "Bearer sk-none", "anthropic-version": "2023-06-01"}
+KEYS = {
+    "x-api-key": "sk-none",
+    "authorization": "Bearer sk-none",
+    "anthropic-version": "2023-06-01",
+}
 ROUND = {"1 KB": 8, "1 MB": 3, "10 MB": 2}
 """Requests of one server in a round."""
 _SHORT = 1 << 16  # bytes of a body: each round has a new conversation
@@ -60,8 +66,16 @@ async def upstream(scope: Any, receive: Any, send: Any) -> None:
             "usage": {"input_tokens": 9, "output_tokens": 1},
         },
     }
-    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "some words "}}
+    block = {
+        "type": "content_block_start",
+        "index": 0,
+        "content_block": {"type": "text", "text": ""},
+    }
+    delta = {
+        "type": "content_block_delta",
+        "index": 0,
+        "delta": {"type": "text_delta", "text": "some words "},
+    }
     end: list[dict[str, Any]] = [
         {"type": "content_block_stop", "index": 0},
         {
@@ -72,7 +86,13 @@ async def upstream(scope: Any, receive: Any, send: Any) -> None:
         {"type": "message_stop"},
     ]
     events: list[dict[str, Any]] = [start, block, *[delta] * (EVENTS - 5), *end]
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": [(b"content-type", b"text/event-stream")],
+        }
+    )
     for one in events:
         data = f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode()
         await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -89,7 +109,11 @@ def bare(target: str) -> Any:
     client = httpx2.AsyncClient(timeout=600)
 
     async def relay(request: Request) -> StreamingResponse:
-        headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name not in ("host", "content-length")
+        }
         asked = client.build_request(
             request.method, target + request.url.path, headers=headers, content=await request.body()
         )
@@ -100,7 +124,9 @@ def bare(target: str) -> Any:
                 yield chunk
             await answer.aclose()
 
-        return StreamingResponse(chunks(), answer.status_code, media_type=answer.headers["content-type"])
+        return StreamingResponse(
+            chunks(), answer.status_code, media_type=answer.headers["content-type"]
+        )
 
     return Starlette(routes=[Route("/{path:path}", relay, methods=["POST"])])
 
@@ -116,10 +142,18 @@ def bare_with_aiohttp(target: str) -> Any:
     clients: list[aiohttp.ClientSession] = []
 
     async def relay(request: Request) -> StreamingResponse:
-        clients[:] = clients or [aiohttp.ClientSession(auto_decompress=False)]  # needs the running loop
-        headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
+        clients[:] = clients or [
+            aiohttp.ClientSession(auto_decompress=False)
+        ]  # needs the running loop
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if name not in ("host", "content-length")
+        }
         url = target + request.url.path
-        answer = await clients[0].request(request.method, url, headers=headers, data=await request.body())
+        answer = await clients[0].request(
+            request.method, url, headers=headers, data=await request.body()
+        )
         chunks = answer.content.iter_any()
         return StreamingResponse(chunks, answer.status, media_type=answer.headers["content-type"])
 
@@ -130,7 +164,8 @@ BARE = {"bare": bare, "bare with aiohttp": bare_with_aiohttp}
 
 
 def body_of(size: int, turn: int, number: int = 0) -> bytes:
-    """A request of a conversation with results of 8 KB, which grows by one call and its result with each turn."""
+    """A request of a conversation with results of 8 KB, which grows by one call and its result with
+    each turn."""
     from coatcheck import toolkit
 
     with __import__("coatcheck").open("memory:") as store:
@@ -138,18 +173,37 @@ def body_of(size: int, turn: int, number: int = 0) -> bytes:
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"begin {size} {number}"}]
     text = "a line of a result that an agent got\n" * min(220, max(1, size // 64))
     number = 0
-    while sum(len(str(one["content"])) for one in messages[-2:]) and number * len(text) < size + turn * len(text):
-        use = {"type": "tool_use", "id": f"toolu_{number}", "name": "search", "input": {"q": number}}
+    while sum(len(str(one["content"])) for one in messages[-2:]) and number * len(
+        text
+    ) < size + turn * len(text):
+        use = {
+            "type": "tool_use",
+            "id": f"toolu_{number}",
+            "name": "search",
+            "input": {"q": number},
+        }
         messages.append({"role": "assistant", "content": [use]})
         messages.append(
             {
                 "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": f"{number}\n{text}"}],
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": use["id"],
+                        "content": f"{number}\n{text}",
+                    }
+                ],
             }
         )
         number += 1
     return json.dumps(
-        {"model": "claude-opus-5-5", "max_tokens": 100, "stream": True, "tools": tools, "messages": messages}
+        {
+            "model": "claude-opus-5-5",
+            "max_tokens": 100,
+            "stream": True,
+            "tools": tools,
+            "messages": messages,
+        }
     ).encode()
 
 
@@ -157,7 +211,10 @@ def body_of(size: int, turn: int, number: int = 0) -> bytes:
 def process(command: Sequence[str], port: int, **variables: str) -> Iterator[int]:
     """Run a server until it accepts connections, and yield its process id."""
     child = subprocess.Popen(
-        list(command), env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        list(command),
+        env={**os.environ, **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         for _ in range(1_200):
@@ -195,13 +252,17 @@ def memory(pid: int, field: str = "VmRSS") -> float:
     return next(int(line.split()[1]) / 1_024 for line in lines if line.startswith(field))
 
 
-def measured(client: httpx2.Client, url: str, pid: int, bodies: Sequence[bytes]) -> tuple[float, list[float]]:
+def measured(
+    client: httpx2.Client, url: str, pid: int, bodies: Sequence[bytes]
+) -> tuple[float, list[float]]:
     """Milliseconds of CPU for a request, and to the first byte of each answer."""
     firsts = []
     before = cpu(pid)
     for body in bodies:
         begun = time.perf_counter()
-        with client.stream("POST", url, content=body, headers={**KEYS, "content-type": "application/json"}) as response:
+        with client.stream(
+            "POST", url, content=body, headers={**KEYS, "content-type": "application/json"}
+        ) as response:
             chunks = response.iter_raw()
             next(chunks)
             firsts.append(1_000 * (time.perf_counter() - begun))
@@ -217,7 +278,11 @@ def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[
     """Yield name, command and port of each server."""
     for name in BARE:
         port = free_port()
-        yield name, [sys.executable, "-m", "benchmarks.gateway", name, target, "--port", str(port)], port
+        yield (
+            name,
+            [sys.executable, "-m", "benchmarks.gateway", name, target, "--port", str(port)],
+            port,
+        )
     for mode in ("observe", "stub"):
         port = free_port()
         options = [
@@ -243,7 +308,9 @@ def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[
         return
     config = folder / "litellm.json"
     to = {"model": "anthropic/claude-opus-5-5", "api_base": target, "api_key": "sk-none"}
-    config.write_text(json.dumps({"model_list": [{"model_name": "claude-opus-5-5", "litellm_params": to}]}))
+    config.write_text(
+        json.dumps({"model_list": [{"model_name": "claude-opus-5-5", "litellm_params": to}]})
+    )
     ports = free_port(), free_port()
     commands = {
         "litellm": ["--config", str(config), "--host", "127.0.0.1", "--port", str(ports[0])],
@@ -260,7 +327,12 @@ def servers(target: str, folder: Path, peers: bool) -> Iterator[tuple[str, list[
 async def crowd(url: str) -> int:
     """Ask for many streams at once, and return how many came back whole."""
     body = json.dumps(
-        {"model": "claude-opus-5-5", "max_tokens": 100, "stream": True, "messages": [{"role": "user", "content": "go"}]}
+        {
+            "model": "claude-opus-5-5",
+            "max_tokens": 100,
+            "stream": True,
+            "messages": [{"role": "user", "content": "go"}],
+        }
     )
 
     async def ask(client: httpx2.AsyncClient) -> bool:
@@ -291,7 +363,9 @@ def compared(folder: Path, rounds: int, *, peers: bool) -> Found:
         for name, command, own in servers(target, folder, peers):
             try:
                 pid = stack.enter_context(
-                    process(command, own, ANTHROPIC_BASE_URL=target, HOME=str(folder), **_LOOPBACK_ONLY)
+                    process(
+                        command, own, ANTHROPIC_BASE_URL=target, HOME=str(folder), **_LOOPBACK_ONLY
+                    )
                 )
             except (OSError, RuntimeError) as error:
                 print(f"{name}: not measured, {type(error).__name__}: {error}", flush=True)
@@ -321,26 +395,44 @@ def compared(folder: Path, rounds: int, *, peers: bool) -> Found:
                 _, url, pid = running[name]
                 before, whole = memory(pid), asyncio.run(crowd(url))
                 print(f"{name}: {whole} of {_STREAMS} streams at once came back whole", flush=True)
-                print(f"  memory: {before:.0f} MiB before, at most {memory(pid, 'VmHWM'):.0f} MiB", flush=True)
+                print(
+                    f"  memory: {before:.0f} MiB before, at most {memory(pid, 'VmHWM'):.0f} MiB",
+                    flush=True,
+                )
     return found
 
 
 def gateway(bench: Bench) -> Iterator[Row]:
-    """CPU of a request through the gateway against a bare pass-through, and of the peers against the gateway."""
+    """CPU of a request through the gateway against a bare pass-through, and of the peers against
+    the gateway."""
     if not Path("/proc/self/stat").exists():
         return
     found = compared(bench.new_folder("gateway"), 2 if bench.quick else 5, peers=not bench.quick)
     for label, (used, first) in found.get("bare with aiohttp", {}).items():
         note = f"first byte {first:.0f} ms"
-        yield Row(f"bare with aiohttp, {label}: CPU", found["bare"][label][0] / 1_000, used / 1_000, None, note=note)
+        yield Row(
+            f"bare with aiohttp, {label}: CPU",
+            found["bare"][label][0] / 1_000,
+            used / 1_000,
+            None,
+            note=note,
+        )
     for mode in ("observe", "stub"):
         for label, (used, first) in found.get(mode, {}).items():
             note = f"first byte {first:.0f} ms, bare {found['bare'][label][1]:.0f} ms"
-            yield Row(f"{mode}, {label}: CPU", found["bare"][label][0] / 1_000, used / 1_000, 1.5, note=note)
+            yield Row(
+                f"{mode}, {label}: CPU",
+                found["bare"][label][0] / 1_000,
+                used / 1_000,
+                1.5,
+                note=note,
+            )
     for peer in ("litellm", "headroom"):
         for label, (used, _) in found.get(peer, {}).items():
             ours = found["observe"][label][0] / 1_000
-            yield Row(f"{peer} against observe, {label}: CPU", ours, used / 1_000, 5.0, at_least=True)
+            yield Row(
+                f"{peer} against observe, {label}: CPU", ours, used / 1_000, 5.0, at_least=True
+            )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -350,7 +442,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("target")
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args(list(arguments))
-    uvicorn.run(BARE[options.name](options.target), host="127.0.0.1", port=options.port, log_level="critical")
+    uvicorn.run(
+        BARE[options.name](options.target),
+        host="127.0.0.1",
+        port=options.port,
+        log_level="critical",
+    )
 
 
 if __name__ == "__main__":

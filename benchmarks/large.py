@@ -27,7 +27,10 @@ def large(bench: Bench) -> Iterator[Row]:
     source, folder = bench.new_folder("source") / "large.txt", bench.new_folder("store")
     write_data(source, size)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.large", str(folder), str(source)], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.large", str(folder), str(source)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     source.unlink()
     seen = json.loads(done.stdout)
@@ -37,7 +40,11 @@ def large(bench: Bench) -> Iterator[Row]:
     with coatcheck.open(folder) as store:
         session = store.session("bench")
         little = session.put(data(MB)).pointer
-        times = interleaved(_reader(session, little, MB), _reader(session, seen["pointer"], size), bench.rounds(1000))
+        times = interleaved(
+            _reader(session, little, MB),
+            _reader(session, seen["pointer"], size),
+            bench.rounds(1000),
+        )
     yield timed_row(f"4 KB at an offset in {size // MB} MB against in 1 MB", times, 3.0)
 
 

@@ -29,7 +29,10 @@ def long_transcript(bench: Bench) -> Iterator[Row]:
     folder = bench.new_folder("transcript")
     path, store = folder / "session.jsonl", folder / "store"
     _write(path, size)
-    with coatcheck.open(store, durability="process") as opened, Transcript(path, opened.session("agent")) as transcript:
+    with (
+        coatcheck.open(store, durability="process") as opened,
+        Transcript(path, opened.session("agent")) as transcript,
+    ):
         transcript.extend([_result(number, 64 * KB) for number in range(_LAST)])
     os.sync()
     done = subprocess.run(
@@ -59,7 +62,8 @@ def _result(number: int, size: int) -> dict[str, str]:
 
 
 def _through(store: str, path: str) -> None:
-    """In a separate process: open, read and append, and print the time of each and the memory of all."""
+    """In a separate process: open, read and append, and print the time of each and the memory of
+    all."""
     with coatcheck.open(store) as opened:
         session = opened.session("agent")
         session.get(session.put("so that everything is loaded"))

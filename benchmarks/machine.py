@@ -12,7 +12,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _MODULES = {"google-re2": "re2"}
-_LIBRARIES = ("pydantic", "xxhash", "google-re2", "duckdb", "obstore", "psycopg", "httpx2", "starlette")
+_LIBRARIES = (
+    "pydantic",
+    "xxhash",
+    "google-re2",
+    "duckdb",
+    "obstore",
+    "psycopg",
+    "httpx2",
+    "starlette",
+)
 
 
 def facts(folder: Path) -> dict[str, str]:
@@ -26,7 +35,11 @@ def facts(folder: Path) -> dict[str, str]:
         "file system": file_system(folder),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-        **{name: version(name) for name in _LIBRARIES if find_spec(_MODULES.get(name, name)) is not None},
+        **{
+            name: version(name)
+            for name in _LIBRARIES
+            if find_spec(_MODULES.get(name, name)) is not None
+        },
     }
 
 
@@ -35,7 +48,10 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 def file_system(folder: Path) -> str:
@@ -61,4 +77,6 @@ def peak() -> int:
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    return next(
+        int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
+    )

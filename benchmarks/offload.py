@@ -1,4 +1,5 @@
-"""Moving results out of the context: the cost of small and large ones, 64 threads at once, and the savings."""
+"""Moving results out of the context: the cost of small and large ones, 64 threads at once, and the
+savings."""
 
 from __future__ import annotations
 
@@ -20,9 +21,19 @@ from coatcheck import ToolCall, ToolExecutor
 from coatcheck._open import Durability
 
 _SMALL = "ok, 3 files changed, 14 insertions(+), 2 deletions(-); all checks passed; nothing else to do here now"
-_RECORD = {"ok": True, "files": 3, "insertions": 14, "deletions": 2, "checks": "passed", "next": None, "took": 0.25}
+_RECORD = {
+    "ok": True,
+    "files": 3,
+    "insertions": 14,
+    "deletions": 2,
+    "checks": "passed",
+    "next": None,
+    "took": 0.25,
+}
 _LOOPS = 200
-_ALL = coatcheck.Policy(max_tokens=1_000)  # by expected cost, results stay once a session has seen very many
+_ALL = coatcheck.Policy(
+    max_tokens=1_000
+)  # by expected cost, results stay once a session has seen very many
 _OVER = 10e-6
 _CALL = 60e-6
 _CROWD = 64
@@ -45,9 +56,19 @@ def small(bench: Bench) -> Iterator[Row]:
         executor = ToolExecutor(session, [text])
         ways: tuple[tuple[str, Callable[[], object], Callable[[], object], float | None], ...] = (
             ("100 bytes of text", text, lambda: session.externalize(text(), tool="text"), _OVER),
-            ("100 bytes of JSON", record, lambda: session.externalize(record(), tool="record"), _OVER),
+            (
+                "100 bytes of JSON",
+                record,
+                lambda: session.externalize(record(), tool="record"),
+                _OVER,
+            ),
             ("100 bytes, @session.offload", text, offloaded, _OVER),
-            ("100 bytes, ToolExecutor", text, lambda: executor.run(ToolCall("c", "text", {})), _CALL),
+            (
+                "100 bytes, ToolExecutor",
+                text,
+                lambda: executor.run(ToolCall("c", "text", {})),
+                _CALL,
+            ),
         )
         for what, plain, ours, limit in ways:
             times = interleaved(_repeated(plain), _repeated(ours), bench.rounds(100))
@@ -90,7 +111,8 @@ def _new(kind: str, size: int, numbers: Iterator[int]) -> str:
 
 
 def crowd(bench: Bench) -> Iterator[Row]:
-    """64 threads on one session compared with one: results per second, lost and duplicate artifacts."""
+    """64 threads on one session compared with one: results per second, lost and duplicate
+    artifacts."""
     made = itertools.count(1)
     lost = doubled = 0
     for durability, each in _EACH.items():
@@ -102,13 +124,23 @@ def crowd(bench: Bench) -> Iterator[Row]:
             for turn in range(3 + 1):
                 for count, seen in rates.items():
                     share = range(total // count)
-                    texts = [[content("log", _CROWD_SIZE, next(made)) for _ in share] for _ in range(count)]
+                    texts = [
+                        [content("log", _CROWD_SIZE, next(made)) for _ in share]
+                        for _ in range(count)
+                    ]
                     rate = _rate(session, texts, found)
                     if turn:  # the first is a warm-up
                         seen.append(rate)
             kept = [ref.artifact_id for ref in session.list()]
         one, many = statistics.median(rates[1]), statistics.median(rates[_CROWD])
-        yield Row(f"{_CROWD} threads externalize 20 KB, {durability}", one, many, 1.0, "rate", at_least=True)
+        yield Row(
+            f"{_CROWD} threads externalize 20 KB, {durability}",
+            one,
+            many,
+            1.0,
+            "rate",
+            at_least=True,
+        )
         lost += len(found) - len(_ids(set(found), kept))
         doubled += len(kept) - len(set(kept))
     yield Row(f"{_CROWD} threads: artifacts lost", None, lost, 0, "count")
@@ -148,10 +180,17 @@ def demo(bench: Bench) -> Iterator[Row]:
     from examples.demo import run
 
     turns = run()
-    counts = [(f"turn {number}", turn.tokens_without, turn.tokens_with) for number, turn in enumerate(turns, 1)]
+    counts = [
+        (f"turn {number}", turn.tokens_without, turn.tokens_with)
+        for number, turn in enumerate(turns, 1)
+    ]
     both = [turn for turn in turns if not turn.is_refused_without]
     total = sum(turn.tokens_without for turn in both), sum(turn.tokens_with for turn in both)
     counts.append((f"the {len(both)} turns that fit the window without Coatcheck", *total))
     for what, without, sent in counts:
-        note = f"{without / sent:.1f} times as many without" if without > sent else "Coatcheck's tools are described"
+        note = (
+            f"{without / sent:.1f} times as many without"
+            if without > sent
+            else "Coatcheck's tools are described"
+        )
         yield Row(f"demo, {what}: tokens", without, sent, None, "count", note=note)

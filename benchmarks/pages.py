@@ -1,4 +1,5 @@
-"""The console on a large store: the CPU time of each page with 100,000 sessions and an artifact of 1 GB."""
+"""The console on a large store: the CPU time of each page with 100,000 sessions and an artifact of
+1 GB."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ _RESULT = "2026-11-17 10:00:00 INFO worker 7 finished job 7919\n" * 400
 
 
 def pages(bench: Bench) -> Iterator[Row]:
-    """The median CPU time of each page, over HTTP on loopback, after a first look that starts everything. It is that of
-    the whole process, server and client, so that other work on the machine does not count."""
+    """The median CPU time of each page, over HTTP on loopback, after a first look that starts
+    everything. It is that of the whole process, server and client, so that other work on the
+    machine does not count."""
     count, size = (_QUICK_SESSIONS, _QUICK_SIZE) if bench.quick else (_SESSIONS, _SIZE)
     folder = bench.new_folder("store")
     _fill(folder, count)
@@ -60,9 +62,16 @@ def pages(bench: Bench) -> Iterator[Row]:
             client.post("/console/login", data={"token": _TOKEN})
             deep = link("sessions") + "?after=" + _cursor(store, count // 2)
             for case, path in {**asked, "sessions, 50,000th": deep}.items():
-                yield Row(f"{case}, {count:,} sessions", None, _median(client, path, bench.rounds(10)), _LIMIT)
+                yield Row(
+                    f"{case}, {count:,} sessions",
+                    None,
+                    _median(client, path, bench.rounds(10)),
+                    _LIMIT,
+                )
             for case, path in {
-                f"grep without a match in {shown}": link("artifact", "large", big.pointer, grep="no such words"),
+                f"grep without a match in {shown}": link(
+                    "artifact", "large", big.pointer, grep="no such words"
+                ),
                 "lineage": link("lineage", "large", big.pointer),
             }.items():
                 yield Row(f"{case}, {count:,} sessions", None, _median(client, path, 3), None)
@@ -107,7 +116,8 @@ def _cursor(store: coatcheck.Store, number: int) -> str:
 
 
 def _fill(folder: Path, count: int) -> None:
-    """Sessions as their first put would leave them, straight into the catalog; one in ten is a child of another."""
+    """Sessions as their first put would leave them, straight into the catalog; one in ten is a
+    child of another."""
     coatcheck.open(folder, durability="process").close()
     now = time.time()
     db = sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)
@@ -115,7 +125,10 @@ def _fill(folder: Path, count: int) -> None:
     db.execute("BEGIN")
     db.executemany(
         "INSERT INTO session (session_id, parent, created, used) VALUES (?, ?, ?, ?)",
-        ((_name(n), _name(n - 1) if n % 10 == 9 else None, now - (count - n), now - (count - n)) for n in range(count)),
+        (
+            (_name(n), _name(n - 1) if n % 10 == 9 else None, now - (count - n), now - (count - n))
+            for n in range(count)
+        ),
     )
     db.execute("COMMIT")
     db.close()
@@ -136,8 +149,23 @@ def _record(store: coatcheck.Store, count: int) -> None:
         session = store.session(_name(count - 1))
         for call in range(60):
             new = [
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{call}", "content": _RESULT}]}
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": f"c{call}", "content": _RESULT}
+                    ],
+                }
             ]
-            answer = {"role": "assistant", "content": [{"type": "text", "text": "Here is what I found. " * 20}]}
-            body = {"v": 1, "status": 200, "model": "m", "new": new, "answer": answer, "usage": [{"input_tokens": 9}]}
+            answer = {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "Here is what I found. " * 20}],
+            }
+            body = {
+                "v": 1,
+                "status": 200,
+                "model": "m",
+                "new": new,
+                "answer": answer,
+                "usage": [{"input_tokens": 9}],
+            }
             session.record("gateway:calls", json.dumps(body).encode())

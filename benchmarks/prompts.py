@@ -22,7 +22,8 @@ _QUESTIONS = {
 
 
 def prompt(bench: Bench) -> Iterator[Row]:
-    """A prompt with a hot state, an index of artifacts and recall, among 10,000 artifacts and among 100."""
+    """A prompt with a hot state, an index of artifacts and recall, among 10,000 artifacts and among
+    100."""
     many = _MANY // 10 if bench.quick else _MANY
     sessions = []
     for count in (_FEW, many):
@@ -30,7 +31,9 @@ def prompt(bench: Bench) -> Iterator[Row]:
         for number in range(count):
             rare = " needle" if number % (count // 20) == 7 % (count // 20) else ""
             words = " ".join(f"w{number * step % 997}" for step in range(60))
-            session.put(f"result of build {number}: {words}{rare}", name=f"build-{number}", tool="make")
+            session.put(
+                f"result of build {number}: {words}{rare}", name=f"build-{number}", tool="make"
+            )
         sessions.append(session)
     for what, question in _QUESTIONS.items():
         few, lots = (_side(session, question) for session in sessions)
@@ -46,17 +49,22 @@ def _side(session: coatcheck.Session, question: str) -> Side[None]:
     messages = [{"role": "user", "content": question}]
 
     def build(_: None) -> object:
-        state = HotState(session_id=session.session_id, artifact_index=artifact_index(session, limit=8))
+        state = HotState(
+            session_id=session.session_id, artifact_index=artifact_index(session, limit=8)
+        )
         return builder.build(messages, hot_state=state)
 
     return Side(lambda: None, build)
 
 
 def recalled(folder: Path, session: coatcheck.Session) -> tuple[int, int]:
-    """The number of questions whose right chunk is in the recall block of 2,000 characters, and of all questions. Each
-    chunk is stored as an artifact under its document's name."""
+    """The number of questions whose right chunk is in the recall block of 2,000 characters, and of
+    all questions. Each chunk is stored as an artifact under its document's name."""
     documents = json.loads((folder / "retrieval" / "codebase_chunks.json").read_text())
-    questions = [json.loads(line) for line in (folder / "retrieval" / "queries.jsonl").read_text().splitlines()]
+    questions = [
+        json.loads(line)
+        for line in (folder / "retrieval" / "queries.jsonl").read_text().splitlines()
+    ]
     pointers: dict[tuple[str, int], str] = {}
     for document in documents:
         for chunk in document["chunks"]:

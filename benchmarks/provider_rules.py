@@ -1,6 +1,8 @@
-"""Rules by which providers refuse a request: pairing, order, roles, empty texts, breakpoints, bound thinking.
+"""Rules by which providers refuse a request: pairing, order, roles, empty texts, breakpoints, bound
+thinking.
 
-It knows nothing of Coatcheck: requests are judged by what the providers document. Tests and the replay use it."""
+It knows nothing of Coatcheck: requests are judged by what the providers document. Tests and the
+replay use it."""
 
 from __future__ import annotations
 
@@ -16,18 +18,26 @@ def refused(request: dict[str, Any]) -> list[str]:
     """Violations in a request to Anthropic, OpenAI chat or Responses; empty if there are none."""
     if "input" in request:
         return list(_responses(request["input"]))
-    blocks = [one for message in request["messages"] for one in message.get("content") or () if isinstance(one, dict)]
+    blocks = [
+        one
+        for message in request["messages"]
+        for one in message.get("content") or ()
+        if isinstance(one, dict)
+    ]
     kinds = {one.get("type") for one in blocks}
-    is_anthropic = isinstance(request.get("system"), list) or bool(kinds & {"tool_use", "tool_result", "thinking"})
+    is_anthropic = isinstance(request.get("system"), list) or bool(
+        kinds & {"tool_use", "tool_result", "thinking"}
+    )
     return list(_anthropic(request) if is_anthropic else _chat(request["messages"]))
 
 
 class BoundThinking:
-    """Signs thinking over everything before it, and finds blocks that come back behind something else: newer Claude
-    models refuse such a request.
+    """Signs thinking over everything before it, and finds blocks that come back behind something
+    else: newer Claude models refuse such a request.
 
-    A block is bound to the system text, the set of tools, every earlier message without thinking, and the thinking
-    block before it. Blocks may be dropped from the front or the back of the run, not from between others."""
+    A block is bound to the system text, the set of tools, every earlier message without thinking,
+    and the thinking block before it. Blocks may be dropped from the front or the back of the run,
+    not from between others."""
 
     def __init__(self) -> None:
         self._signed: dict[str, tuple[str, str | None]] = {}
@@ -41,15 +51,20 @@ class BoundThinking:
         last, signed = before[-1] if before else None, []
         for at, block in enumerate(content):
             if block.get("type") == "thinking":
-                bound = _prefix(request, [*request["messages"], {**answer, "content": content[:at]}])
-                signature = hashlib.sha256(json.dumps([bound, last, block["thinking"]]).encode()).hexdigest()
+                bound = _prefix(
+                    request, [*request["messages"], {**answer, "content": content[:at]}]
+                )
+                signature = hashlib.sha256(
+                    json.dumps([bound, last, block["thinking"]]).encode()
+                ).hexdigest()
                 self._signed[signature] = (bound, last)
                 block, last = {**block, "signature": signature}, signature
             signed.append(block)
         return {**answer, "content": signed}
 
     def refused(self, request: dict[str, Any]) -> list[str]:
-        """The thinking blocks of a request that are not where they were signed. Blocks signed elsewhere are ignored."""
+        """The thinking blocks of a request that are not where they were signed. Blocks signed
+        elsewhere are ignored."""
         found, before = [], None
         for path, block in _thinking(request["messages"]):
             if block["signature"] not in self._signed:
@@ -59,7 +74,9 @@ class BoundThinking:
             up_to = request["messages"][message]
             prefix = [*request["messages"][:message], {**up_to, "content": up_to["content"][:at]}]
             if _prefix(request, prefix) != bound:
-                found.append(f"messages.{message}.content.{at}: the block is bound to a different conversation")
+                found.append(
+                    f"messages.{message}.content.{at}: the block is bound to a different conversation"
+                )
             elif before is not None and previous != before:
                 text = "bound to a different conversation, a thinking block before it is missing"
                 found.append(f"messages.{message}.content.{at}: the block is {text}")
@@ -76,7 +93,8 @@ def _thinking(messages: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, int],
 
 
 def _prefix(request: dict[str, Any], messages: list[dict[str, Any]]) -> str:
-    """The digest of what a thinking block is bound to, equal for what the provider treats as equal."""
+    """The digest of what a thinking block is bound to, equal for what the provider treats as
+    equal."""
     tools = sorted(json.dumps(_bare(tool), sort_keys=True) for tool in request.get("tools", ()))
     turns: list[list[Any]] = []
     for message in messages:
@@ -95,7 +113,8 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
 
 
 def _bare(value: Any) -> Any:
-    """A part of a request without breakpoints, outer whitespace of texts, and the difference of 1 and 1.0."""
+    """A part of a request without breakpoints, outer whitespace of texts, and the difference of 1
+    and 1.0."""
     if isinstance(value, dict):
         bare = {key: _bare(one) for key, one in value.items() if key != "cache_control"}
         if bare.get("type") == "tool_result" and "content" in bare:
@@ -114,10 +133,18 @@ def _anthropic(request: dict[str, Any]) -> Iterator[str]:
     before = None
     for number, message in enumerate(request["messages"]):
         role, content = message.get("role"), message.get("content")
-        if role == "system" and number and before == "user":  # since 2026, behind a message of the user
-            known = {tool.get("name") for tool in request.get("tools", ()) if tool.get("defer_loading")}
+        if (
+            role == "system" and number and before == "user"
+        ):  # since 2026, behind a message of the user
+            known = {
+                tool.get("name") for tool in request.get("tools", ()) if tool.get("defer_loading")
+            }
             added = [one["tool"]["name"] for one in content if one.get("type") == "tool_addition"]
-            yield from (f"message {number}: tool {name!r} is not deferred" for name in added if name not in known)
+            yield from (
+                f"message {number}: tool {name!r} is not deferred"
+                for name in added
+                if name not in known
+            )
             continue
         if role not in ("user", "assistant"):
             yield f"message {number}: role {role!r}"
@@ -153,9 +180,13 @@ def _anthropic(request: dict[str, Any]) -> Iterator[str]:
     marks = sum(_marks(value) for value in request.values())
     if marks > _MOST_BREAKPOINTS:
         yield f"{marks} cache breakpoints"
-    yield from (f"a breakpoint on {kind!r}" for kind in _marked_kinds(request) if "thinking" in kind)
+    yield from (
+        f"a breakpoint on {kind!r}" for kind in _marked_kinds(request) if "thinking" in kind
+    )
     spans = [
-        mark.get("ttl", "5m") for part in ("tools", "system", "messages") for mark in _all_marks(request.get(part))
+        mark.get("ttl", "5m")
+        for part in ("tools", "system", "messages")
+        for mark in _all_marks(request.get(part))
     ]
     if spans != sorted(spans):
         yield f"breakpoints for {spans}: those of an hour come first"

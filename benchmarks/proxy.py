@@ -1,6 +1,7 @@
 """The MCP proxy compared with the server alone: time, memory, and the tokens that reach the client.
 
-The servers are real ones. Those from npm are left out where they are not installed, and the row is missing then.
+The servers are real ones. Those from npm are left out where they are not installed, and the row is
+missing then.
 """
 
 from __future__ import annotations
@@ -74,10 +75,16 @@ def _large_result(bench: Bench) -> Iterator[Row]:
 def _history(bench: Bench) -> Iterator[Row]:
     """What `git log -p` shows: the log, and each commit's patch."""
     sources = sorted((_ROOT / "src" / "coatcheck").rglob("*.py"))[: 3 * _COMMITS]
-    steps = [{one.name: one.read_text("utf-8") for one in sources[at::_COMMITS]} for at in range(_COMMITS)]
+    steps = [
+        {one.name: one.read_text("utf-8") for one in sources[at::_COMMITS]}
+        for at in range(_COMMITS)
+    ]
     folder = _repository(bench.new_folder("history"), steps)
     calls = [("git_log", {"repo_path": str(folder), "max_count": _COMMITS})]
-    calls += [("git_show", {"repo_path": str(folder), "revision": f"HEAD~{back}"}) for back in range(_COMMITS - 1)]
+    calls += [
+        ("git_show", {"repo_path": str(folder), "revision": f"HEAD~{back}"})
+        for back in range(_COMMITS - 1)
+    ]
     yield from _tokens(bench, "tokens of git log -p, mcp-server-git", _git(folder), calls)
 
 
@@ -119,7 +126,9 @@ def _repository(folder: Path, steps: Sequence[dict[str, str]]) -> Path:
         for name, content in files.items():
             (folder / name).write_text(content)
         subprocess.run(["git", "add", "."], cwd=folder, check=True)
-        subprocess.run(["git", *_WHO, "commit", "-q", "-m", f"step {number}"], cwd=folder, check=True)
+        subprocess.run(
+            ["git", *_WHO, "commit", "-q", "-m", f"step {number}"], cwd=folder, check=True
+        )
     return folder
 
 

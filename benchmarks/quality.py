@@ -17,20 +17,26 @@ _SMALL = 2_048
 
 
 def search(bench: Bench) -> Iterator[Row]:
-    """Each chunk put as an artifact of its document's name: for how many questions the right one is found."""
+    """Each chunk put as an artifact of its document's name: for how many questions the right one is
+    found."""
     folder = corpus()
     if folder is None:
         print(f"\nsearch is skipped: {_NO_CORPUS}")
         return
     documents = json.loads((folder / "retrieval" / "codebase_chunks.json").read_text())
-    questions = [json.loads(line) for line in (folder / "retrieval" / "queries.jsonl").read_text().splitlines()]
+    questions = [
+        json.loads(line)
+        for line in (folder / "retrieval" / "queries.jsonl").read_text().splitlines()
+    ]
     known: dict[str, set[tuple[str, int]]] = {}
     with bench.new_store("process") as store:
         session = store.session("bench")
         for document in documents:
             for chunk in document["chunks"]:
                 ref = session.put(chunk["content"], name=document["doc_id"])
-                known.setdefault(ref.artifact_id, set()).add((document["original_uuid"], chunk["original_index"]))
+                known.setdefault(ref.artifact_id, set()).add(
+                    (document["original_uuid"], chunk["original_index"])
+                )
         for first, limit in _FIRST.items():
             right = 0
             for question in questions:
@@ -42,7 +48,8 @@ def search(bench: Bench) -> Iterator[Row]:
 
 
 def estimates(bench: Bench) -> Iterator[Row]:
-    """Estimates of tokens against exact counts, for each file of the corpus and each text inside that is not small."""
+    """Estimates of tokens against exact counts, for each file of the corpus and each text inside
+    that is not small."""
     folder = corpus()
     if folder is None:
         print(f"\ntokens is skipped: {_NO_CORPUS}")
@@ -50,7 +57,11 @@ def estimates(bench: Bench) -> Iterator[Row]:
     if find_spec("splintr") is None:
         print("\ntokens is skipped: splintr is not installed (the extra `tokens`)")
         return
-    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     inside = ((name, text) for name, text in corpus_texts(folder) if name not in files)
     whole = ((name, path.read_bytes().decode()) for name, path in files.items())
     for title, texts in (("files", whole), ("texts inside them", inside)):
@@ -59,6 +70,24 @@ def estimates(bench: Bench) -> Iterator[Row]:
         errors = {name: tokens.estimate(text) / tokens.exact(text) - 1 for name, text in seen}
         high, low = max(errors, key=errors.__getitem__), min(errors, key=errors.__getitem__)
         title = f"tokens of {len(errors)} {title}"
-        yield Row(f"{title}: mean error", None, sum(map(abs, errors.values())) / len(errors), 0.15, "share")
-        yield Row(f"{title}: the highest estimate is high by ({high})", None, max(0.0, errors[high]), 0.25, "share")
-        yield Row(f"{title}: the lowest estimate is low by ({low})", None, max(0.0, -errors[low]), 0.05, "share")
+        yield Row(
+            f"{title}: mean error",
+            None,
+            sum(map(abs, errors.values())) / len(errors),
+            0.15,
+            "share",
+        )
+        yield Row(
+            f"{title}: the highest estimate is high by ({high})",
+            None,
+            max(0.0, errors[high]),
+            0.25,
+            "share",
+        )
+        yield Row(
+            f"{title}: the lowest estimate is low by ({low})",
+            None,
+            max(0.0, -errors[low]),
+            0.05,
+            "share",
+        )

@@ -1,13 +1,16 @@
-"""40 questions with known answers about real content of 20 kinds: how many calls and tokens an answer takes.
+"""40 questions with known answers about real content of 20 kinds: how many calls and tokens an
+answer takes.
 
-A scripted reader, the same for every system, sees only what a model would: the text in place of the result, and the
-answers of the tools. Each question has a short list of intents that a careful engineer would derive from the question.
-A name or a word in one must be part of the question or have been shown before. The first call is the one that the stub
-proposes or the first intent, whichever answers with fewer tokens; after that come the other intents, then more pages.
-A question that needs more than eight calls, or more than 200,000 tokens, counts as unable.
+A scripted reader, the same for every system, sees only what a model would: the text in place of the
+result, and the answers of the tools. Each question has a short list of intents that a careful
+engineer would derive from the question. A name or a word in one must be part of the question or
+have been shown before. The first call is the one that the stub proposes or the first intent,
+whichever answers with fewer tokens; after that come the other intents, then more pages. A question
+that needs more than eight calls, or more than 200,000 tokens, counts as unable.
 
-The content comes from the corpus, from files that every Linux machine has, and from programs run here. Each answer is
-computed from the content without Coatcheck (`known`), so it is right on any machine.
+The content comes from the corpus, from files that every Linux machine has, and from programs run
+here. Each answer is computed from the content without Coatcheck (`known`), so it is right on any
+machine.
 """
 
 from __future__ import annotations
@@ -51,10 +54,10 @@ class NotHere(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`content` says where the content comes from: a path in the corpus (with a line of JSONL after `:` and a JSON
-    pointer after `#`), or a name of `MADE`. `known` computes the answer from the content, without Coatcheck, as a
-    regular expression that a page must match. If `counted` is set, the answer is also found where as many matches of it
-    are shown: a reader can count them."""
+    """`content` says where the content comes from: a path in the corpus (with a line of JSONL after
+    `:` and a JSON pointer after `#`), or a name of `MADE`. `known` computes the answer from the
+    content, without Coatcheck, as a regular expression that a page must match. If `counted` is set,
+    the answer is also found where as many matches of it are shown: a reader can count them."""
 
     kind: str
     content: str
@@ -64,12 +67,14 @@ class Question:
     counted: str = ""
 
 
-# --- content ---------------------------------------------------------------------------------------------------------
+# --- content
+# ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def content_of(source: str) -> str | bytes:
-    """Return the content that `source` names. Raises `NotHere` with the reason if this machine does not have it."""
+    """Return the content that `source` names. Raises `NotHere` with the reason if this machine does
+    not have it."""
     if source in MADE:
         return MADE[source]()
     folder = corpus()
@@ -109,7 +114,17 @@ def _run(*command: str | Path, cwd: Path = _ROOT, code: int | None = 0) -> str:
 
 _COMMIT: Final = "06edc66"
 _COMMITS: Final = ("git", "log", "-n", "14", _COMMIT)
-_LISTED: Final = ("asyncio", "concurrent", "email", "encodings", "http", "importlib", "json", "unittest", "xml")
+_LISTED: Final = (
+    "asyncio",
+    "concurrent",
+    "email",
+    "encodings",
+    "http",
+    "importlib",
+    "json",
+    "unittest",
+    "xml",
+)
 _MODULES: Final = f"""
 from pathlib import Path
 import pytest
@@ -135,7 +150,17 @@ start("[" * 600 + "]" * 600)
 
 
 def _pytest() -> str:
-    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-o", "addopts=", "--rootdir", ".", "--tb=short")
+    options = (
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-o",
+        "addopts=",
+        "--rootdir",
+        ".",
+        "--tb=short",
+    )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "test_modules.py").write_text(_MODULES)
         command = (sys.executable, "-m", "pytest", "-v", "--no-header", *options, "test_modules.py")
@@ -166,7 +191,9 @@ def _pdf() -> bytes:
     for number, page in enumerate(pages):
         escaped = [re.sub(r"([()\\])", r"\\\1", line) for line in page]
         drawn = "".join(f"({line}) Tj T*\n" for line in escaped)
-        stream = zlib.compress(f"BT /F1 9 Tf 12 TL 50 780 Td\n{drawn}ET".encode("cp1252", "replace"))
+        stream = zlib.compress(
+            f"BT /F1 9 Tf 12 TL 50 780 Td\n{drawn}ET".encode("cp1252", "replace")
+        )
         resources = "<< /Font << /F1 3 0 R >> >>"
         objects += [
             f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 595 842] /Resources {resources}"
@@ -203,7 +230,8 @@ MADE: Final[dict[str, Callable[[], str | bytes]]] = {
 }  # fmt: skip
 
 
-# --- answers, computed without Coatcheck -----------------------------------------------------------------------------
+# --- answers, computed without Coatcheck
+# -----------------------------------------------------------------------------
 
 
 def _number(value: int) -> str:
@@ -212,7 +240,8 @@ def _number(value: int) -> str:
 
 
 def _count(value: int) -> str:
-    """A number as the answer to "how many": on its own line, as a total, or before what was counted."""
+    """A number as the answer to "how many": on its own line, as a total, or before what was
+    counted."""
     things = "match|row|line|occurrence|result|entr|file|time|hit|item"
     before = rf"(?<![-\d.,:]){value} (?:{things})|count\W{{1,4}}{value}\b"
     return rf"(?m)(?:^\W{{0,3}}|: ){value}\W{{0,3}}$|\bof {value}\b(?![-.:,])|{before}"
@@ -235,7 +264,11 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 def _base_of(name: str) -> Callable[[str], str]:
     def known(text: str) -> str:
-        classes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.ClassDef) and one.name == name]
+        classes = [
+            one
+            for one in ast.walk(ast.parse(text))
+            if isinstance(one, ast.ClassDef) and one.name == name
+        ]
         return rf"class {name}\({ast.unparse(classes[0].bases[0])}\)"
 
     return known
@@ -256,7 +289,8 @@ def _git(*arguments: str) -> str:
 
 
 def _folder_of(name: str) -> Callable[[str], str]:
-    """The folder's line with the file after it and no other folder between, or the path of the file."""
+    """The folder's line with the file after it and no other folder between, or the path of the
+    file."""
 
     def known(text: str) -> str:
         paths = [path for top in _LISTED for path in (_STDLIB / top).rglob(name)]
@@ -279,7 +313,9 @@ _KUBECTL: Final = (
 )
 _DIFF: Final = "sessions/claude-code/6dd5f6de.jsonl:18#/toolUseResult/stdout"
 _RECORDED: Final = "wire/pydantic-ai/test_anthropic/test_anthropic_web_search_tool.yaml"
-_REASONED: Final = "wire/pydantic-ai/test_openai_responses/test_openai_responses_model_thinking_part.yaml"
+_REASONED: Final = (
+    "wire/pydantic-ai/test_openai_responses/test_openai_responses_model_thinking_part.yaml"
+)
 _TRANSCRIPT: Final = "transcripts/claude-code/189d8afc.jsonl"
 
 QUESTIONS: Final = (
@@ -556,13 +592,14 @@ QUESTIONS: Final = (
 )  # fmt: skip
 
 
-# --- the reader ------------------------------------------------------------------------------------------------------
+# --- the reader
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Answer:
-    """How a system answered a question: the calls, the tokens of all that the model saw and wrote, and whether the
-    answer was among it."""
+    """How a system answered a question: the calls, the tokens of all that the model saw and wrote,
+    and whether the answer was among it."""
 
     calls: list[Call] = field(default_factory=list)
     pages: list[str] = field(default_factory=list)
@@ -606,26 +643,42 @@ def _known(question: Question) -> re.Pattern[str]:
         raise NotHere("its answer is not in the content that this machine has") from error
 
 
-def _next(waiting: list[Intent], question: Question, reader: Reader, pages: list[str]) -> Call | None:
-    """The call for the first intent that this system has a tool for and whose names are known by now."""
+def _next(
+    waiting: list[Intent], question: Question, reader: Reader, pages: list[str]
+) -> Call | None:
+    """The call for the first intent that this system has a tool for and whose names are known by
+    now."""
     for intent in waiting:
-        if is_known(intent, question.ask, pages) and (call := reader.call_for(intent, pages)) is not None:
+        if (
+            is_known(intent, question.ask, pages)
+            and (call := reader.call_for(intent, pages)) is not None
+        ):
             return call
     return None
 
 
 def is_known(intent: Intent, ask: str, pages: Sequence[str]) -> bool:
-    """Whether every name in an intent was shown or is part of the question, and the columns of SQL were shown."""
+    """Whether every name in an intent was shown or is part of the question, and the columns of SQL
+    were shown."""
     seen = "\n".join(pages).casefold()
     if intent.sql:
         names = re.sub(r"'[^']*'", "", intent.sql).replace('"', "")
-        words = [word for word in re.findall(r"[A-Za-z_]\w*", f"{names} {intent.at}") if word.lower() not in _SQL_WORDS]
+        words = [
+            word
+            for word in re.findall(r"[A-Za-z_]\w*", f"{names} {intent.at}")
+            if word.lower() not in _SQL_WORDS
+        ]
         return all(re.search(rf"\b{word.casefold()}\b", seen) for word in words)
     looked_for = re.sub(r"\(\?\w\)|\\.", " ", f"{intent.grep} {intent.path}")
-    return all(word.casefold() in seen or word.casefold() in ask.casefold() for word in _WORD.findall(looked_for))
+    return all(
+        word.casefold() in seen or word.casefold() in ask.casefold()
+        for word in _WORD.findall(looked_for)
+    )
 
 
-def _see(answer: Answer, call: Call | None, page: str, known: re.Pattern[str], question: Question) -> None:
+def _see(
+    answer: Answer, call: Call | None, page: str, known: re.Pattern[str], question: Question
+) -> None:
     answer.tokens += _tokens(call, page)
     answer.right = answer.tokens <= WINDOW and _answers(page, known, question, answer.pages)
     answer.pages.append(page)
@@ -634,13 +687,17 @@ def _see(answer: Answer, call: Call | None, page: str, known: re.Pattern[str], q
 
 
 def _answers(page: str, known: re.Pattern[str], question: Question, before: Sequence[str]) -> bool:
-    """Whether the answer is on a page, as it is or in JSON; or may be counted on the pages so far."""
+    """Whether the answer is on a page, as it is or in JSON; or may be counted on the pages so
+    far."""
     if known.search(page) or known.search(page.replace("\\n", "\n").replace('\\"', '"')):
         return True
     if not question.counted:
         return False
     shown = 0
-    for one in (page, *reversed(before[1:])):  # the last pages may be all that there is, without those before
+    for one in (
+        page,
+        *reversed(before[1:]),
+    ):  # the last pages may be all that there is, without those before
         shown += one.count(question.counted)
         if known.search(str(shown)):
             return True
@@ -653,7 +710,9 @@ def _exact(text: str) -> int:
 
 
 def _tokens(call: Call | None, page: str) -> int:
-    return _exact(page) + (_exact(json.dumps(call.arguments, ensure_ascii=False)) if call is not None else 0)
+    return _exact(page) + (
+        _exact(json.dumps(call.arguments, ensure_ascii=False)) if call is not None else 0
+    )
 
 
 class Ours:
@@ -674,16 +733,26 @@ class Ours:
         return str(outcome.text)
 
     def hint(self, shown: str) -> Call | None:
-        """The first call in the stub's hint that leaves nothing to fill in: the one written out, or it with another
-        argument after "or"."""
+        """The first call in the stub's hint that leaves nothing to fill in: the one written out, or
+        it with another argument after "or"."""
         proposed = _STUB_HINT.search(shown)
         written = json.loads(f'"{proposed[1]}"') if proposed else ""
         called = _CALL.search(written)
         if called is None:
             return None
         arguments = dict(_ARGUMENT.findall(called[2]))
-        others = [{"pointer": arguments["pointer"], one[1]: one[2]} for one in _OR.finditer(written, called.end())]
-        return next((Call(called[1], one) for one in (arguments, *others) if "…" not in "".join(one.values())), None)
+        others = [
+            {"pointer": arguments["pointer"], one[1]: one[2]}
+            for one in _OR.finditer(written, called.end())
+        ]
+        return next(
+            (
+                Call(called[1], one)
+                for one in (arguments, *others)
+                if "…" not in "".join(one.values())
+            ),
+            None,
+        )
 
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._pointer:
@@ -695,7 +764,9 @@ class Ours:
             asked = {"lines": f"{max(1, at - before)}:{at + after}"}
         elif intent.grep:
             asked = {"grep": intent.grep}
-            if (before or after) and "context" in self._tools["get_artifact"].parameters["properties"]:
+            if (before or after) and "context" in self._tools["get_artifact"].parameters[
+                "properties"
+            ]:
                 asked["context"] = str(max(before, after))
         elif intent.sql or intent.path:
             asked = {"query": intent.sql or intent.path}
@@ -704,13 +775,19 @@ class Ours:
         elif intent.text:
             last = re.search(r"(\d+) pages", pages[0])
             asked = {"query": f"page {last[1]}" if intent.text == "last" and last else "text"}
-        return Call("get_artifact", {"pointer": self._pointer + intent.at, **asked}) if asked else None
+        return (
+            Call("get_artifact", {"pointer": self._pointer + intent.at, **asked}) if asked else None
+        )
 
     def more(self, call: Call, page: str) -> Call | None:
         found = re.search(r'more: (cursor|pointer)="([^"]+)"', page)
         if found is None:
             return None
-        arguments = {"pointer": self._pointer, "cursor": found[2]} if found[1] == "cursor" else {"pointer": found[2]}
+        arguments = (
+            {"pointer": self._pointer, "cursor": found[2]}
+            if found[1] == "cursor"
+            else {"pointer": found[2]}
+        )
         return Call(call.tool, arguments)
 
     def run(self, call: Call) -> str:
@@ -724,9 +801,11 @@ _OR: Final = re.compile(r' or (\w+)="([^"]*)"')
 
 
 class Theirs:
-    """A peer in a process of its own: see `benchmarks.peers.tools` for what it shows, and how it is asked.
+    """A peer in a process of its own: see `benchmarks.peers.tools` for what it shows, and how it is
+    asked.
 
-    A PDF goes to the model as it is, which all of them can: it costs at least the tokens of its text."""
+    A PDF goes to the model as it is, which all of them can: it costs at least the tokens of its
+    text."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -778,36 +857,58 @@ def _peers(bench: Bench) -> Iterator[tuple[str, Side]]:
             yield name, side
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
+# --- the table
+# -------------------------------------------------------------------------------------------------------
 
 
 def questions(bench: Bench) -> Iterator[Row]:
     """Ask every question of every system, and judge ours. A quick run asks only ours.
 
-    Yields a row for each question: the tokens of ours beside the fewest of the others, and a remark that says what is
-    to mend, and how the others did."""
+    Yields a row for each question: the tokens of ours beside the fewest of the others, and a remark
+    that says what is to mend, and how the others did."""
     here = [question for question in QUESTIONS if _is_here(question)]
     with bench.new_store("process") as store:
         sides = {} if bench.quick else dict(_peers(bench))
         systems: dict[str, Reader] = {"coatcheck": Ours(store.session("questions"))}
         systems |= {name: Theirs(side) for name, side in sides.items()}
-        answers = {name: [answered(question, reader) for question in here] for name, reader in systems.items()}
+        answers = {
+            name: [answered(question, reader) for question in here]
+            for name, reader in systems.items()
+        }
         print(f"\n{_systems(systems, answers)}", flush=True)
         for side in sides.values():
             side.close()
     ours = answers.pop("coatcheck")
     fewest = 0
     for number, question in enumerate(here):
-        row = _row(question, ours[number], {name: others[number] for name, others in answers.items()})
+        row = _row(
+            question, ours[number], {name: others[number] for name, others in answers.items()}
+        )
         fewest += ours[number].right and (row.floor is None or row.ours <= row.floor)
         yield row
     calls = [max(1, len(one.calls)) if one.right else MOST_CALLS + 1 for one in ours]
     of = f"{len(here)} questions"
-    yield Row(f"{of}: answered in one call", None, sum(one <= 1 for one in calls), 34, "count", at_least=True)
-    yield Row(f"{of}: answered in two calls", None, sum(one <= 2 for one in calls), len(here), "count", at_least=True)
+    yield Row(
+        f"{of}: answered in one call",
+        None,
+        sum(one <= 1 for one in calls),
+        34,
+        "count",
+        at_least=True,
+    )
+    yield Row(
+        f"{of}: answered in two calls",
+        None,
+        sum(one <= 2 for one in calls),
+        len(here),
+        "count",
+        at_least=True,
+    )
     yield Row(f"{of}: unable", None, sum(not one.right for one in ours), 0, "count")
     if answers:
-        yield Row(f"{of}: fewest tokens of {len(answers) + 1}", None, fewest, 34, "count", at_least=True)
+        yield Row(
+            f"{of}: fewest tokens of {len(answers) + 1}", None, fewest, 34, "count", at_least=True
+        )
 
 
 def _is_here(question: Question) -> bool:
@@ -821,7 +922,9 @@ def _is_here(question: Question) -> bool:
 
 def _row(question: Question, ours: Answer, others: dict[str, Answer]) -> Row:
     best = min((one.tokens for one in others.values() if one.right), default=None)
-    marks = ["UNABLE" if not ours.right else f"{len(ours.calls)} CALLS" if len(ours.calls) > 1 else ""]
+    marks = [
+        "UNABLE" if not ours.right else f"{len(ours.calls)} CALLS" if len(ours.calls) > 1 else ""
+    ]
     marks.append("NOT FEWEST" if best is not None and ours.tokens > best else "")
     shown = [f"{name} {one.tokens:,} in {len(one.calls)}" if one.right else f"{name} unable"
              for name, one in others.items()]  # fmt: skip
@@ -830,7 +933,17 @@ def _row(question: Question, ours: Answer, others: dict[str, Answer]) -> Row:
 
 
 def _systems(systems: dict[str, Reader], answers: dict[str, list[Answer]]) -> str:
-    heads = ("", "no call", "one call", "two calls", "more", "unable", "tokens: median", "mean", "tools, once")
+    heads = (
+        "",
+        "no call",
+        "one call",
+        "two calls",
+        "more",
+        "unable",
+        "tokens: median",
+        "mean",
+        "tools, once",
+    )
     lines: list[tuple[str, ...]] = [heads]
     for name, reader in systems.items():
         calls = [len(one.calls) for one in answers[name] if one.right]
@@ -841,5 +954,8 @@ def _systems(systems: dict[str, Reader], answers: dict[str, list[Answer]]) -> st
             f"{_exact(reader.schemas):,}",
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
     return "\n".join(line.rstrip() for line in padded)

@@ -42,22 +42,30 @@ _DUCKDB = {"csv": "read_csv('{}')", "jsonl": "read_json('{}', format='newline_de
 
 
 def lines(bench: Bench) -> Iterator[Row]:
-    """Lines at a random place of a large text, against the same of a small one and against a bare pread of a frame."""
+    """Lines at a random place of a large text, against the same of a small one and against a bare
+    pread of a frame."""
     size = _QUICK if bench.quick else _FULL
     sources = [bench.new_folder("source") / "large.txt", bench.new_folder("source") / "small.txt"]
     counts = [write_data(path, length) for path, length in zip(sources, (size, MB), strict=True)]
     with bench.new_store("process") as store:
         session = store.session("bench")
         large, small = (
-            _reader(session, session.put(path).pointer, count) for path, count in zip(sources, counts, strict=True)
+            _reader(session, session.put(path).pointer, count)
+            for path, count in zip(sources, counts, strict=True)
         )
         title = f"{_LINES} lines in {size // MB} MB"
-        yield timed_row(f"{title} against in 1 MB", interleaved(small, large, bench.rounds(1000)), 3.0)
+        yield timed_row(
+            f"{title} against in 1 MB", interleaved(small, large, bench.rounds(1000)), 3.0
+        )
         file = os.open(sources[0], os.O_RDONLY)
-        bare = Side(lambda: random.randrange(size // FRAME) * FRAME, lambda at: os.pread(file, FRAME, at))
+        bare = Side(
+            lambda: random.randrange(size // FRAME) * FRAME, lambda at: os.pread(file, FRAME, at)
+        )
         times = interleaved(bare, large, bench.rounds(1000))
         os.close(file)
-    yield Row(f"{title} against a bare pread", times[0].p50, times[1].p50, 0.005, "over", times=times)
+    yield Row(
+        f"{title} against a bare pread", times[0].p50, times[1].p50, 0.005, "over", times=times
+    )
 
 
 def _reader(session: coatcheck.Session, pointer: str, count: int) -> Side[int]:
@@ -69,7 +77,8 @@ def _reader(session: coatcheck.Session, pointer: str, count: int) -> Side[int]:
 
 
 def grep(bench: Bench) -> Iterator[Row]:
-    """Patterns that match nothing against RE2 on the same bytes in memory; then one that matches every line."""
+    """Patterns that match nothing against RE2 on the same bytes in memory; then one that matches
+    every line."""
     content = _log(_SEARCHED)
     source = bench.new_folder("source") / "log"
     source.write_bytes(content)
@@ -77,10 +86,14 @@ def grep(bench: Bench) -> Iterator[Row]:
         session = store.session("bench")
         pointer = session.put(source, media_type="text/plain").pointer
         for what, pattern in _ABSENT:
-            floor = Side(functools.partial(re2.compile, pattern), lambda known: known.search(content))
+            floor = Side(
+                functools.partial(re2.compile, pattern), lambda known: known.search(content)
+            )
             times = interleaved(floor, _searcher(session, pointer, pattern), bench.rounds(12))
             yield timed_row(f"grep 100 MB for {what}", times, 2.0)
-        floor = Side(functools.partial(re2.compile, _RARE), functools.partial(_read_and_search, source))
+        floor = Side(
+            functools.partial(re2.compile, _RARE), functools.partial(_read_and_search, source)
+        )
         times = interleaved(floor, _searcher(session, pointer, _RARE), bench.rounds(12))
         yield timed_row(f"grep 100 MB for {_RARE_NAME}, against reading and RE2", times, None)
         yield _memory(Path(store.url), pointer)
@@ -110,7 +123,9 @@ def _memory(folder: Path, pointer: str) -> Row:
     return Row("grep 100 MB: memory", seen["before"], seen["after"], 64 * MB, "memory")
 
 
-def _first_pages(bench: Bench, session: coatcheck.Session, content: bytes, pointer: str) -> Iterator[Row]:
+def _first_pages(
+    bench: Bench, session: coatcheck.Session, content: bytes, pointer: str
+) -> Iterator[Row]:
     """The first page of a pattern that matches every line."""
     size = _QUICK * 4 if bench.quick else _FULL
     large = bench.new_folder("source") / "large.log"
@@ -149,7 +164,9 @@ def sql(bench: Bench) -> Iterator[Row]:
             ask = functools.partial(session.read, query=_QUERY.format("artifact"))
             pool.close()  # the child of the format before
             first = _seconds(functools.partial(ask, pointers[0]))
-            times = interleaved(floor, Side(functools.partial(pointers.__getitem__, 0), ask), bench.rounds(12))
+            times = interleaved(
+                floor, Side(functools.partial(pointers.__getitem__, 0), ask), bench.rounds(12)
+            )
             yield Row(f"{title}, first call", times[0].p50, first, None)
             yield timed_row(f"{title}, second call on", times, 1.5)
             turns = iter(pointers * bench.rounds(200))
@@ -165,7 +182,10 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _log(size: int) -> bytes:
     """Lines of a log, never the same twice."""
-    levels, verbs = ("INFO", "DEBUG", "WARN", "ERROR"), ("handled", "refused", "queued", "forwarded", "dropped")
+    levels, verbs = (
+        ("INFO", "DEBUG", "WARN", "ERROR"),
+        ("handled", "refused", "queued", "forwarded", "dropped"),
+    )
     out, length = [], 0
     while length < size:
         number = random.getrandbits(60)
@@ -193,7 +213,9 @@ def _table(form: str) -> str:
     ]
     if form == "jsonl":
         return "".join(json.dumps(row) + "\n" for row in rows)
-    return "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n"
+    return (
+        "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]) + "\n"
+    )
 
 
 def _grep_alone(folder: str, pointer: str) -> None:

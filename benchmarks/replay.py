@@ -1,6 +1,8 @@
-"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent, what is cached.
+"""The conversations of the corpus, replayed call by call through a `PromptBuilder`: what is sent,
+what is cached.
 
-The host keeps `prompt.history`. With a budget of 50,000 tokens, long conversations need pruning, so it is allowed."""
+The host keeps `prompt.history`. With a budget of 50,000 tokens, long conversations need pruning, so
+it is allowed."""
 
 from __future__ import annotations
 
@@ -42,10 +44,14 @@ class Replayed:
 
 
 def replayed(
-    found: Iterable[Conversation], store: coatcheck.Store, *, budget: int = BUDGET, recall: bool = False
+    found: Iterable[Conversation],
+    store: coatcheck.Store,
+    *,
+    budget: int = BUDGET,
+    recall: bool = False,
 ) -> Replayed:
-    """Every call of every conversation. `without` is the same prompt with the conversation as it is: no stubs, no
-    pruning, nothing appended, no tools of ours."""
+    """Every call of every conversation. `without` is the same prompt with the conversation as it
+    is: no stubs, no pruning, nothing appended, no tools of ours."""
     done = Replayed()
     exact = Tally(tokens.exact) if find_spec("splintr") is not None else None
     for number, one in enumerate(found):
@@ -59,7 +65,11 @@ def replayed(
         history: list[Message] = []
         for turn, at in enumerate(one.turns):
             step = f"call {turn - turn % _STEP}"
-            state = HotState(session_id=session.session_id, objective="the user's task", last_successful_step=step)
+            state = HotState(
+                session_id=session.session_id,
+                objective="the user's task",
+                last_successful_step=step,
+            )
             prompt = builder.build([*history, *one.messages[start:at]], hot_state=state)
             history, start = prompt.history, at
             done.turns += 1
@@ -72,7 +82,9 @@ def replayed(
             new = prompt.est_tokens - prompt.stable_prefix.tokens
             done.sent += prompt.est_tokens
             done.sent_cost += CACHED * prompt.stable_prefix.tokens + WRITTEN * new
-            whole = sum(cost.tokens for message in one.messages[:at] if (cost := plain.weighed(message)))
+            whole = sum(
+                cost.tokens for message in one.messages[:at] if (cost := plain.weighed(message))
+            )
             done.without += whole
             done.without_cost += CACHED * before + WRITTEN * (whole - before)
             before = whole
@@ -104,10 +116,28 @@ def replay(bench: Bench) -> Iterator[Row]:
     if done.most_exact:
         yield Row(f"{title}: the same, counted exactly", None, done.most_exact, BUDGET, "count")
     yield Row(f"{title}: what a provider would refuse", None, len(done.refused), 0, "count")
-    yield Row(f"{title}: calls that rewrite the prefix", None, done.rewritten / max(1, done.turns), 0.02, "share")
+    yield Row(
+        f"{title}: calls that rewrite the prefix",
+        None,
+        done.rewritten / max(1, done.turns),
+        0.02,
+        "share",
+    )
     small = [one for one in found if one.file.endswith(".json")]
     if small and len(small) < len(found):
         alone = done.turns - sum(len(one.turns) for one in small)
-        yield Row("  the same without the file of short ones", None, done.rewritten / max(1, alone), None, "share")
+        yield Row(
+            "  the same without the file of short ones",
+            None,
+            done.rewritten / max(1, alone),
+            None,
+            "share",
+        )
     yield Row("tokens sent, without and with", done.without, done.sent, None, "count")
-    yield Row("the same, cached ones at 0.1, written ones at 1.25", done.without_cost, done.sent_cost, None, "count")
+    yield Row(
+        "the same, cached ones at 0.1, written ones at 1.25",
+        done.without_cost,
+        done.sent_cost,
+        None,
+        "count",
+    )

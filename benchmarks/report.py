@@ -17,7 +17,8 @@ class Row:
     """One comparison. Times and rates are judged by the ratio, memory and some times by the
     difference, and whatever has no floor by itself.
 
-    `limit` is None where the row only informs; `at_least` turns it round. `note` is a remark on this row."""
+    `limit` is None where the row only informs; `at_least` turns it round. `note` is a remark on
+    this row."""
 
     case: str
     floor: float | None
@@ -73,7 +74,10 @@ def table(rows: Iterable[Row]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     layout = " | ".join([f"{{:<{widths[0]}}}", *(f"{{:>{width}}}" for width in widths[1:])])
     notes = ["remark" if any(row.note for row in rows) else "", *(row.note for row in rows)]
-    table = (layout.format(*line) + (f" | {note}" if note else "") for line, note in zip(lines, notes, strict=True))
+    table = (
+        layout.format(*line) + (f" | {note}" if note else "")
+        for line, note in zip(lines, notes, strict=True)
+    )
     return "\n".join(table)
 
 

@@ -1,7 +1,9 @@
-"""The results of a run: kept as JSON, compared with those of the last full run, and shown in the documentation.
+"""The results of a run: kept as JSON, compared with those of the last full run, and shown in the
+documentation.
 
-`python -m benchmarks --save` writes them to `benchmarks/results.json`, draws a plot of each table into `docs/bench/`,
-and puts tables and plots into `docs/benchmarks.md`. Every other run names what has changed since then.
+`python -m benchmarks --save` writes them to `benchmarks/results.json`, draws a plot of each table
+into `docs/bench/`, and puts tables and plots into `docs/benchmarks.md`. Every other run names what
+has changed since then.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ CHANGE: Final = 0.2
 """The part of a figure by which it must change to be named."""
 
 _PLOTS: Final = "bench"
-_BEGIN, _END = "<!-- results: written by `python -m benchmarks --save` -->", "<!-- end of the results -->"
+_BEGIN, _END = (
+    "<!-- results: written by `python -m benchmarks --save` -->",
+    "<!-- end of the results -->",
+)
 _LEAST: Final = {"over": 5e-6, "memory": 2.0 * 2**20, "share": 0.01, "count": 1.0}
 """Smaller figures than these count as these, so that almost nothing never changes by 20%."""
 _SAME_MACHINE: Final = ("cpu", "cores", "file system")
@@ -29,7 +34,8 @@ _SAME_MACHINE: Final = ("cpu", "cores", "file system")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of one case. `seconds` is how long it took, `cpu_seconds` what it and its children used."""
+    """The rows of one case. `seconds` is how long it took, `cpu_seconds` what it and its children
+    used."""
 
     rows: tuple[Row, ...]
     seconds: float
@@ -54,13 +60,18 @@ class Results:
     @classmethod
     def of(cls, text: str) -> Results:
         record = json.loads(text)
-        return cls(record["machine"], {name: Table.of(one) for name, one in record["tables"].items()})
+        return cls(
+            record["machine"], {name: Table.of(one) for name, one in record["tables"].items()}
+        )
 
     def has_same_machine(self, other: Results) -> bool:
         return all(self.machine.get(what) == other.machine.get(what) for what in _SAME_MACHINE)
 
     def to_json(self) -> str:
-        record = {"machine": self.machine, "tables": {name: one.to_record() for name, one in self.tables.items()}}
+        record = {
+            "machine": self.machine,
+            "tables": {name: one.to_record() for name, one in self.tables.items()},
+        }
         return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -70,8 +81,8 @@ def last() -> Results | None:
 
 
 def changes(before: Results, now: Results) -> tuple[list[str], list[str]]:
-    """Name the rows that are worse than before by more than 20%, and those that are better. A time or a rate without a
-    floor is only compared if both runs were on the same kind of machine."""
+    """Name the rows that are worse than before by more than 20%, and those that are better. A time
+    or a rate without a floor is only compared if both runs were on the same kind of machine."""
     is_same = before.has_same_machine(now)
     worse: list[str] = []
     better: list[str] = []
@@ -96,20 +107,27 @@ def compared(before: Results | None, now: Results) -> str:
     if before is None:
         return "there are no results of a full run to compare with (--save keeps them)"
     worse, better = changes(before, now)
-    lines = [f"compared with the last full run: {len(worse)} rows worse by over 20%, {len(better)} better"]
+    lines = [
+        f"compared with the last full run: {len(worse)} rows worse by over 20%, {len(better)} better"
+    ]
     lines += [f"  WORSE   {one}" for one in worse] + [f"  better  {one}" for one in better]
     return "\n".join(lines)
 
 
 def save(now: Results, file: Path = FILE, docs: Path = DOCS) -> None:
-    """Keep the tables of this run, and those that an earlier run has measured on the same machine. Show all of them."""
+    """Keep the tables of this run, and those that an earlier run has measured on the same machine.
+    Show all of them."""
     before = Results.of(file.read_text("utf-8")) if file.exists() else now
     earlier = before.tables if before.has_same_machine(now) else {}
     whole = Results(now.machine, {**earlier, **now.tables})
     file.write_text(whole.to_json(), "utf-8")
     folder = docs / _PLOTS
     folder.mkdir(exist_ok=True)
-    drawn = {name: plot for name, table in whole.tables.items() if (plot := plot_of(name, table)) is not None}
+    drawn = {
+        name: plot
+        for name, table in whole.tables.items()
+        if (plot := plot_of(name, table)) is not None
+    }
     for name, plot in drawn.items():
         (folder / f"{name}.svg").write_text(plot, "utf-8")
     for stale in {path.stem for path in folder.glob("*.svg")} - drawn.keys():
@@ -122,8 +140,13 @@ def save(now: Results, file: Path = FILE, docs: Path = DOCS) -> None:
 
 
 def plot_of(name: str, table: Table) -> str | None:
-    """A plot of our times divided by the floor's; of a table without floors, of the figures divided by their limits."""
-    ratios = [(row.case, row.value, row) for row in table.rows if row.floor and row.unit not in ("memory", "over")]
+    """A plot of our times divided by the floor's; of a table without floors, of the figures divided
+    by their limits."""
+    ratios = [
+        (row.case, row.value, row)
+        for row in table.rows
+        if row.floor and row.unit not in ("memory", "over")
+    ]
     one = "the floor"
     if not ratios:
         limited = [row for row in table.rows if row.limit and row.value > 0]

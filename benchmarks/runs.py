@@ -20,8 +20,8 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What somebody told the model, what the model wrote (its words and the arguments of its calls), or a result with
-    its tool, if that is known."""
+    """What somebody told the model, what the model wrote (its words and the arguments of its
+    calls), or a result with its tool, if that is known."""
 
     role: Role
     text: str
@@ -37,7 +37,8 @@ class Run:
 
 
 def runs(corpus: Path, *, quick: bool = False) -> Iterator[Run]:
-    """Every recorded run of data agents, then every coding session, in a fixed order; if `quick`, only some runs."""
+    """Every recorded run of data agents, then every coding session, in a fixed order; if `quick`,
+    only some runs."""
     if quick:
         yield from islice(runs(corpus), 0, 280, 10)
         return
@@ -57,14 +58,18 @@ def steps_of(path: Path) -> Iterator[list[Step]]:
         found = json.loads(text)
         if isinstance(found, list):
             for run in found:
-                yield list(_react(run["messages"]) if "question_dict" in run else _chat(run["messages"]))
+                yield list(
+                    _react(run["messages"]) if "question_dict" in run else _chat(run["messages"])
+                )
         elif "values" in found:
             yield list(_chat(found["values"]["messages"]))
         elif "messages" in found:
             yield list(_parts(found["messages"]))
     elif path.suffix == ".jsonl":
         lines = list(_objects(text))
-        stages = [line["messages"] for line in lines if line.get("type") == "event" and "messages" in line]
+        stages = [
+            line["messages"] for line in lines if line.get("type") == "event" and "messages" in line
+        ]
         if stages:
             yield from (list(_chat(stage)) for stage in stages)
         else:
@@ -84,12 +89,23 @@ def _words(content: object) -> str:
     if isinstance(content, list):
         return "\n".join(filter(None, map(_words, content)))
     if isinstance(content, dict):
-        return _words(next((content[key] for key in ("text", "content", "output", "response") if key in content), ""))
+        return _words(
+            next(
+                (
+                    content[key]
+                    for key in ("text", "content", "output", "response")
+                    if key in content
+                ),
+                "",
+            )
+        )
     return ""
 
 
 def _written(words: str, calls: Iterable[object]) -> Iterator[Step]:
-    text = "\n".join(filter(None, [words, *(json.dumps(call, ensure_ascii=False) for call in calls)]))
+    text = "\n".join(
+        filter(None, [words, *(json.dumps(call, ensure_ascii=False) for call in calls)])
+    )
     if text:
         yield Step("model", text)
 
@@ -100,7 +116,11 @@ def _chat(messages: Iterable[dict[str, Any]]) -> Iterator[Step]:
     for message in messages:
         role = _ROLES.get(message.get("role") or message.get("type", ""))
         content = message.get("content")
-        blocks = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+        blocks = (
+            [block for block in content if isinstance(block, dict)]
+            if isinstance(content, list)
+            else []
+        )
         results = [block for block in blocks if block.get("type") == "tool_result"]
         if role == "model":
             asked = [block["input"] for block in blocks if block.get("type") == "tool_use"]
@@ -122,7 +142,8 @@ def _arguments(call: dict[str, Any]) -> object:
 
 
 def _react(messages: Iterable[dict[str, Any]]) -> Iterator[Step]:
-    """A chat without tool calls: what follows the model's words is the result of the action in them."""
+    """A chat without tool calls: what follows the model's words is the result of the action in
+    them."""
     before = "user"
     for message in messages:
         role = "result" if message["role"] == "user" and before == "assistant" else message["role"]
@@ -150,7 +171,9 @@ def _line(line: dict[str, Any]) -> Iterator[Step]:
         if kind == "user.message":
             yield Step("user", data["content"])
         elif kind == "assistant.message":
-            yield from _written(data["content"], [call["arguments"] for call in data["toolRequests"]])
+            yield from _written(
+                data["content"], [call["arguments"] for call in data["toolRequests"]]
+            )
         elif kind == "tool.execution_complete":
             yield Step("result", _words(data.get("result")), "bash")  # all of those in the corpus
     elif isinstance(line.get("message"), dict):

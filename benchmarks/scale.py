@@ -1,4 +1,5 @@
-"""A catalog of a million artifacts, all in one session, against one of a thousand; 100,000 sessions against 100."""
+"""A catalog of a million artifacts, all in one session, against one of a thousand; 100,000 sessions
+against 100."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def scale(bench: Bench) -> Iterator[Row]:
         _fill(folder, count)
         sessions.append(coatcheck.open(folder, durability="process").session("bench"))
     few, many = sessions
-    cases: tuple[tuple[str, int, float | None, Callable[[coatcheck.Session, int], Side[Any]]], ...] = (
+    cases: tuple[
+        tuple[str, int, float | None, Callable[[coatcheck.Session, int], Side[Any]]], ...
+    ] = (
         ("get, the first time", 2000, _LIMIT, _get),
         ("get, read before", 2000, _LIMIT, _get_again),
         ("get by name", 2000, _LIMIT, _get_by_name),
@@ -62,12 +65,16 @@ def removed(store: coatcheck.Store, count: int, where: str = "") -> Iterator[Row
         ("ends", store.session("bench").end),
     ):
         longest = _longest_change(catalog, work)
-        yield Row(f"{where}longest change while a session of {count:,} {verb}", None, longest, _LONGEST)
+        yield Row(
+            f"{where}longest change while a session of {count:,} {verb}", None, longest, _LONGEST
+        )
 
 
 def _longest_change(catalog: Any, work: Callable[[], object]) -> float:
     """The longest of the first changes of the catalog that this work makes."""
-    owner, name = (catalog, "_exclusive") if hasattr(catalog, "_exclusive") else (catalog._connections, "run")
+    owner, name = (
+        (catalog, "_exclusive") if hasattr(catalog, "_exclusive") else (catalog._connections, "run")
+    )
     run, times = getattr(owner, name), list[float]()
 
     def timed(*args: Any, **options: Any) -> Any:
@@ -100,7 +107,9 @@ def _among_sessions(bench: Bench) -> Iterator[Row]:
         store.close()
 
 
-def session_rows(bench: Bench, stores: Sequence[coatcheck.Store], many: int, where: str = "") -> Iterator[Row]:
+def session_rows(
+    bench: Bench, stores: Sequence[coatcheck.Store], many: int, where: str = ""
+) -> Iterator[Row]:
     """Operations in a store of few sessions, which is the floor, and in one of many."""
     cases: tuple[tuple[str, int, Callable[[coatcheck.Store, int], Side[Any]]], ...] = (
         ("get", 500, lambda store, count: Side(
@@ -165,9 +174,9 @@ def session_of(number: int) -> str:
 
 
 def _fill(folder: Path, count: int, *, apart: bool = False) -> None:
-    """Rows as puts would leave them, straight into a closed store's catalog: a million puts would take too long. All in
-    one session, or each in a session `apart`. Keys of blobs are in the order of their digests, and indexes are made at
-    the end, because that is faster."""
+    """Rows as puts would leave them, straight into a closed store's catalog: a million puts would
+    take too long. All in one session, or each in a session `apart`. Keys of blobs are in the order
+    of their digests, and indexes are made at the end, because that is faster."""
     with coatcheck.open(folder, durability="process", ttl=None) as store:
         store.session("bench").put("the first, so that the session is there")
     now = time.time()
@@ -176,7 +185,9 @@ def _fill(folder: Path, count: int, *, apart: bool = False) -> None:
     db.execute("PRAGMA synchronous = OFF")
     db.execute("PRAGMA cache_size = -500000")
     db.execute("BEGIN")
-    indexes = db.execute("SELECT name, sql FROM sqlite_master WHERE tbl_name = 'ref' AND type = 'index' AND sql <> ''")
+    indexes = db.execute(
+        "SELECT name, sql FROM sqlite_master WHERE tbl_name = 'ref' AND type = 'index' AND sql <> ''"
+    )
     made = indexes.fetchall()
     for name, _ in made:
         db.execute(f"DROP INDEX {name}")
@@ -188,14 +199,19 @@ def _fill(folder: Path, count: int, *, apart: bool = False) -> None:
         "INSERT INTO blob VALUES (?, ?, ?, 'inline', '', x'', 1, ?)",
         ((key, digests[n], len(contents[n]), now) for key, n in enumerate(order, first)),
     )
-    db.executemany("INSERT INTO content VALUES (?, ?)", ((key, contents[n]) for key, n in enumerate(order, first)))
+    db.executemany(
+        "INSERT INTO content VALUES (?, ?)",
+        ((key, contents[n]) for key, n in enumerate(order, first)),
+    )
     if apart:
         db.executemany(
             "INSERT INTO session (session_key, session_id, ttl, created, used, used_bytes, next_seq)"
             " VALUES (?, ?, 604800.0, ?, ?, ?, 1000)",
             ((first + n, session_of(n), now - n, now, len(contents[n])) for n in range(count)),
         )
-    session_key = db.execute("SELECT session_key FROM session WHERE session_id = 'bench'").fetchone()[0]
+    session_key = db.execute(
+        "SELECT session_key FROM session WHERE session_id = 'bench'"
+    ).fetchone()[0]
     db.executemany(
         "INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, producer, parents,"
         " summary, created, pinned)"

@@ -15,7 +15,13 @@ from coatcheck._open import Durability
 
 # Sizes, how often, and the limit of the ratio
 _PUT: dict[Durability, tuple[tuple[int, int, float], ...]] = {
-    "power": ((KB, 300, 1.2), (20 * KB, 300, 1.2), (100 * KB, 300, 1.2), (MB, 150, 1.4), (20 * MB, 20, 1.3)),
+    "power": (
+        (KB, 300, 1.2),
+        (20 * KB, 300, 1.2),
+        (100 * KB, 300, 1.2),
+        (MB, 150, 1.4),
+        (20 * MB, 20, 1.3),
+    ),
     "process": ((20 * KB, 1000, 1.8), (MB, 200, 1.6)),
 }
 _GET = ((20 * KB, 2000, 2.0), (100 * KB, 1000, 2.0), (MB, 300, 1.5))
@@ -60,8 +66,8 @@ def get(bench: Bench) -> Iterator[Row]:
 
 
 def _put_and_get(bench: Bench) -> Iterator[Row]:
-    """A verified get of what was put just before, against reading and hashing a file that was written just before. Only
-    the get is timed."""
+    """A verified get of what was put just before, against reading and hashing a file that was
+    written just before. Only the get is timed."""
     with bench.new_store("process") as store:
         session = store.session("bench")
         for size, rounds, limit in _PUT_AND_GET:

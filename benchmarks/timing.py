@@ -17,7 +17,8 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True)
 class Side(Generic[T]):
-    """The timed function (`run`), and one that makes its argument while the clock is stopped (`prepare`)."""
+    """The timed function (`run`), and one that makes its argument while the clock is stopped
+    (`prepare`)."""
 
     prepare: Callable[[], T]
     run: Callable[[T], object]
@@ -38,7 +39,8 @@ class Times:
 
 
 def interleaved(floor: Side[A], ours: Side[B], rounds: int) -> tuple[Times, Times]:
-    """Time both sides in turns, each going first every second time, after a warm-up of a tenth of the rounds."""
+    """Time both sides in turns, each going first every second time, after a warm-up of a tenth of
+    the rounds."""
     theirs: list[float] = []
     own: list[float] = []
     warm_up = max(2, rounds // 10)

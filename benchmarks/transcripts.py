@@ -1,4 +1,5 @@
-"""Transcripts: savings on disk and in prompts, deduplication of snapshots, and the cost of externalizing."""
+"""Transcripts: savings on disk and in prompts, deduplication of snapshots, and the cost of
+externalizing."""
 
 from __future__ import annotations
 
@@ -69,7 +70,10 @@ def _shared(bench: Bench, files: list[Path]) -> Iterator[Row]:
 def _speed(bench: Bench, files: list[Path]) -> Iterator[Row]:
     """All files, one after the other, against parsing and writing each of their lines."""
     files = files[::3] if bench.quick else files
-    parts = [file.read_bytes().splitlines() if file.suffix == ".jsonl" else [file.read_bytes()] for file in files]
+    parts = [
+        file.read_bytes().splitlines() if file.suffix == ".jsonl" else [file.read_bytes()]
+        for file in files
+    ]
 
     def parse_and_write(_: None) -> None:
         for lines in parts:
@@ -98,9 +102,16 @@ def _speed(bench: Bench, files: list[Path]) -> Iterator[Row]:
                 slim(line, known, keeper)
 
     formats = [transcript.FORMATS[file.parent.name] for file in files]
-    for title, ours, limit in (("lines made slim", make_slim, None), ("externalize in place", externalize, _SPEED)):
-        times = interleaved(Side(lambda: None, parse_and_write), Side(prepare, ours), bench.rounds(5))
-        yield timed_row(f"{title}, {len(files)} files, process, against json.loads and json.dumps", times, limit)
+    for title, ours, limit in (
+        ("lines made slim", make_slim, None),
+        ("externalize in place", externalize, _SPEED),
+    ):
+        times = interleaved(
+            Side(lambda: None, parse_and_write), Side(prepare, ours), bench.rounds(5)
+        )
+        yield timed_row(
+            f"{title}, {len(files)} files, process, against json.loads and json.dumps", times, limit
+        )
     for store in stores:
         store.close()
 
@@ -116,7 +127,9 @@ def _memory(bench: Bench) -> Row:
         text=True,
     )
     seen = json.loads(done.stdout)
-    return Row(f"externalize {size // MB} MB: memory", seen["before"], seen["after"], _MEMORY, "memory")
+    return Row(
+        f"externalize {size // MB} MB: memory", seen["before"], seen["after"], _MEMORY, "memory"
+    )
 
 
 def _through(folder: str, size: str) -> None:
@@ -142,7 +155,13 @@ def _write(path: Path, size: int) -> None:
             text = " ".join(rng.choices(words, k=rng.choice((300, 3_000, 30_000))))
             block = {"type": "tool_result", "tool_use_id": f"toolu_{written}", "content": text}
             message = {"role": "user", "content": [block]}
-            line = {"type": "user", "uuid": f"{written:x}", "sessionId": "s", "message": message, "toolUseResult": text}
+            line = {
+                "type": "user",
+                "uuid": f"{written:x}",
+                "sessionId": "s",
+                "message": message,
+                "toolUseResult": text,
+            }
             written += file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -152,7 +171,11 @@ def _copy(file: Path, folder: Path, number: int = 0) -> Path:
 
 def _parsed(file: Path) -> list[Any]:
     data = file.read_bytes()
-    return [json.loads(line) for line in data.splitlines() if line] if file.suffix == ".jsonl" else [json.loads(data)]
+    return (
+        [json.loads(line) for line in data.splitlines() if line]
+        if file.suffix == ".jsonl"
+        else [json.loads(data)]
+    )
 
 
 def _per_turn(lines: list[Any], known: Format) -> float:

@@ -1,6 +1,8 @@
-"""A hook of mkdocs: files outside docs/ that the pages link to become part of the site, under their path here.
+"""A hook of mkdocs: files outside docs/ that the pages link to become part of the site, under their
+path here.
 
-Pages link to them as they are in the repository: `../examples/openai_agent.py`, and in SECURITY.md `docs/http.md`.
+Pages link to them as they are in the repository: `../examples/openai_agent.py`, and in SECURITY.md
+`docs/http.md`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""An agent with Claude Code's tools whose context stays small. Needs the packages `claude-agent-sdk` and
-`coatcheck[mcp]`, and ANTHROPIC_API_KEY.
+"""An agent with Claude Code's tools whose context stays small. Needs the packages
+`claude-agent-sdk` and `coatcheck[mcp]`, and ANTHROPIC_API_KEY.
 
     python examples/claude_agent.py "Which path fails most often in access.log?"
 """
@@ -9,7 +9,14 @@ import os
 import sys
 from typing import Any
 
-from claude_agent_sdk import AssistantMessage, ClaudeAgentOptions, ResultMessage, TextBlock, ToolUseBlock, query
+from claude_agent_sdk import (
+    AssistantMessage,
+    ClaudeAgentOptions,
+    ResultMessage,
+    TextBlock,
+    ToolUseBlock,
+    query,
+)
 
 import coatcheck
 from coatcheck import Store
@@ -19,7 +26,8 @@ MODEL = os.environ.get("ANTHROPIC_MODEL", "claude-sonnet-5")
 
 
 async def agent(store: Store, question: str, **options: Any) -> str:
-    """Ask with Bash and Read allowed. Large outputs are stored, and the model reads what it needs of them."""
+    """Ask with Bash and Read allowed. Large outputs are stored, and the model reads what it needs
+    of them."""
     mine = ClaudeAgentOptions(model=MODEL, allowed_tools=["Bash", "Read"], **options)
     answer = ""
     async for message in query(prompt=question, options=ClaudeAgentOptions(**slim(store, mine))):

@@ -1,4 +1,5 @@
-"""Photograph the console in the machine's Chromium: an agent talks to a scripted model through the gateway."""
+"""Photograph the console in the machine's Chromium: an agent talks to a scripted model through the
+gateway."""
 
 from __future__ import annotations
 
@@ -22,21 +23,28 @@ from tests.http.servers import running
 
 
 def answer(seen: Seen) -> Turn:
-    """Return the next turn of the scripted model: it reads the log, looks into the stub, and answers."""
+    """Return the next turn of the scripted model: it reads the log, looks into the stub, and
+    answers."""
     text = json.dumps(seen.messages)
     pointers = re.findall(r"art:[0-9a-f]{12}", text)
     if "48207|timeout" in text:
         return turn(
-            Say("Two payments of order 48207 were captured: the first call timed out, and the retry had a new key.")
+            Say(
+                "Two payments of order 48207 were captured: the first call timed out, and the retry had a new key."
+            )
         )
     if pointers:
         wanted = {"pointer": pointers[-1], "grep": "48207|timeout"}
         return turn(Think("The log is stored whole. I look for the order."), Use("get", wanted))
-    return turn(Think("I need the log of the checkout."), Use("fetch_log", {"service": "checkout", "day": shop.DAY}))
+    return turn(
+        Think("I need the log of the checkout."),
+        Use("fetch_log", {"service": "checkout", "day": shop.DAY}),
+    )
 
 
 def talk(store: coatcheck.Store) -> None:
-    """Record a conversation in the mode `loop`, one with a broken prefix, and what a sub-agent stored."""
+    """Record a conversation in the mode `loop`, one with a broken prefix, and what a sub-agent
+    stored."""
     log = shop.fetch_log("checkout", shop.DAY)
     loop: dict[str, Any] = {"is_one": True, "mode": "loop", "session": "charged-twice"}
     with Provider(answer) as provider, serving(store, provider, **loop) as url:
@@ -46,16 +54,33 @@ def talk(store: coatcheck.Store) -> None:
         agent.ask(agent.results(log))
     marked = {"cache_control": {"type": "ephemeral"}}
     noted = turn(Say("Noted."))
-    with Provider(lambda seen: noted) as provider, serving(store, provider, is_one=True, session="report") as url:
-        agent = Talk(url, thinking=False, system=[{"type": "text", "text": "You write reports. " * 200, **marked}])
+    with (
+        Provider(lambda seen: noted) as provider,
+        serving(store, provider, is_one=True, session="report") as url,
+    ):
+        agent = Talk(
+            url,
+            thinking=False,
+            system=[{"type": "text", "text": "You write reports. " * 200, **marked}],
+        )
         for number in range(24):
             if number == 15:
-                agent.more["system"] = [{"type": "text", "text": "You write short reports. " * 200, **marked}]
+                agent.more["system"] = [
+                    {"type": "text", "text": "You write short reports. " * 200, **marked}
+                ]
             for message in agent.held[::2]:
                 message["content"][0].pop("cache_control", None)
-            agent.ask([{"type": "text", "text": f"Fact {number}: " + "orders rose. " * 120, **marked}])
+            agent.ask(
+                [{"type": "text", "text": f"Fact {number}: " + "orders rose. " * 120, **marked}]
+            )
     child = store.session("charged-twice/payments", parent="charged-twice", create=True)
-    child.put(shop.export_orders(shop.DAY), name="orders.csv", tool="export_orders", kind="data", media_type="text/csv")
+    child.put(
+        shop.export_orders(shop.DAY),
+        name="orders.csv",
+        tool="export_orders",
+        kind="data",
+        media_type="text/csv",
+    )
 
 
 def photograph(folder: Path) -> list[Path]:
@@ -63,7 +88,10 @@ def photograph(folder: Path) -> list[Path]:
     token = "a-token-for-the-pictures"
     keyring = Keyring(given={token: Access("pictures", "admin")})
     written = []
-    with tempfile.TemporaryDirectory() as name, coatcheck.open(Path(name) / "store", durability="process") as store:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        coatcheck.open(Path(name) / "store", durability="process") as store,
+    ):
         talk(store)
         routes = console_routes(store, keyring, key="once", token=token)
         orders = store.session("charged-twice/payments").list()[0].pointer
@@ -83,7 +111,11 @@ def photograph(folder: Path) -> list[Path]:
                 page.goto(web.url + path)
                 target = folder / f"console-{place}.png"
                 height = 1400 if place == "conversation" else 760
-                page.screenshot(path=target, clip={"x": 0, "y": 0, "width": 1100, "height": height}, full_page=True)
+                page.screenshot(
+                    path=target,
+                    clip={"x": 0, "y": 0, "width": 1100, "height": height},
+                    full_page=True,
+                )
                 with Image.open(target) as picture:
                     picture.convert("RGB").quantize(128).save(target, optimize=True)
                 written.append(target)

@@ -1,8 +1,10 @@
-"""An agent with and without Coatcheck: run `make demo`. It needs no network and no key, and leaves nothing behind.
+"""An agent with and without Coatcheck: run `make demo`. It needs no network and no key, and leaves
+nothing behind.
 
-The agent is the loop of `anthropic_agent.py` on Anthropic's own SDK, its tools are those of `shop.py`, the store is
-real. Only the model is a script, behind a local server that speaks the provider's protocol and counts tokens. A second
-session shows the other side: results that are worth more in the context than out of it.
+The agent is the loop of `anthropic_agent.py` on Anthropic's own SDK, its tools are those of
+`shop.py`, the store is real. Only the model is a script, behind a local server that speaks the
+provider's protocol and counts tokens. A second session shows the other side: results that are worth
+more in the context than out of it.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ REMARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request to the model and its reply. `got` has the results of its last calls: tool, text, tokens of the whole
-    value. `tokens_without` counts the same conversation with complete results and without Coatcheck's tools."""
+    """One request to the model and its reply. `got` has the results of its last calls: tool, text,
+    tokens of the whole value. `tokens_without` counts the same conversation with complete results
+    and without Coatcheck's tools."""
 
     got: tuple[tuple[str, str, int], ...]
     text: str
@@ -70,7 +73,8 @@ class Turn:
 
     @property
     def is_refused_without(self) -> bool:
-        """Whether the provider would refuse the request without Coatcheck: it is over the context window."""
+        """Whether the provider would refuse the request without Coatcheck: it is over the context
+        window."""
         return self.tokens_without > WINDOW
 
 
@@ -90,7 +94,10 @@ def _look(heard: Heard) -> Reply:
             Call("get_artifact", {"pointer": log, "grep": "WARN|ERROR"}),
             Call(
                 "get_artifact",
-                {"pointer": orders, "query": "SELECT status, count(*), sum(cents) FROM artifact GROUP BY 1"},
+                {
+                    "pointer": orders,
+                    "query": "SELECT status, count(*), sum(cents) FROM artifact GROUP BY 1",
+                },
             ),
             Call("fetch_charges", {"day": shop.DAY}),
         ),
@@ -100,12 +107,19 @@ def _look(heard: Heard) -> Reply:
 def _compare(heard: Heard) -> Reply:
     pointers = {
         name: heard.pointer(tool)
-        for name, tool in (("log", "fetch_log"), ("orders", "export_orders"), ("charges", "fetch_charges"))
+        for name, tool in (
+            ("log", "fetch_log"),
+            ("orders", "export_orders"),
+            ("charges", "fetch_charges"),
+        )
     }
     return Reply(
         "Captures were sent again after timeouts. I look at one of them, and compare all three by their pointers.",
         (
-            Call("get_artifact", {"pointer": pointers["charges"], "query": "$.charges[?@.order == 48061].created"}),
+            Call(
+                "get_artifact",
+                {"pointer": pointers["charges"], "query": "$.charges[?@.order == 48061].created"},
+            ),
             Call("reconcile", pointers),
         ),
     )
@@ -123,7 +137,8 @@ SCRIPT: Sequence[Step] = (_fetch, _look, _compare, _answer)
 
 
 def run() -> list[Turn]:
-    """Run the agent with its tools and a store against a scripted model. The turns are the same every time."""
+    """Run the agent with its tools and a store against a scripted model. The turns are the same
+    every time."""
     with (
         tempfile.TemporaryDirectory() as folder,
         coatcheck.open(folder) as store,
@@ -131,14 +146,17 @@ def run() -> list[Turn]:
         Anthropic(api_key="none", base_url=api.anthropic_url) as client,
     ):
         session = store.session("demo")
-        with contextlib.redirect_stdout(io.StringIO()):  # the loop prints; here the turns are shown instead
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # the loop prints; here the turns are shown instead
             agent(client, session, QUESTION, shop.TOOLS)
         return [_turn(request, session) for request in api.requests]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A result of the second session: its call, why it left or stayed, and whether the model gets it unchanged."""
+    """A result of the second session: its call, why it left or stayed, and whether the model gets
+    it unchanged."""
 
     call: str
     why: str
@@ -146,11 +164,16 @@ class Kept:
 
 
 def fix_a_bug() -> list[Kept]:
-    """Run a short coding session through `PromptBuilder`. The calls and the last two results are written here."""
+    """Run a short coding session through `PromptBuilder`. The calls and the last two results are
+    written here."""
     source = inspect.getsource(shop)
     steps = (
         ("Read", {"file_path": "shop.py"}, inspect.getsource(shop.reconcile)),
-        ("Grep", {"pattern": "def "}, "\n".join(line for line in source.splitlines() if "def " in line)),
+        (
+            "Grep",
+            {"pattern": "def "},
+            "\n".join(line for line in source.splitlines() if "def " in line),
+        ),
         ("Edit", {"file_path": "shop.py"}, "The file shop.py has been updated."),
         ("Bash", {"command": "python -m pytest"}, "........\n8 passed in 0.41s"),
     )
@@ -158,12 +181,17 @@ def fix_a_bug() -> list[Kept]:
     with coatcheck.open("memory:") as store:
         session = store.session("bug")
         tools = [{"name": name, "input_schema": {"type": "object"}} for name, _, _ in steps]
-        builder = PromptBuilder(session, provider="anthropic", model=CODER, tools=[*tools, *toolkit(session)])
+        builder = PromptBuilder(
+            session, provider="anthropic", model=CODER, tools=[*tools, *toolkit(session)]
+        )
         history: list[Any] = [{"role": "user", "content": "Refunds are subtracted twice. Fix it."}]
         for number, (name, arguments, result) in enumerate(steps):
             call = {"type": "tool_use", "id": f"call{number}", "name": name, "input": arguments}
             block = {"type": "tool_result", "tool_use_id": f"call{number}", "content": result}
-            messages = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [block]}]
+            messages = [
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [block]},
+            ]
             prompt = builder.build([*history, *messages])
             history = list(prompt.history)
             shown = f"{name}({_arguments(Call(name, arguments))})"
@@ -172,7 +200,8 @@ def fix_a_bug() -> list[Kept]:
 
 
 def cost(counts: Sequence[int], *, cached: bool) -> float:
-    """Return the dollars for prompts of these sizes, where each prompt begins with the one before."""
+    """Return the dollars for prompts of these sizes, where each prompt begins with the one
+    before."""
     if not cached:
         return sum(counts) * DOLLARS / 1_000_000
     paid, known = 0.0, 0
@@ -184,12 +213,17 @@ def cost(counts: Sequence[int], *, cached: bool) -> float:
 
 def _turn(request: Received, session: Session) -> Turn:
     assert request.reply is not None
-    # The tag on a page depends on the store's key. A fixed one replaces it, so that every run counts the same.
+    # The tag on a page depends on the store's key. A fixed one replaces it, so that every run
+    # counts the same.
     body = json.loads(_TAG.sub(r" ~\1.Ub3kQ9xZ", request.raw.decode()))
     names = _names(body)
     last = body["messages"][-1]["content"]
     got = tuple(
-        (names[block["tool_use_id"]], block["content"], coatcheck.tokens.count(_whole(block["content"], session)))
+        (
+            names[block["tool_use_id"]],
+            block["content"],
+            coatcheck.tokens.count(_whole(block["content"], session)),
+        )
         for block in (last if isinstance(last, list) else [])
     )
     counts = prompt_tokens(request.path, body), prompt_tokens(request.path, _without(body, session))
@@ -197,12 +231,18 @@ def _turn(request: Received, session: Session) -> Turn:
 
 
 def _names(body: dict[str, Any]) -> dict[str, str]:
-    blocks = (block for message in body["messages"] for block in message["content"] if isinstance(block, dict))
+    blocks = (
+        block
+        for message in body["messages"]
+        for block in message["content"]
+        if isinstance(block, dict)
+    )
     return {block["id"]: block["name"] for block in blocks if block["type"] == "tool_use"}
 
 
 def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
-    """Return the request without Coatcheck: complete results, and none of our tools and their calls."""
+    """Return the request without Coatcheck: complete results, and none of our tools and their
+    calls."""
     ours = {tool.name for tool in toolkit(session)}
     names = _names(body)
     body = copy.deepcopy(body)
@@ -210,7 +250,9 @@ def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
     for message in body["messages"]:
         if isinstance(message["content"], list):
             message["content"] = [
-                {**block, "content": _whole(block["content"], session)} if block["type"] == "tool_result" else block
+                {**block, "content": _whole(block["content"], session)}
+                if block["type"] == "tool_result"
+                else block
                 for block in message["content"]
                 if names.get(block.get("id") or block.get("tool_use_id", "")) not in ours
             ]
@@ -218,11 +260,16 @@ def _without(body: dict[str, Any], session: Session) -> dict[str, Any]:
 
 
 def _whole(text: str, session: Session) -> str:
-    """Return the value behind a stub as the model would have got it, and any other text unchanged."""
+    """Return the value behind a stub as the model would have got it, and any other text
+    unchanged."""
     if not text.startswith('{"stub":'):
         return text
     value = session.get(json.loads(text)["artifact"])
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    )
 
 
 def show(turns: Sequence[Turn], console: Console) -> None:
@@ -240,14 +287,21 @@ def show(turns: Sequence[Turn], console: Console) -> None:
         console.print(Text(f"\nturn {number}", "bold cyan"))
         for name, text, whole in turn.got:
             size = f"{coatcheck.tokens.count(text):,} tokens"
-            tell("gets", f"{name}: {size}" + (f" instead of {whole:,}" if text.startswith('{"stub":') else ""), "green")
+            tell(
+                "gets",
+                f"{name}: {size}"
+                + (f" instead of {whole:,}" if text.startswith('{"stub":') else ""),
+                "green",
+            )
             for line in _shortened(text, wide):
                 tell("", line, "dim")
         tell("says", turn.text)
         for call in turn.asked:
             tell("calls", f"{call.name}({_arguments(call)})", "yellow")
         over = f", refused: the window has {WINDOW:,}" if turn.is_refused_without else ""
-        tell("sent", f"{turn.tokens_with:,} tokens; without Coatcheck {turn.tokens_without:,}{over}")
+        tell(
+            "sent", f"{turn.tokens_with:,} tokens; without Coatcheck {turn.tokens_without:,}{over}"
+        )
     console.print()
     console.print(_bill(turns, SIMPLE_HEAD if console.is_terminal else None))
     if refused := sum(turn.is_refused_without for turn in turns):
@@ -262,11 +316,18 @@ def show(turns: Sequence[Turn], console: Console) -> None:
 
 def show_kept(results: Sequence[Kept], console: Console) -> None:
     """Print a session in which a stub would not pay, and the reason for each result."""
-    console.print(Text("\nA short coding session, scripted as well, with the same policy: stubs would not pay", "bold"))
+    console.print(
+        Text(
+            "\nA short coding session, scripted as well, with the same policy: stubs would not pay",
+            "bold",
+        )
+    )
     for one in results:
         console.print(Text.assemble(("  calls  ", "bold"), (one.call, "yellow")))
         for number, line in enumerate(textwrap.wrap(one.why, min(console.width, 110) - 9)):
-            console.print(Text.assemble(("  why    " if not number else " " * 9, "bold"), (line, "green")))
+            console.print(
+                Text.assemble(("  why    " if not number else " " * 9, "bold"), (line, "green"))
+            )
     same = sum(one.is_same for one in results)
     note = "Costs are in the price of an input token. The tools of Coatcheck are described only once there is a stub."
     console.print(Text(f"{same} of {len(results)} results are sent as they are. {note}", "dim"))
@@ -280,7 +341,9 @@ def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
         table.add_column(name, justify="right")
 
     def row(name: str, one: float, other: float, form: str, style: str = "") -> None:
-        table.add_row(name, format(one, form), format(other, form), f"{other / one:,.1f}×", style=style)
+        table.add_row(
+            name, format(one, form), format(other, form), f"{other / one:,.1f}×", style=style
+        )
 
     for number, turn in enumerate(turns, 1):
         if turn.is_refused_without:
@@ -289,7 +352,13 @@ def _bill(turns: Sequence[Turn], box: Box | None) -> Table:
             row(f"turn {number}", turn.tokens_with, turn.tokens_without, ",")
     both = [turn for turn in turns if not turn.is_refused_without]
     small, large = [turn.tokens_with for turn in both], [turn.tokens_without for turn in both]
-    row("total" if both == [*turns] else f"total of {len(both)} turns", sum(small), sum(large), ",", style="bold")
+    row(
+        "total" if both == [*turns] else f"total of {len(both)} turns",
+        sum(small),
+        sum(large),
+        ",",
+        style="bold",
+    )
     for name, cached in (("dollars", False), ("dollars, cached", True)):
         row(name, cost(small, cached=cached), cost(large, cached=cached), ".4f")
     return table
@@ -305,7 +374,9 @@ def _shortened(text: str, wide: int) -> list[str]:
 
 def _arguments(call: Call) -> str:
     given = call.arguments if not isinstance(call.arguments, str) else {}
-    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
+    return ", ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""A server of FastMCP with and without Coatcheck, and a client that asks for a log. It needs the package `fastmcp`, but
-no network: client and server are in one process.
+"""A server of FastMCP with and without Coatcheck, and a client that asks for a log. It needs the
+package `fastmcp`, but no network: client and server are in one process.
 
     python -m examples.fastmcp_server
 """
@@ -16,7 +16,8 @@ from coatcheck.adapters.fastmcp import Coatcheck
 from coatcheck.tokens import estimate
 
 LOG = "\n".join(
-    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms" for n in range(4_000)
+    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms"
+    for n in range(4_000)
 )
 
 
@@ -40,7 +41,8 @@ def server_of(*middleware: Any) -> FastMCP:
 
 
 async def play(server: FastMCP) -> list[dict[str, Any]]:
-    """Call tools as a scripted model would, and return the messages that a host sends to its model."""
+    """Call tools as a scripted model would, and return the messages that a host sends to its
+    model."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Do the tests pass?"}]
     async with Client(server) as client:
 

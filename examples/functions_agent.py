@@ -1,7 +1,8 @@
 """Plain functions as tools, for any framework that takes functions: `tools=slim([…], session)`.
 
-The agent here is a loop of thirty lines with a scripted model, so that it runs without a network. It describes
-functions by their signatures and calls them, as frameworks do. Run it with `python -m examples.functions_agent`.
+The agent here is a loop of thirty lines with a scripted model, so that it runs without a network.
+It describes functions by their signatures and calls them, as frameworks do. Run it with `python -m
+examples.functions_agent`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def run(tools: Sequence[Function], script: Sequence[Step]) -> tuple[str, int]:
     known = {tool.__name__: tool for tool in tools}
     described: list[str] = []
     for name, tool in known.items():
-        signature = str(inspect.signature(tool)).replace("typing.", "")  # older Pythons write the module too
+        signature = str(inspect.signature(tool)).replace(
+            "typing.", ""
+        )  # older Pythons write the module too
         described.append(f"{name}{signature}: {inspect.getdoc(tool)}")
     messages: list[dict[str, Any]] = [{"role": "user", "content": "How many captures timed out?"}]
     results: list[str] = []
@@ -43,7 +46,10 @@ def run(tools: Sequence[Function], script: Sequence[Step]) -> tuple[str, int]:
             return answer, largest
         name, arguments = answer
         results.append(str(known[name](**arguments)))
-        messages += [{"role": "assistant", "call": name, **arguments}, {"role": "tool", "content": results[-1]}]
+        messages += [
+            {"role": "assistant", "call": name, **arguments},
+            {"role": "tool", "content": results[-1]},
+        ]
     raise RuntimeError("the script has no answer")
 
 

@@ -1,5 +1,5 @@
-"""An agent of Google ADK with and without Coatcheck. The model follows a script in place of Gemini, so it needs no key
-and no network; it needs the package `google-adk`.
+"""An agent of Google ADK with and without Coatcheck. The model follows a script in place of Gemini,
+so it needs no key and no network; it needs the package `google-adk`.
 
     python -m examples.google_adk_agent
 """
@@ -25,7 +25,8 @@ from coatcheck.adapters.google_adk import Coatcheck
 from coatcheck.tokens import estimate
 
 LOG = "\n".join(
-    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms" for n in range(4_000)
+    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms"
+    for n in range(4_000)
 )
 
 
@@ -48,16 +49,34 @@ class ScriptedModel(BaseLlm):
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
-        self.sent = json.dumps([one.model_dump(mode="json", exclude_none=True) for one in llm_request.contents])
+        self.sent = json.dumps(
+            [one.model_dump(mode="json", exclude_none=True) for one in llm_request.contents]
+        )
         self.turns += 1
-        parts = [part for one in llm_request.contents for part in one.parts or [] if part.function_response]
-        result = (parts[0].function_response.response or {})["result"] if parts and parts[0].function_response else ""
+        parts = [
+            part
+            for one in llm_request.contents
+            for part in one.parts or []
+            if part.function_response
+        ]
+        result = (
+            (parts[0].function_response.response or {})["result"]
+            if parts and parts[0].function_response
+            else ""
+        )
         if self.turns == 1:
             part = call("run_tests")
         elif result.startswith('{"stub"'):
             pointer = json.loads(result)["artifact"]
-            steps = [call("get_artifact", pointer=pointer, grep="ERROR"), call("count_lines", text=pointer)]
-            part = steps[self.turns - 2] if self.turns < 4 else types.Part(text="One request was refused.")
+            steps = [
+                call("get_artifact", pointer=pointer, grep="ERROR"),
+                call("count_lines", text=pointer),
+            ]
+            part = (
+                steps[self.turns - 2]
+                if self.turns < 4
+                else types.Part(text="One request was refused.")
+            )
         else:
             part = types.Part(text="One request was refused.")
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
@@ -68,11 +87,14 @@ def call(name: str, **args: Any) -> types.Part:
 
 
 async def play(plugins: list[BasePlugin]) -> tuple[ScriptedModel, str]:
-    """Run the agent. Return the model, which has the last request, and the saved session as JSON."""
+    """Run the agent. Return the model, which has the last request, and the saved session as
+    JSON."""
     model = ScriptedModel(model="scripted")
     agent = LlmAgent(name="tester", model=model, tools=[run_tests, count_lines])
     sessions = InMemorySessionService()
-    runner = Runner(app=App(name="example", root_agent=agent, plugins=plugins), session_service=sessions)
+    runner = Runner(
+        app=App(name="example", root_agent=agent, plugins=plugins), session_service=sessions
+    )
     names = {"user_id": "ada", "session_id": "monday"}
     await sessions.create_session(app_name="example", **names)
     message = types.Content(role="user", parts=[types.Part(text="Do the tests pass?")])
@@ -88,7 +110,9 @@ def main() -> None:
         for title, plugins in (("without Coatcheck", []), ("with it", [Coatcheck(store)])):
             print(title)
             model, saved = asyncio.run(play(list(plugins)))
-            print(f"  last request: {len(model.sent):,} characters, about {estimate(model.sent):,} tokens")
+            print(
+                f"  last request: {len(model.sent):,} characters, about {estimate(model.sent):,} tokens"
+            )
             print(f"  saved session: {len(saved):,} characters")
 
 

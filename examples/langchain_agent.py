@@ -1,9 +1,10 @@
-"""A LangChain agent whose context stays small. It runs offline: the model is a script behind OpenAI's API.
+"""A LangChain agent whose context stays small. It runs offline: the model is a script behind
+OpenAI's API.
 
     python -m examples.langchain_agent
 
-Needs the packages `langchain` and `langchain-openai`. Prints what the model was sent in each turn, with Coatcheck and
-without, and how large the checkpoints are.
+Needs the packages `langchain` and `langchain-openai`. Prints what the model was sent in each turn,
+with Coatcheck and without, and how large the checkpoints are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ LOG = "\n".join(
     f"{'ERROR payment refused' if n == 1_700 else 'INFO done'} request={n * 7919} took={n % 97}ms"
     for n in range(5_000)
 )
-ORDERS = [{"id": n, "customer": f"customer {n % 300}", "total": n * 7 % 1_000} for n in range(3_000)]
+ORDERS = [
+    {"id": n, "customer": f"customer {n % 300}", "total": n * 7 % 1_000} for n in range(3_000)
+]
 
 
 def fetch_log() -> str:
@@ -52,11 +55,18 @@ def sum_totals(orders: list[dict[str, Any]]) -> int:
 TOOLS = (fetch_log, fetch_orders, count_lines, sum_totals)
 
 
-def ask(question: str, url: str, middleware: Sequence[AgentMiddleware[Any, Any, Any]], saver: InMemorySaver) -> str:
+def ask(
+    question: str,
+    url: str,
+    middleware: Sequence[AgentMiddleware[Any, Any, Any]],
+    saver: InMemorySaver,
+) -> str:
     """Ask an agent, in the thread of a support case."""
     model = ChatOpenAI(model="gpt-5.5", base_url=url, api_key=SecretStr("none"))
     agent = create_agent(model, TOOLS, middleware=middleware, checkpointer=saver)
-    done = agent.invoke({"messages": [("user", question)]}, {"configurable": {"thread_id": "case-17"}})
+    done = agent.invoke(
+        {"messages": [("user", question)]}, {"configurable": {"thread_id": "case-17"}}
+    )
     return str(done["messages"][-1].text)
 
 
@@ -78,14 +88,23 @@ def add(heard: Heard) -> Reply:
 
 FINAL = Reply("One payment was refused; 4,999 requests went well; the orders amount to 1,498,500.")
 WITH: Sequence[Step] = (calls("fetch_log"), read_error, count, calls("fetch_orders"), add, FINAL)
-WITHOUT: Sequence[Step] = (calls("fetch_log"), calls("fetch_orders"), FINAL)  # the model sees all of both
+WITHOUT: Sequence[Step] = (
+    calls("fetch_log"),
+    calls("fetch_orders"),
+    FINAL,
+)  # the model sees all of both
 
 
-def run(script: Sequence[Step], middleware: Sequence[AgentMiddleware[Any, Any, Any]]) -> tuple[list[int], int, str]:
-    """Run the agent, and return the tokens of each request, the bytes of all checkpoints, and the answer."""
+def run(
+    script: Sequence[Step], middleware: Sequence[AgentMiddleware[Any, Any, Any]]
+) -> tuple[list[int], int, str]:
+    """Run the agent, and return the tokens of each request, the bytes of all checkpoints, and the
+    answer."""
     saver = InMemorySaver()
     with StandIn(script) as api:
-        answer = ask("What went wrong, and what is the sum of the orders?", api.openai_url, middleware, saver)
+        answer = ask(
+            "What went wrong, and what is the sum of the orders?", api.openai_url, middleware, saver
+        )
         sent = [one.usage.prompt for one in api.requests if one.usage is not None]
     saved = [data for _, data in saver.blobs.values()]
     saved += [value[2][1] for writes in saver.writes.values() for value in writes.values()]

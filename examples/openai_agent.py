@@ -1,4 +1,5 @@
-"""An agent loop on OpenAI's SDK whose context stays small. Needs the package `openai` and OPENAI_API_KEY.
+"""An agent loop on OpenAI's SDK whose context stays small. Needs the package `openai` and
+OPENAI_API_KEY.
 
     python examples/openai_agent.py "Which path fails most often in access.log?"
 
@@ -23,7 +24,11 @@ SYSTEM = (
     "get_artifact, or pass the pointer to another tool, which then gets the whole value."
 )
 # The fields that the API accepts back of its own message; the SDK's object has more.
-SENT_BACK: Any = {"role": True, "content": True, "tool_calls": {"__all__": {"id", "type", "function"}}}
+SENT_BACK: Any = {
+    "role": True,
+    "content": True,
+    "tool_calls": {"__all__": {"id", "type", "function"}},
+}
 
 
 def read_file(path: str) -> str:
@@ -32,7 +37,8 @@ def read_file(path: str) -> str:
 
 
 def tally(text: str, column: int, containing: str = "") -> dict[str, int]:
-    """Count the words in a column (from 0) of the lines that contain a text. Returns the ten most frequent."""
+    """Count the words in a column (from 0) of the lines that contain a text. Returns the ten most
+    frequent."""
     rows = (line.split() for line in text.splitlines() if containing in line)
     return dict(Counter(row[column] for row in rows if column < len(row)).most_common(10))
 
@@ -40,12 +46,19 @@ def tally(text: str, column: int, containing: str = "") -> dict[str, int]:
 TOOLS = (read_file, tally)
 
 
-def agent(client: OpenAI, session: Session, question: str, tools: Any = TOOLS, timeout: float = 60) -> str:
+def agent(
+    client: OpenAI, session: Session, question: str, tools: Any = TOOLS, timeout: float = 60
+) -> str:
     executor = ToolExecutor(session, [*tools, *toolkit(session)], timeout=timeout)
     described: Any = [tool.as_openai() for tool in executor.tools]
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": question},
+    ]
     for _ in range(TURNS):
-        with client.chat.completions.stream(model=MODEL, messages=messages, tools=described) as stream:
+        with client.chat.completions.stream(
+            model=MODEL, messages=messages, tools=described
+        ) as stream:
             for event in stream:
                 if event.type == "content.delta":
                     print(event.delta, end="", flush=True)
@@ -53,21 +66,33 @@ def agent(client: OpenAI, session: Session, question: str, tools: Any = TOOLS, t
         messages.append(message.model_dump(include=SENT_BACK, exclude_none=True))
         if not message.tool_calls:
             return message.content or ""
-        # All calls of a turn run concurrently; each gets a result under its own id, even if it failed.
-        outcomes = executor.run_all([ToolCall.from_openai(call) for call in message.tool_calls], deadline=120)
+        # All calls of a turn run concurrently; each gets a result under its own id, even if it
+        # failed.
+        outcomes = executor.run_all(
+            [ToolCall.from_openai(call) for call in message.tool_calls], deadline=120
+        )
         for outcome in outcomes:
             print(f"[{outcome.name}: {type(outcome).__name__}]")
-            messages.append({"role": "tool", "tool_call_id": outcome.call_id, "content": outcome.to_model_content()})
+            messages.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": outcome.call_id,
+                    "content": outcome.to_model_content(),
+                }
+            )
     return f"no answer after {TURNS} turns"
 
 
-def agent_on_responses(client: OpenAI, session: Session, question: str, tools: Any = TOOLS, timeout: float = 60) -> str:
+def agent_on_responses(
+    client: OpenAI, session: Session, question: str, tools: Any = TOOLS, timeout: float = 60
+) -> str:
     executor = ToolExecutor(session, [*tools, *toolkit(session)], timeout=timeout)
     described: Any = [tool.as_openai_responses() for tool in executor.tools]
     items: list[Any] = [{"role": "user", "content": question}]
     for _ in range(TURNS):
         output: list[Any] = []
-        # Nothing is stored at the provider, so reasoning comes back encrypted and is sent again with the rest.
+        # Nothing is stored at the provider, so reasoning comes back encrypted and is sent again
+        # with the rest.
         stream = client.responses.create(
             model=MODEL, instructions=SYSTEM, input=items, tools=described, store=False, stream=True,
             include=["reasoning.encrypted_content"],
@@ -80,11 +105,18 @@ def agent_on_responses(client: OpenAI, session: Session, question: str, tools: A
         items += output
         calls = [ToolCall.from_openai(item) for item in output if item["type"] == "function_call"]
         if not calls:
-            return "".join(part["text"] for item in output if item["type"] == "message" for part in item["content"])
+            return "".join(
+                part["text"]
+                for item in output
+                if item["type"] == "message"
+                for part in item["content"]
+            )
         for outcome in executor.run_all(calls, deadline=120):
             print(f"[{outcome.name}: {type(outcome).__name__}]")
             text = outcome.to_model_content()
-            items.append({"type": "function_call_output", "call_id": outcome.call_id, "output": text})
+            items.append(
+                {"type": "function_call_output", "call_id": outcome.call_id, "output": text}
+            )
     return f"no answer after {TURNS} turns"
 
 

@@ -1,7 +1,9 @@
-"""Draw the pictures of the documentation: `python -m examples.pictures` draws docs/terminal.svg and docs/console-*.png.
+"""Draw the pictures of the documentation: `python -m examples.pictures` draws docs/terminal.svg and
+docs/console-*.png.
 
-The terminal shows the commands below, run in a new store on a pseudo-terminal. Text that differs between runs is
-replaced: ages, versions, the free disk space and the folder. `console_pictures` draws the console.
+The terminal shows the commands below, run in a new store on a pseudo-terminal. Text that differs
+between runs is replaced: ages, versions, the free disk space and the folder. `console_pictures`
+draws the console.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ REPLACED = (
 
 
 def on_terminal(command: str, folder: Path) -> str:
-    """Run a command in a folder, on a terminal of its own, and return what it writes there, with its colours."""
+    """Run a command in a folder, on a terminal of its own, and return what it writes there, with
+    its colours."""
     environment = {
         "PATH": os.defpath, "HOME": str(folder), "TERM": "xterm-256color", "LANG": "C.UTF-8",
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -57,7 +60,9 @@ def on_terminal(command: str, folder: Path) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     arguments = [sys.executable, "-m", *shlex.split(command)]
-    process = subprocess.Popen(arguments, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        arguments, cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     written = bytearray()
     try:
@@ -74,7 +79,13 @@ def on_terminal(command: str, folder: Path) -> str:
 
 def draw() -> str:
     """Run all commands and return the terminal as SVG. It needs no fonts from elsewhere."""
-    console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True,
+        file=io.StringIO(),
+        width=COLUMNS,
+        force_terminal=True,
+        color_system="truecolor",
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         (folder / "checkout.log").write_text(shop.fetch_log("checkout", shop.DAY))
@@ -83,12 +94,17 @@ def draw() -> str:
             text = on_terminal(command, folder).replace(str(folder), "~/shop")
             for pattern, instead in REPLACED:
                 text = re.sub(pattern, instead, text)
-            for line in [Text.assemble(("$ ", "green"), (command, "bold")), *Text.from_ansi(text).split()]:
+            for line in [
+                Text.assemble(("$ ", "green"), (command, "bold")),
+                *Text.from_ansi(text).split(),
+            ]:
                 for row in line.divide(range(COLUMNS, len(line), COLUMNS)):
                     console.print(row, no_wrap=True)
     picture = console.export_svg(title="coatcheck", theme=MONOKAI, unique_id="terminal")
     picture = re.sub(r"@font-face \{.*?\}\s*|<!--.*?-->\s*", "", picture, flags=re.DOTALL)
-    picture = picture.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some renderers drop leading spaces
+    picture = picture.replace(
+        "<svg ", '<svg xml:space="preserve" ', 1
+    )  # some renderers drop leading spaces
     return re.sub(r"[ \t]+$", "", picture, flags=re.MULTILINE)
 
 

@@ -1,4 +1,5 @@
-"""One day of a small shop, the same on every run, and an agent's tools for it, whose results are too large."""
+"""One day of a small shop, the same on every run, and an agent's tools for it, whose results are
+too large."""
 
 from __future__ import annotations
 
@@ -32,7 +33,20 @@ class Order:
 @cache
 def _orders() -> tuple[Order, ...]:
     dice = random.Random(7)
-    names = ("Ada", "Ben", "Caro", "Dario", "Edda", "Finn", "Greta", "Hugo", "Ines", "Jan", "Kaya", "Lars")
+    names = (
+        "Ada",
+        "Ben",
+        "Caro",
+        "Dario",
+        "Edda",
+        "Finn",
+        "Greta",
+        "Hugo",
+        "Ines",
+        "Jan",
+        "Kaya",
+        "Lars",
+    )
     return tuple(
         Order(
             48_000 + number,
@@ -51,9 +65,13 @@ def fetch_log(service: str, day: str) -> str:
     lines = []
     for number, order in enumerate(_orders()):
         trace = f"{dice.getrandbits(32):08x}"
-        lines.append(f"{order.at()} INFO {service} [{trace}] order {order.number}: cart accepted, {order.cents} cents")
+        lines.append(
+            f"{order.at()} INFO {service} [{trace}] order {order.number}: cart accepted, {order.cents} cents"
+        )
         if number in TIMEOUTS:
-            lines.append(f"{order.at(9)} WARN {service} [{trace}] order {order.number}: capture timed out, sent again")
+            lines.append(
+                f"{order.at(9)} WARN {service} [{trace}] order {order.number}: capture timed out, sent again"
+            )
         lines.append(
             f"{order.at(9.5)} INFO {service} [{trace}] order {order.number}: captured in {dice.randrange(80, 900)} ms"
         )
@@ -64,12 +82,23 @@ def export_orders(day: str) -> str:
     """Return all orders of one day, as CSV."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["order", "customer", "placed_at", "cents", "currency", "status", "items", "country"])
+    rows.writerow(
+        ["order", "customer", "placed_at", "cents", "currency", "status", "items", "country"]
+    )
     dice = random.Random(13)
     for order in _orders():
         place = dice.choice(("DE", "AT", "CH", "FR"))
         rows.writerow(
-            [order.number, order.customer, order.at(), order.cents, "EUR", "paid", dice.randrange(1, 6), place]
+            [
+                order.number,
+                order.customer,
+                order.at(),
+                order.cents,
+                "EUR",
+                "paid",
+                dice.randrange(1, 6),
+                place,
+            ]
         )
     return text.getvalue()
 
@@ -90,27 +119,36 @@ def fetch_charges(day: str) -> dict[str, Any]:
                     "attempt": attempt + 1,
                     "created": order.at(1 + 8 * attempt),
                     "card": {"brand": brand, "last4": digits},
-                    "refund": f"re_{dice.getrandbits(32):08x}" if attempt and number in REFUNDED else None,
+                    "refund": f"re_{dice.getrandbits(32):08x}"
+                    if attempt and number in REFUNDED
+                    else None,
                 }
             )
     return {"object": "list", "day": day, "has_more": False, "charges": charges}
 
 
 def reconcile(log: str, orders: str, charges: dict[str, Any]) -> dict[str, Any]:
-    """Compare a log, the orders (CSV) and the charges of a day: who was charged more than once without a refund."""
+    """Compare a log, the orders (CSV) and the charges of a day: who was charged more than once
+    without a refund."""
     customers = {int(row["order"]): row["customer"] for row in csv.DictReader(io.StringIO(orders))}
     captured = defaultdict(list)
     for charge in charges["charges"]:
         captured[charge["order"]].append(charge)
     double = {order: found for order, found in captured.items() if len(found) > 1}
-    owed = {order: found for order, found in double.items() if not any(charge["refund"] for charge in found)}
+    owed = {
+        order: found
+        for order, found in double.items()
+        if not any(charge["refund"] for charge in found)
+    }
     again = [line for line in log.splitlines() if "sent again" in line]
     return {
         "charged_twice": len(double),
         "refunded": len(double) - len(owed),
         "owed_cents": sum(found[0]["amount"]["cents"] for found in owed.values()),
         "customers": [customers[order] for order in owed],
-        "explained_by_timeouts": all(any(f"order {order}:" in line for line in again) for order in double),
+        "explained_by_timeouts": all(
+            any(f"order {order}:" in line for line in again) for order in double
+        ),
     }
 
 

@@ -1,5 +1,5 @@
-"""An agent of Strands with and without Coatcheck. The model follows a script, so it needs no key and no network; it
-needs the package `strands-agents`.
+"""An agent of Strands with and without Coatcheck. The model follows a script, so it needs no key
+and no network; it needs the package `strands-agents`.
 
     python -m examples.strands_agent
 """
@@ -19,7 +19,8 @@ from coatcheck.adapters.strands import Coatcheck
 from coatcheck.tokens import estimate
 
 LOG = "\n".join(
-    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms" for n in range(4_000)
+    f"2026-11-17T10:{n // 60 % 60:02}:{n % 60:02}Z INFO request {n} took {n * 7 % 900} ms"
+    for n in range(4_000)
 )
 
 
@@ -55,16 +56,25 @@ class ScriptedModel(Model):
         sent = [{"role": one["role"], "content": one["content"]} for one in messages]
         self.sent = json.dumps(sent)
         self.turns += 1
-        results = [block["toolResult"] for one in sent for block in one["content"] if "toolResult" in block]
+        results = [
+            block["toolResult"] for one in sent for block in one["content"] if "toolResult" in block
+        ]
         first = results[0]["content"][0]["text"] if results else ""
         call: tuple[str, dict[str, Any]] | None = ("run_tests", {}) if self.turns == 1 else None
         if first.startswith('{"stub"') and self.turns < 4:
             pointer = json.loads(first)["artifact"]
-            steps = [("get_artifact", {"pointer": pointer, "grep": "ERROR"}), ("count_lines", {"text": pointer})]
+            steps = [
+                ("get_artifact", {"pointer": pointer, "grep": "ERROR"}),
+                ("count_lines", {"text": pointer}),
+            ]
             call = steps[self.turns - 2]
         yield {"messageStart": {"role": "assistant"}}
         if call:
-            yield {"contentBlockStart": {"start": {"toolUse": {"name": call[0], "toolUseId": f"call_{self.turns}"}}}}
+            yield {
+                "contentBlockStart": {
+                    "start": {"toolUse": {"name": call[0], "toolUseId": f"call_{self.turns}"}}
+                }
+            }
             yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(call[1])}}}}
         else:
             yield {"contentBlockStart": {"start": {}}}
@@ -98,7 +108,9 @@ def main() -> None:
             folder = Path(scratch) / title
             model = play(folder, *plugins)
             saved = sum(path.stat().st_size for path in folder.rglob("*.json"))
-            print(f"  last request: {len(model.sent):,} characters, about {estimate(model.sent):,} tokens")
+            print(
+                f"  last request: {len(model.sent):,} characters, about {estimate(model.sent):,} tokens"
+            )
             print(f"  saved session: {saved:,} bytes")
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 START = 1_750_000_000.0
 
-# An artifact of this size is a file of its own in a folder store; a small one is kept in the database.
+# An artifact of this size is a file of its own in a folder store; a small one is kept in the
+# database.
 LARGE = 300_000
 
 # Two texts whose ids share the first 12 characters.
@@ -43,7 +44,8 @@ TWIN_PREFIX = "96dbffe64f9f"
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pytest", "coatcheck.storage.folder", "psycopg_pool", __name__])
 
-# Emptied schemas that are not reused yet: a process that a test killed may still be running its last statement.
+# Emptied schemas that are not reused yet: a process that a test killed may still be running its
+# last statement.
 _RESTING = 3
 
 
@@ -70,7 +72,8 @@ def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 @dataclass
 class Backend:
-    """Opens stores at one URL and closes them at the end. `new_url` returns unused URLs of the same kind."""
+    """Opens stores at one URL and closes them at the end. `new_url` returns unused URLs of the same
+    kind."""
 
     url: str
     new_url: Callable[[], str]
@@ -87,7 +90,8 @@ class Backend:
 
     @property
     def lasts(self) -> bool:
-        """Whether the content is still there when the store is opened again, even by another process."""
+        """Whether the content is still there when the store is opened again, even by another
+        process."""
         return self.url != "memory:"
 
     @property
@@ -119,7 +123,9 @@ class Backend:
 
     def places_of(self, needle: bytes) -> list[str]:
         """The files, or the tables and objects, that contain these bytes."""
-        return files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
+        return (
+            files_with(self.path, needle) if self.is_folder else _in_fleet(parse(self.url), needle)
+        )
 
     def size_of(self, ref: Ref) -> int:
         """The size of the file or object of an artifact."""
@@ -137,7 +143,9 @@ class Backend:
             assert ref.content_uri.startswith("file://")
             return _File(Path(ref.content_uri.removeprefix("file://")))
         place = parse(self.url)
-        return _Object(bucket_of(place), ref.content_uri.removeprefix(f"s3://{place.bucket}/{place.prefix}"))
+        return _Object(
+            bucket_of(place), ref.content_uri.removeprefix(f"s3://{place.bucket}/{place.prefix}")
+        )
 
     def edit_catalog(self, *statements: str) -> None:
         """Change rows behind the store's back."""
@@ -197,8 +205,9 @@ class Fleet:
 
     @contextmanager
     def lending(self) -> Iterator[Callable[[], str]]:
-        """A source of URLs with a new prefix and an empty schema, for tests that change only rows: their schemas are
-        emptied afterwards and lent again, which takes far less time than creating one."""
+        """A source of URLs with a new prefix and an empty schema, for tests that change only rows:
+        their schemas are emptied afterwards and lent again, which takes far less time than creating
+        one."""
         lent: list[str] = []
 
         def new_url() -> str:
@@ -235,8 +244,9 @@ class Fleet:
 
 
 def run_python(code: str, *args: object, **options: Any) -> str:
-    """Run code in another Python process and return its output. Tests read the files of an open store this way:
-    closing `catalog.sqlite` in a process that has it open would drop SQLite's locks."""
+    """Run code in another Python process and return its output. Tests read the files of an open
+    store this way: closing `catalog.sqlite` in a process that has it open would drop SQLite's
+    locks."""
     return _output_of([sys.executable, "-c", code, *map(str, args)], **options)
 
 
@@ -252,7 +262,8 @@ def _output_of(command: list[str], **options: Any) -> str:
 
 
 def digests_of_files(root: Path) -> str:
-    """The name and SHA-256 of every file of a store, except SQLite's shared memory, which readers change."""
+    """The name and SHA-256 of every file of a store, except SQLite's shared memory, which readers
+    change."""
     return _run_bare_python(
         "import hashlib, pathlib, sys\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).rglob('*')):\n"
@@ -276,13 +287,17 @@ def files_with(root: Path, needle: bytes) -> list[str]:
 
 def bucket_of(place: Place) -> S3Store:
     options = cast("S3Config", place.options)
-    return S3Store(place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True})
+    return S3Store(
+        place.bucket, prefix=place.prefix, config=options, client_options={"allow_http": True}
+    )
 
 
 def _in_fleet(place: Place, needle: bytes) -> list[str]:
     found = []
     with psycopg.connect(place.catalog) as db:
-        tables = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (place.schema,)).fetchall()
+        tables = db.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = %s", (place.schema,)
+        ).fetchall()
         for (table,) in tables:
             rows = db.execute(f'SELECT t::text FROM "{place.schema}"."{table}" t').fetchall()
             if any(needle.decode("latin-1") in row or needle.hex() in row for (row,) in rows):
@@ -306,8 +321,8 @@ def edit_catalog(root: Path, *statements: str) -> None:
 
 
 def released_by(kind: type[Any], module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that receives the number of refs that each change of a catalog releases. Limits batches to
-    three refs."""
+    """Return a list that receives the number of refs that each change of a catalog releases. Limits
+    batches to three refs."""
     monkeypatch.setattr(module, "BATCH", 3)
     counts: list[int] = []
     let_go = kind._let_go_of

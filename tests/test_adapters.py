@@ -1,4 +1,5 @@
-"""Adapters for the frameworks that most people use pass their suite. `make adapters` runs it for all frameworks."""
+"""Adapters for the frameworks that most people use pass their suite. `make adapters` runs it for
+all frameworks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.adapters.__main__ import HERE, command
 from tests.adapters.conftest import FRAMEWORKS
 
 ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
-# Starts another process with the framework, but a synchronous run covers the same. `make adapters` runs it.
+# Starts another process with the framework, but a synchronous run covers the same. `make adapters`
+# runs it.
 REPEATED = "test_two_processes_on_one_store_send_the_same_bytes and (TestAsync or TestStreaming)"
 
 
@@ -44,7 +46,9 @@ def test_the_lock_file_of_a_framework_has_hashes_and_no_url(name: str) -> None:
         assert re.search(rf"^{re.escape(package)}==", lock, re.MULTILINE)
 
 
-def test_an_environment_that_cannot_be_created_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_created_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for setting in ("PIP_NO_INDEX", "UV_NO_INDEX"):
         monkeypatch.setenv(setting, "1")
     lock = tmp_path / "constraints.txt"

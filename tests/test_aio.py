@@ -28,7 +28,8 @@ async def opened(backend: Backend) -> AsyncIterator[coatcheck.aio.AsyncStore]:
 
 
 def public_methods(owner: type) -> set[str]:
-    """The methods that users call: no dunders, no properties, and none that only other packages call."""
+    """The methods that users call: no dunders, no properties, and none that only other packages
+    call."""
     inner = {
         "content",
         "lasting_session",
@@ -42,7 +43,11 @@ def public_methods(owner: type) -> set[str]:
         "survey",
         "unchecked_session",
     }
-    return {name for name, _ in inspect.getmembers(owner, inspect.isfunction) if not name.startswith("_")} - inner
+    return {
+        name
+        for name, _ in inspect.getmembers(owner, inspect.isfunction)
+        if not name.startswith("_")
+    } - inner
 
 
 def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() -> None:
@@ -56,13 +61,20 @@ def test_every_public_method_has_an_awaitable_twin_with_the_same_parameters() ->
         assert public_methods(wrapped) == methods
         for name in methods:
             twin = getattr(wrapped, name)
-            is_iterator = name in ("lines", "messages")  # these return something to await, as a decorator does
+            is_iterator = name in (
+                "lines",
+                "messages",
+            )  # these return something to await, as a decorator does
             assert inspect.iscoroutinefunction(twin) or is_iterator or name == "offload", name
-            assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(plain, name)).parameters)
+            assert list(inspect.signature(twin).parameters) == list(
+                inspect.signature(getattr(plain, name)).parameters
+            )
     assert inspect.signature(coatcheck.aio.open) == inspect.signature(coatcheck.open)
     for both in ("toolkit", "ToolExecutor"):
         twin = getattr(coatcheck.aio, both if both == "toolkit" else f"Async{both}")
-        assert list(inspect.signature(twin).parameters) == list(inspect.signature(getattr(coatcheck, both)).parameters)
+        assert list(inspect.signature(twin).parameters) == list(
+            inspect.signature(getattr(coatcheck, both)).parameters
+        )
 
 
 def test_a_transcript_is_appended_and_read(backend: Backend, tmp_path: Path) -> None:
@@ -73,7 +85,9 @@ def test_a_transcript_is_appended_and_read(backend: Backend, tmp_path: Path) -> 
             session = await store.session("agent")
             async with await coatcheck.aio.transcript(tmp_path / "session.jsonl", session) as log:
                 await log.append({"role": "user", "content": "go"})
-                await log.extend([{"role": "tool", "tool_call_id": str(n), "content": large} for n in range(40)])
+                await log.extend(
+                    [{"role": "tool", "tool_call_id": str(n), "content": large} for n in range(40)]
+                )
                 found = [one async for one in log.messages(-30, mode="whole")]
                 assert [one["content"] for one in found] == [large] * 30
                 assert len([line async for line in log.lines()]) == 41
@@ -83,7 +97,9 @@ def test_a_transcript_is_appended_and_read(backend: Backend, tmp_path: Path) -> 
                 assert len(await log.messages_for_model()) == 41
                 assert len(await log.unpaired()) == 40
                 assert log.problems == []
-                assert (await log.read(session_pointer(found[0]["content"]), lines="1:1")).text == "a line of a log\n"
+                assert (
+                    await log.read(session_pointer(found[0]["content"]), lines="1:1")
+                ).text == "a line of a log\n"
 
     def session_pointer(content: str) -> str:
         return ids.pointer_of(ids.digest_of(content.encode()))
@@ -181,7 +197,8 @@ def test_errors_are_the_same_as_those_of_the_store(backend: Backend) -> None:
 
 
 class Patient(io.RawIOBase):
-    """A stream that returns nothing until the event loop allows it: it would hang a loop that waited for it."""
+    """A stream that returns nothing until the event loop allows it: it would hang a loop that
+    waited for it."""
 
     def __init__(self) -> None:
         self.started, self.go_on = threading.Event(), threading.Event()
@@ -268,7 +285,11 @@ def test_an_agents_tools_are_awaited(backend: Backend) -> None:
             assert counted.text == "20000"
             assert page.text == await tools[0].run(pointer=found.ref.pointer)
             handle = await executor.start(calls[0])
-            assert (await executor.wait(handle)).text == (await executor.poll(handle.id)).text == "20000"
+            assert (
+                (await executor.wait(handle)).text
+                == (await executor.poll(handle.id)).text
+                == "20000"
+            )
             await executor.cancel(handle)
             with pytest.raises(errors.NotFound):
                 await executor.poll("nothing")
@@ -276,7 +297,9 @@ def test_an_agents_tools_are_awaited(backend: Backend) -> None:
     asyncio.run(scenario())
 
 
-def test_an_async_executor_accepts_a_plain_session_and_other_mixes_are_rejected(backend: Backend) -> None:
+def test_an_async_executor_accepts_a_plain_session_and_other_mixes_are_rejected(
+    backend: Backend,
+) -> None:
     async def scenario() -> None:
         async with opened(backend) as store:
             session = await store.session("s")
@@ -313,9 +336,15 @@ def test_a_short_call_does_not_wait_for_slow_greps(tmp_path: Path) -> None:
     async def main() -> None:
         async with await aio.open(tmp_path / "store") as store:
             session = await store.session("s")
-            slow, quick = await session.put("a" * 1_000_000), await session.put("quick", name="quick")
+            slow, quick = (
+                await session.put("a" * 1_000_000),
+                await session.put("quick", name="quick"),
+            )
             rows = await session.put([1, 2])
-            greps = [asyncio.create_task(session.read(slow, grep="(a?){1000}a{1000}b")) for _ in range(64)]
+            greps = [
+                asyncio.create_task(session.read(slow, grep="(a?){1000}a{1000}b"))
+                for _ in range(64)
+            ]
             await asyncio.sleep(0)
             assert await session.get(quick) == "quick"
             assert (await session.read(quick, lines="1")).text == "quick"
@@ -323,7 +352,9 @@ def test_a_short_call_does_not_wait_for_slow_greps(tmp_path: Path) -> None:
             assert (await session.read(rows, query="$[1]")).text == "2"
             assert await session.get(rows.pointer + "#/0") == 1
             assert "-quick" in (await session.read(rows, diff=quick.pointer)).text
-            assert "quick" in await coatcheck.aio.toolkit(session)[0].run(pointer="quick", grep="qu.ck")
+            assert "quick" in await coatcheck.aio.toolkit(session)[0].run(
+                pointer="quick", grep="qu.ck"
+            )
             assert not any(grep.done() for grep in greps[lanes.LONG :])
             for grep in greps[lanes.LONG :]:
                 grep.cancel()
@@ -341,8 +372,19 @@ def test_calls_that_may_take_long_are_detected_by_their_arguments(tmp_path: Path
         session = store.session("s")
         log = session.put("".join(f"line {number}\n" for number in range(10_000)))
         slice_, found = session.read(log, lines="10:9000"), session.read(log, grep="line")
-        for given in ({}, {"lines": "1:2"}, {"chars": "0:9"}, {"cursor": slice_.cursor}, {"grep": None, "query": ""}):
+        for given in (
+            {},
+            {"lines": "1:2"},
+            {"chars": "0:9"},
+            {"cursor": slice_.cursor},
+            {"grep": None, "query": ""},
+        ):
             assert not lanes.may_take_long(log.pointer, given)
-        for given in ({"grep": "x"}, {"query": "shape"}, {"diff": log.pointer}, {"cursor": found.cursor}):
+        for given in (
+            {"grep": "x"},
+            {"query": "shape"},
+            {"diff": log.pointer},
+            {"cursor": found.cursor},
+        ):
             assert lanes.may_take_long(log.pointer, given)
         assert lanes.may_take_long(log.pointer + "#/0", {})

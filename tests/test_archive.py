@@ -70,7 +70,9 @@ def test_an_import_recreates_the_same_store_on_any_backend(
             assert copy.verify().problems == []
 
 
-def test_exports_and_imports_report_their_counts(backend: Backend, store: Store, clock: Clock) -> None:
+def test_exports_and_imports_report_their_counts(
+    backend: Backend, store: Store, clock: Clock
+) -> None:
     fill(store, clock)
     steps: list[tuple[int, int | None]] = []
     target = io.BytesIO()
@@ -80,12 +82,19 @@ def test_exports_and_imports_report_their_counts(backend: Backend, store: Store,
     assert backend.open_new(clock=clock).import_(io.BytesIO(target.getvalue())) == count
 
 
-def test_imported_artifacts_are_as_they_were_put(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_imported_artifacts_are_as_they_were_put(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     store = imported(backend, archive, clock=clock)
     main, child = store.session("main"), store.session("child ☃")
     assert (child.parent, child.ttl, main.ttl) == ("main", None, 100)
     assert main.get("n") == {"rows": [1, 2]}
-    assert [main.get(ref) for ref in main.list(name="n")] == [{"rows": [1, 2]}, b"three", "two", {"rows": [1, 2]}]
+    assert [main.get(ref) for ref in main.list(name="n")] == [
+        {"rows": [1, 2]},
+        b"three",
+        "two",
+        {"rows": [1, 2]},
+    ]
     assert main.get("large") == "x" * LARGE
     assert main.get("as bytes") == b"x" * LARGE
     assert child.get("../../etc/passwd") == "lone \ud800 surrogate"
@@ -105,13 +114,19 @@ def test_expiry_and_pins_are_imported(backend: Backend, archive: bytes, clock: C
     assert named is not None
     assert named.expires == clock.now + 100
     clock.advance(50)
-    assert not [ref for ref in main.list() if ref.size_bytes == 0], "an artifact outlived its own ttl"
+    assert not [ref for ref in main.list() if ref.size_bytes == 0], (
+        "an artifact outlived its own ttl"
+    )
     clock.advance(51)
-    assert [ref.name for ref in main.list()] == ["as bytes"], "a pin is on the artifact, under both of its names"
+    assert [ref.name for ref in main.list()] == ["as bytes"], (
+        "a pin is on the artifact, under both of its names"
+    )
     assert len(store.session("child ☃", ttl=None).list()) >= 3
 
 
-def test_artifacts_that_expired_before_the_import_stay_expired(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_artifacts_that_expired_before_the_import_stay_expired(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     clock.advance(1000)
     assert imported(backend, archive, clock=clock).session("main").get("n") is None
 
@@ -125,7 +140,9 @@ def test_importing_twice_changes_nothing(backend: Backend, archive: bytes, clock
     assert store.verify().problems == []
 
 
-def test_an_import_with_merge_adds_to_existing_artifacts(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_import_with_merge_adds_to_existing_artifacts(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     store = backend.open(clock=clock)
     mine = store.session("main").put("mine", name="mine")
     store.session("other").put("x" * LARGE)
@@ -136,17 +153,23 @@ def test_an_import_with_merge_adds_to_existing_artifacts(backend: Backend, archi
     assert store.verify().problems == []
 
 
-def test_an_import_that_was_cut_off_anywhere_can_be_repeated(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_import_that_was_cut_off_anywhere_can_be_repeated(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     lines = archive.splitlines(keepends=True)
     for cut in range(1, len(lines), 9 if backend.is_fleet else 3):
         with backend.open_new(clock=clock) as store:
             with pytest.raises(InvalidArgument, match=f"line {cut + 1}"):
-                store.import_(io.BytesIO(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2]))
+                store.import_(
+                    io.BytesIO(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])
+                )
             store.import_(io.BytesIO(archive))
             assert exported(store) == archive
 
 
-def test_an_export_that_was_cut_off_between_two_lines_is_reported(store: Store, archive: bytes) -> None:
+def test_an_export_that_was_cut_off_between_two_lines_is_reported(
+    store: Store, archive: bytes
+) -> None:
     with pytest.raises(InvalidArgument, match="cut off"):
         store.import_(io.BytesIO(b"".join(archive.splitlines(keepends=True)[:-1])))
 
@@ -155,13 +178,17 @@ def test_sessions_that_are_their_own_ancestors_are_refused(store: Store, archive
     lines = archive.splitlines(keepends=True)
     sessions = [json.loads(line)["session"] for line in lines if b'"session":' in line]
     ring = [{**sessions[0], "session_id": a, "parent": b} for a, b in (("a", "b"), ("b", "a"))]
-    data = b"".join([lines[0], *(json.dumps({"session": one}).encode() + b"\n" for one in ring), lines[-1]])
+    data = b"".join(
+        [lines[0], *(json.dumps({"session": one}).encode() + b"\n" for one in ring), lines[-1]]
+    )
     with pytest.raises(InvalidArgument, match="line 3"):
         store.import_(io.BytesIO(data))
     assert store.session("a").list() == []
 
 
-def test_a_source_that_fails_leaves_a_sound_store(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_a_source_that_fails_leaves_a_sound_store(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     class Broken(io.BytesIO):
         def readline(self, size: int | None = -1) -> bytes:
             if self.tell() > len(archive) // 2:
@@ -235,7 +262,9 @@ WRONG: dict[str, Harm] = {
     "data: not base64": change("data", lambda old: "%%%"),
     "data: of another type": change("data", lambda old: 5),
     "data: nothing": change("data", lambda old: ""),
-    "data: other bytes": change("data", lambda old: base64.b64encode(bytes(len(base64.b64decode(old)))).decode()),
+    "data: other bytes": change(
+        "data", lambda old: base64.b64encode(bytes(len(base64.b64decode(old)))).decode()
+    ),
     "ref: no object": change("ref", lambda old: "x"),
     "ref: another artifact": setting("ref", artifact_id="0" * 64),
     "ref: a short id": setting("ref", artifact_id="0" * 12),
@@ -267,7 +296,9 @@ WRONG: dict[str, Harm] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_invalid_line_is_named_in_the_error_and_harms_nothing(backend: Backend, archive: bytes, wrong: str) -> None:
+def test_an_invalid_line_is_named_in_the_error_and_harms_nothing(
+    backend: Backend, archive: bytes, wrong: str
+) -> None:
     lines = [json.loads(line) for line in archive.splitlines()]
     number = WRONG[wrong](lines)
     store = backend.open()
@@ -279,11 +310,17 @@ def test_an_invalid_line_is_named_in_the_error_and_harms_nothing(backend: Backen
     assert number <= named <= number + 4, refused.value.message
     assert session.get(mine) == "mine"
     assert session.get(session.put("after")) == "after"
-    assert [ref.to_record() for info in store.sessions() for ref in store.session(info.session_id).list()]
+    assert [
+        ref.to_record()
+        for info in store.sessions()
+        for ref in store.session(info.session_id).list()
+    ]
     assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"session":{}}\n'])
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"{}\n", b"[]\n", b"not json\n", b"\xff\xfe\n", b'{"session":{}}\n']
+)
 def test_input_that_is_not_an_export_is_rejected(store: Store, data: bytes) -> None:
     with pytest.raises(InvalidArgument):
         store.import_(io.BytesIO(data))
@@ -334,7 +371,9 @@ def test_tombstones_are_not_exported(store: Store, clock: Clock) -> None:
 def forged(archive: bytes, *lines: dict[str, Any]) -> io.BytesIO:
     """An archive with the header and the end of a real one, and these lines between them."""
     first, *_, last = archive.splitlines(keepends=True)
-    return io.BytesIO(b"".join([first, *(json.dumps(line).encode() + b"\n" for line in lines), last]))
+    return io.BytesIO(
+        b"".join([first, *(json.dumps(line).encode() + b"\n" for line in lines), last])
+    )
 
 
 def session_line(archive: bytes, **fields: Any) -> dict[str, Any]:
@@ -349,7 +388,10 @@ def ref_line(archive: bytes, **fields: Any) -> dict[str, Any]:
 
 def blob_lines(data: bytes) -> list[dict[str, Any]]:
     digest = hashlib.sha256(data).hexdigest()
-    return [{"blob": {"digest": digest, "size": len(data)}}, {"data": base64.b64encode(data).decode()}]
+    return [
+        {"blob": {"digest": digest, "size": len(data)}},
+        {"data": base64.b64encode(data).decode()},
+    ]
 
 
 @pytest.mark.parametrize("size", [LARGE, 10])
@@ -369,7 +411,9 @@ def test_an_archive_without_the_bytes_cannot_read_the_content_of_another_session
     assert errors[0] == errors[1], "the error reveals that another session has this content"
 
 
-def test_an_archive_does_not_write_to_an_existing_session(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_an_archive_does_not_write_to_an_existing_session(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     store = backend.open(clock=clock)
     main = store.session("main")
     main.put("mine", name="n")
@@ -383,21 +427,30 @@ def test_an_archive_does_not_write_to_an_existing_session(backend: Backend, arch
     assert store.session("child ☃").parent == "main again"
 
 
-def test_a_session_of_an_archive_cannot_read_a_parent_outside_the_archive(backend: Backend, archive: bytes) -> None:
+def test_a_session_of_an_archive_cannot_read_a_parent_outside_the_archive(
+    backend: Backend, archive: bytes
+) -> None:
     store = backend.open()
     store.session("victim").put("secret", name="plan")
     lines = (session_line(archive, session_id="thief", parent="victim", ttl=None),)
     store.import_(forged(archive, *lines))
     assert store.session("thief").get("plan") is None
     store.session("later").put("secret", name="plan")
-    store.import_(forged(archive, session_line(archive, session_id="thief 2", parent="later", ttl=None)))
+    store.import_(
+        forged(archive, session_line(archive, session_id="thief 2", parent="later", ttl=None))
+    )
     assert store.session("thief 2").parent is None
     named = {"victim": "victim"}
-    store.import_(forged(archive, session_line(archive, session_id="heir", parent="victim", ttl=None)), sessions=named)
+    store.import_(
+        forged(archive, session_line(archive, session_id="heir", parent="victim", ttl=None)),
+        sessions=named,
+    )
     assert store.session("heir").get("plan") == "secret"
 
 
-def test_an_archive_cannot_write_the_hot_state_of_a_claimed_session(backend: Backend, archive: bytes) -> None:
+def test_an_archive_cannot_write_the_hot_state_of_a_claimed_session(
+    backend: Backend, archive: bytes
+) -> None:
     store = backend.open()
     token = store.session("main").claim("dispatcher")
     store.session("main").record("hot", b"{}", token=token)
@@ -409,7 +462,9 @@ def test_an_archive_cannot_write_the_hot_state_of_a_claimed_session(backend: Bac
 
 
 @pytest.mark.parametrize("size", [LARGE, 500])
-def test_an_import_respects_the_quota_and_the_size_limit(backend: Backend, archive: bytes, size: int) -> None:
+def test_an_import_respects_the_quota_and_the_size_limit(
+    backend: Backend, archive: bytes, size: int
+) -> None:
     lines = [session_line(archive), *blob_lines(b"x" * size)]
     ref = ref_line(archive, artifact_id=hashlib.sha256(b"x" * size).hexdigest(), name=None)
     with backend.open_new(quota_bytes=size - 1) as store:
@@ -428,35 +483,53 @@ def test_an_import_respects_the_quota_and_the_size_limit(backend: Backend, archi
             store.import_(forged(archive, *lines, ref), sessions={"main": "small"})
 
 
-def test_future_times_of_an_imported_session_are_set_to_now(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_future_times_of_an_imported_session_are_set_to_now(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     store = backend.open(clock=clock)
     store.import_(forged(archive, session_line(archive, created=4e9, used=4e9)))
     (info,) = store.sessions()
     assert (info.created, info.used) == (clock.now, clock.now)
 
 
-def test_a_second_archive_does_not_write_to_an_imported_session(backend: Backend, archive: bytes, clock: Clock) -> None:
+def test_a_second_archive_does_not_write_to_an_imported_session(
+    backend: Backend, archive: bytes, clock: Clock
+) -> None:
     store = backend.open(clock=clock)
     alice = session_line(archive, session_id="alice", created=555.0, ttl=None)
-    ref = ref_line(archive, artifact_id=hashlib.sha256(b"one").hexdigest(), name="doc", codec="bytes")
+    ref = ref_line(
+        archive, artifact_id=hashlib.sha256(b"one").hexdigest(), name="doc", codec="bytes"
+    )
     store.import_(forged(archive, alice, *blob_lines(b"one"), ref))
     session = store.session("alice", ttl=None)
     private = session.put("private", name="priv")
-    evil = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9)
+    evil = ref_line(
+        archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9
+    )
     record = {"record": {"series": "notes", "at": 2e9, "body": base64.b64encode(b"evil").decode()}}
-    for lines in ([*blob_lines(b"evil"), evil], [record], [*blob_lines(b"one"), ref, *blob_lines(b"evil"), evil]):
+    for lines in (
+        [*blob_lines(b"evil"), evil],
+        [record],
+        [*blob_lines(b"one"), ref, *blob_lines(b"evil"), evil],
+    ):
         with pytest.raises(InvalidArgument, match="exists already"):
             store.import_(forged(archive, alice, *lines))
     assert session.get("priv") == "private"
     assert session.records("notes") == []
 
-    store.import_(forged(archive, alice, session_line(archive, session_id="mallory", parent="alice", ttl=None)))
+    store.import_(
+        forged(
+            archive, alice, session_line(archive, session_id="mallory", parent="alice", ttl=None)
+        )
+    )
     assert store.session("mallory").get(private) is None
     boss = session_line(archive, session_id="boss", created=5.0, ttl=None)
     child = session_line(archive, session_id="alice", created=555.0, ttl=None, parent="boss")
     store.import_(forged(archive, boss, child))
     assert store.session("alice").parent is None
-    lent = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), granted_by="alice", codec="bytes")
+    lent = ref_line(
+        archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), granted_by="alice", codec="bytes"
+    )
     transcript = session_line(archive, session_id="transcript:evil", ttl=None)
     store.import_(forged(archive, alice, transcript, *blob_lines(b"evil"), lent))
     assert session.get("art:" + lent["ref"]["artifact_id"]) is None
@@ -465,31 +538,43 @@ def test_a_second_archive_does_not_write_to_an_imported_session(backend: Backend
     assert store.import_(forged(archive, alice, *blob_lines(b"evil"), evil), merge=True) == 1
 
 
-def test_another_archive_does_not_continue_an_interrupted_import(backend: Backend, archive: bytes) -> None:
+def test_another_archive_does_not_continue_an_interrupted_import(
+    backend: Backend, archive: bytes
+) -> None:
     store = backend.open()
     alice = session_line(archive, session_id="alice", ttl=None)
     with pytest.raises(InvalidArgument, match="bytes of a blob are missing"):
         store.import_(forged(archive, alice, {"blob": {"digest": "0" * 64, "size": 3}}))
     store.session("alice").put("private", name="priv")
-    evil = ref_line(archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9)
+    evil = ref_line(
+        archive, artifact_id=hashlib.sha256(b"evil").hexdigest(), name="priv", created=2e9
+    )
     with pytest.raises(InvalidArgument, match="exists already"):
         store.import_(forged(archive, alice, *blob_lines(b"evil"), evil))
     assert store.session("alice").get("priv") == "private"
 
 
-@pytest.mark.parametrize("size", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1e300", "null", '"x"', "[]"])
+@pytest.mark.parametrize(
+    "size", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1e300", "null", '"x"', "[]"]
+)
 def test_a_blob_with_an_invalid_size_is_rejected(store: Store, archive: bytes, size: str) -> None:
     lines = forged(archive, session_line(archive), {"blob": {"digest": "x", "size": 0}}).getvalue()
     with pytest.raises(InvalidArgument, match="line 3"):
         store.import_(io.BytesIO(lines.replace(b'"size": 0', f'"size": {size}'.encode())))
 
 
-@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1" * 400, "1" * 5000, "[]", '"x"'])
-def test_numbers_out_of_range_are_rejected_with_their_line(store: Store, archive: bytes, number: str) -> None:
+@pytest.mark.parametrize(
+    "number", ["Infinity", "-Infinity", "NaN", "-1", "1e400", "1" * 400, "1" * 5000, "[]", '"x"']
+)
+def test_numbers_out_of_range_are_rejected_with_their_line(
+    store: Store, archive: bytes, number: str
+) -> None:
     record = {"record": {"series": "s", "at": 1.5, "body": ""}}
     for field, value in (("created", 1.5), ("used", 1.5), ("quota", 15), ("at", 1.5)):
         lines = forged(
-            archive, session_line(archive, session_id=field, **({field: value} if field != "at" else {})), record
+            archive,
+            session_line(archive, session_id=field, **({field: value} if field != "at" else {})),
+            record,
         )
         text = lines.getvalue().decode().replace(f'"{field}": {value}', f'"{field}": {number}')
         with pytest.raises(InvalidArgument, match=r"line [23]"):

@@ -1,4 +1,5 @@
-"""`coatcheck.audit` replays recorded sessions: it charges reads and the cache, but not repeated results."""
+"""`coatcheck.audit` replays recorded sessions: it charges reads and the cache, but not repeated
+results."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Policy
-from coatcheck.audit import Bill, Offloading, WithCoatcheck, audit, billed, ratio_plot, total, usual_folders
+from coatcheck.audit import (
+    Bill,
+    Offloading,
+    WithCoatcheck,
+    audit,
+    billed,
+    ratio_plot,
+    total,
+    usual_folders,
+)
 from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.messages.recordings import (
     RecordedCall,
@@ -30,20 +40,29 @@ from coatcheck.messages.recordings import (
 from coatcheck.models import Prices
 from coatcheck.tokens import estimate
 
-ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500))
+ROWS = "\n".join(
+    f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500)
+)
 LIMIT = Policy(max_tokens=3_000)
 
 
-def result(text: str, call_id: str = "c1", tool: str = "query", arguments: Any = None) -> RecordedInput:
+def result(
+    text: str, call_id: str = "c1", tool: str = "query", arguments: Any = None
+) -> RecordedInput:
     return RecordedInput(text, True, tool, call_id, arguments)
 
 
 def session(*calls: tuple[list[RecordedInput], str], base: int = 0, gap: float = 0.0) -> Recording:
-    made = [RecordedCall(inputs, words, gap=gap if number else 0.0) for number, (inputs, words) in enumerate(calls)]
+    made = [
+        RecordedCall(inputs, words, gap=gap if number else 0.0)
+        for number, (inputs, words) in enumerate(calls)
+    ]
     return Recording("made", [RecordedConversation(made, base)])
 
 
-def with_coatcheck(recording: Recording, policy: Policy | None = None, prices: Prices | None = None) -> Bill:
+def with_coatcheck(
+    recording: Recording, policy: Policy | None = None, prices: Prices | None = None
+) -> Bill:
     with coatcheck.open("memory:", ttl=None) as store:
         ours = WithCoatcheck(store.session("s"), policy or Policy())
         return billed(recording, ours, prices or Prices())
@@ -54,7 +73,9 @@ IDLE = [([RecordedInput("And now?")], "All is well.")] * 5
 
 
 def test_inline_each_call_reads_the_old_prompt_from_the_cache_and_writes_the_new_part() -> None:
-    recording = session(([RecordedInput("Hello there")], "Hi."), ([RecordedInput("More?")], "No."), base=1_000)
+    recording = session(
+        ([RecordedInput("Hello there")], "Hi."), ([RecordedInput("More?")], "No."), base=1_000
+    )
     first, second = 1_000 + estimate("Hello there"), estimate("Hi.") + estimate("More?")
     bill = billed(recording, Offloading(), Prices())
     assert bill.cost == pytest.approx(
@@ -74,14 +95,20 @@ def test_a_stub_that_is_never_read_pays_off() -> None:
 
 def test_content_that_an_answer_uses_is_read_back_and_charged_as_one_call() -> None:
     unread = session(ASKED, ([result(ROWS)], "Nothing is down."))
-    read = session(ASKED, ([result(ROWS)], "The host-0777.example.org and host-1234.example.org are up."))
+    read = session(
+        ASKED, ([result(ROWS)], "The host-0777.example.org and host-1234.example.org are up.")
+    )
     before, after = with_coatcheck(unread), with_coatcheck(read)
     assert (after.reads, after.extra_calls, after.calls) == (1, 1, before.calls + 1)
     assert after.cost > before.cost + 5 * QUESTION_TOKENS + 0.1 * before.largest
 
 
 def test_content_that_was_read_or_shown_before_is_not_read_again() -> None:
-    answers = ["Look at host-0777.example.org.", "I mean host-0777.example.org.", "host-0999.example.org, as you say."]
+    answers = [
+        "Look at host-0777.example.org.",
+        "I mean host-0777.example.org.",
+        "host-0999.example.org, as you say.",
+    ]
     recording = session(
         ASKED,
         ([result(ROWS)], answers[0]),
@@ -101,7 +128,10 @@ def test_the_reads_of_one_answer_are_one_call() -> None:
 def test_a_repeated_result_is_one_line_and_costs_no_read() -> None:
     text = "\n".join(f"{number}: some words of the file" for number in range(60))
     recording = session(
-        ASKED, ([result(text)], "Hm."), ([result(text, "c2")], "some words of the file, line 17"), *IDLE
+        ASKED,
+        ([result(text)], "Hm."),
+        ([result(text, "c2")], "some words of the file, line 17"),
+        *IDLE,
     )
     inline, ours = billed(recording, Offloading()), with_coatcheck(recording)
     assert (ours.stubs, ours.reads, ours.calls) == (0, 0, inline.calls)
@@ -112,20 +142,27 @@ def test_a_repeated_result_is_one_line_and_costs_no_read() -> None:
 def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:
     old = "\n".join(f"setting_{number} = {number * 7}" for number in range(120))
     new = old.replace("setting_50 = 350", "setting_50 = 351")
-    first, second = (result(text, name, "read", {"path": "a"}) for text, name in ((old, "c1"), (new, "c2")))
+    first, second = (
+        result(text, name, "read", {"path": "a"}) for text, name in ((old, "c1"), (new, "c2"))
+    )
     ours = with_coatcheck(session(ASKED, ([first], "Hm."), ([second], "Oh."), base=50_000))
     assert (ours.stubs, ours.reads) == (0, 0)
     assert ours.kept_out > 0.5 * estimate(new)
 
 
 def test_a_session_without_stubs_costs_the_same() -> None:
-    small = [([result(f"{number} files were found", f"c{number}")], "Fine.") for number in range(30)]
+    small = [
+        ([result(f"{number} files were found", f"c{number}")], "Fine.") for number in range(30)
+    ]
     recording = session(ASKED, *small, base=5_000)
     assert with_coatcheck(recording) == billed(recording, Offloading())
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-inputs = st.lists(st.builds(RecordedInput, texts, st.booleans(), st.sampled_from(["", "read", "bash"])), max_size=3)
+inputs = st.lists(
+    st.builds(RecordedInput, texts, st.booleans(), st.sampled_from(["", "read", "bash"])),
+    max_size=3,
+)
 conversations = st.builds(
     RecordedConversation,
     st.lists(st.builds(RecordedCall, inputs, texts, gap=st.floats(0, 1_000))),
@@ -151,7 +188,9 @@ def test_tools_are_charged_once_from_the_first_stub_on() -> None:
 def test_after_a_long_gap_everything_is_written_again() -> None:
     calls = [([RecordedInput("word " * 100)], "Ok.")] * 4
     warm, cold = (billed(session(*calls, gap=gap), Offloading()) for gap in (299.0, 301.0))
-    sent = [estimate("word " * 100) * number + estimate("Ok.") * (number - 1) for number in (1, 2, 3)]
+    sent = [
+        estimate("word " * 100) * number + estimate("Ok.") * (number - 1) for number in (1, 2, 3)
+    ]
     assert cold.cost - warm.cost == pytest.approx((1.25 - 0.1) * sum(sent))
     longer = billed(session(*calls, gap=301.0), Offloading(), Prices(cache_seconds=3_600))
     assert longer.cost == pytest.approx(warm.cost)
@@ -186,7 +225,11 @@ def claude_line(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 def claude_session() -> list[dict[str, Any]]:
     call = {"type": "tool_use", "id": "t1", "name": "Read", "input": {"path": "a.py"}}
-    usage = {"input_tokens": 4, "cache_read_input_tokens": 20_000, "cache_creation_input_tokens": 1_000}
+    usage = {
+        "input_tokens": 4,
+        "cache_read_input_tokens": 20_000,
+        "cache_creation_input_tokens": 1_000,
+    }
     return [
         claude_line("user", "Fix it", timestamp="2026-01-01T10:00:00Z"),
         claude_line("assistant", [{"type": "thinking", "thinking": "", "signature": "x" * 1_000}], id="m1", usage=usage,
@@ -228,9 +271,13 @@ def test_a_compaction_starts_a_new_conversation() -> None:
 
 
 def test_a_compaction_of_pi_starts_a_new_conversation_with_its_summary() -> None:
-    lines: list[dict[str, Any]] = [{"type": "session", "id": "s", "cwd": "/", "timestamp": "2026-01-01T10:00:00Z"}]
+    lines: list[dict[str, Any]] = [
+        {"type": "session", "id": "s", "cwd": "/", "timestamp": "2026-01-01T10:00:00Z"}
+    ]
     lines += [{"type": "message", "message": one} for one in pi_messages()]
-    lines.append({"type": "compaction", "summary": "So far", "firstKeptEntryIndex": 2, "timestamp": "x"})
+    lines.append(
+        {"type": "compaction", "summary": "So far", "firstKeptEntryIndex": 2, "timestamp": "x"}
+    )
     lines += [{"type": "message", "message": one} for one in pi_messages()]
     (found,) = recordings(lines)
     assert [len(one.calls) for one in found.conversations] == [2, 2]
@@ -263,12 +310,21 @@ PICTURE = base64.b64encode(
 
 
 def test_images_cost_what_providers_bill_for_their_pixels() -> None:
-    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    picture = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": PICTURE},
+    }
     by_url = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "What is this?"}, picture, by_url]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [picture]}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": [picture]}],
+        },
         {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
     ]
     (found,) = recordings(messages)
@@ -280,10 +336,20 @@ def test_images_cost_what_providers_bill_for_their_pixels() -> None:
 def _responses() -> list[Any]:
     return [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+        {
+            "type": "message",
+            "id": "m",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "ok"}],
+        },
         {"type": "function_call", "call_id": "t1", "name": "read", "arguments": '{"path": "a"}'},
         {"type": "function_call_output", "call_id": "t1", "output": "out"},
-        {"type": "message", "id": "n", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]},
+        {
+            "type": "message",
+            "id": "n",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "done"}],
+        },
     ]
 
 
@@ -291,12 +357,19 @@ def _codex() -> list[Any]:
     meta = {"type": "session_meta", "payload": {"id": "x", "cwd": "/"}}
     return [
         meta,
-        *({"type": "response_item", "timestamp": "2026-01-01T10:00:00Z", "payload": one} for one in _responses()),
+        *(
+            {"type": "response_item", "timestamp": "2026-01-01T10:00:00Z", "payload": one}
+            for one in _responses()
+        ),
     ]
 
 
 def _chat() -> list[Any]:
-    call = {"id": "t1", "type": "function", "function": {"name": "read", "arguments": '{"path": "a"}'}}
+    call = {
+        "id": "t1",
+        "type": "function",
+        "function": {"name": "read", "arguments": '{"path": "a"}'},
+    }
     return [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "ok", "tool_calls": [call]},
@@ -320,7 +393,10 @@ def _anthropic() -> list[Any]:
     return [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": [{"type": "text", "text": "ok"}, call]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "out"}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "out"}],
+        },
         {"role": "assistant", "content": [{"type": "text", "text": "done"}]},
     ]
 
@@ -348,8 +424,12 @@ def test_a_document_with_several_runs_has_a_recording_for_each() -> None:
     assert all(len(one.conversations[0].calls) == 2 for one in found)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": 1}', b"words\n" * 9, b"\xff\xfe\x00", b"[" * 100_000])
-def test_files_that_are_not_conversations_are_named_and_skipped(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"a": 1}', b"words\n" * 9, b"\xff\xfe\x00", b"[" * 100_000]
+)
+def test_files_that_are_not_conversations_are_named_and_skipped(
+    content: bytes, tmp_path: Path
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
     (found,) = audit([file])
@@ -357,8 +437,29 @@ def test_files_that_are_not_conversations_are_named_and_skipped(content: bytes, 
     assert found.to_record() == {"path": str(file), "skipped": found.skipped}
 
 
-KEYS = ["type", "role", "content", "message", "tool_calls", "usage", "timestamp", "id", "text", "payload", "summary"]
-VALUES = ["user", "assistant", "message", "tool_result", "compaction", "thinking", "response_item", "ai"]
+KEYS = [
+    "type",
+    "role",
+    "content",
+    "message",
+    "tool_calls",
+    "usage",
+    "timestamp",
+    "id",
+    "text",
+    "payload",
+    "summary",
+]
+VALUES = [
+    "user",
+    "assistant",
+    "message",
+    "tool_result",
+    "compaction",
+    "thinking",
+    "response_item",
+    "ai",
+]
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(VALUES)
 
 
@@ -374,12 +475,22 @@ def test_odd_documents_never_raise(value: Any) -> None:
 
 def test_a_folder_is_audited_file_by_file_and_summed_up(tmp_path: Path) -> None:
     more = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}] * 5
-    long = [*_chat()[:2], {"role": "tool", "tool_call_id": "t1", "content": ROWS}, *_chat()[3:], *more]
+    long = [
+        *_chat()[:2],
+        {"role": "tool", "tool_call_id": "t1", "content": ROWS},
+        *_chat()[3:],
+        *more,
+    ]
     for name, lines in {"a.jsonl": _chat(), "b.jsonl": long, "c.json": ["nothing"]}.items():
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
     seen: list[tuple[int, int | None]] = []
     first, second, third = audit([tmp_path], progress=lambda done, of: seen.append((done, of)))
-    assert (first.ratio, first.is_worse, second.ours.stubs, bool(third.skipped)) == (1.0, False, 1, True)
+    assert (first.ratio, first.is_worse, second.ours.stubs, bool(third.skipped)) == (
+        1.0,
+        False,
+        1,
+        True,
+    )
     assert second.ratio < 0.5
     summed = total([first, second])
     assert summed.inline.calls == first.inline.calls + second.inline.calls
@@ -401,9 +512,15 @@ def test_the_folders_of_known_hosts_are_found_in_the_home_folder(
 @pytest.mark.parametrize("count", [0, 1, 30, 500])
 def test_a_plot_is_well_formed_with_any_names(count: int) -> None:
     names = ["a<b>&\"'\x00\x1b\ud800", "plain"]
-    drawn = ratio_plot("<title> & more", [(names[number % 2], number / 100) for number in range(count)])
+    drawn = ratio_plot(
+        "<title> & more", [(names[number % 2], number / 100) for number in range(count)]
+    )
     root = ElementTree.fromstring(drawn)
-    bars = [one for one in root.iter("{http://www.w3.org/2000/svg}rect") if one.find("{*}title") is not None]
+    bars = [
+        one
+        for one in root.iter("{http://www.w3.org/2000/svg}rect")
+        if one.find("{*}title") is not None
+    ]
     assert len(bars) == count
 
 
@@ -415,7 +532,11 @@ def _counted_tokens(lines: Sequence[Any]) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in lines:
         message = line.get("message") if isinstance(line, dict) else None
-        if isinstance(message, dict) and message.get("role") == "assistant" and not line.get("isSidechain"):
+        if (
+            isinstance(message, dict)
+            and message.get("role") == "assistant"
+            and not line.get("isSidechain")
+        ):
             usage = message.get("usage") or {}
             keys = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
             if sent := sum(usage.get(key) or 0 for key in keys):
@@ -424,7 +545,9 @@ def _counted_tokens(lines: Sequence[Any]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ["34b1e2a4", "bc3bf53b", "d19ec7f9", "f8190a9b"])
-def test_the_calls_and_contexts_of_real_sessions_match_the_counts_of_the_provider(corpus: Path, name: str) -> None:
+def test_the_calls_and_contexts_of_real_sessions_match_the_counts_of_the_provider(
+    corpus: Path, name: str
+) -> None:
     lines = parsed((corpus / "sessions" / "claude-code" / f"{name}.jsonl").read_bytes())
     (found,) = recordings(lines)
     bill, usage = billed(found, Offloading()), _counted_tokens(lines)
@@ -435,7 +558,9 @@ def test_the_calls_and_contexts_of_real_sessions_match_the_counts_of_the_provide
 
 @pytest.mark.parametrize("name", ["34b1e2a4", "bc3bf53b", "38917d7d"])
 def test_the_bill_of_a_real_session_equals_a_plain_sum(corpus: Path, name: str) -> None:
-    (found,) = recordings(parsed((corpus / "sessions" / "claude-code" / f"{name}.jsonl").read_bytes()))
+    (found,) = recordings(
+        parsed((corpus / "sessions" / "claude-code" / f"{name}.jsonl").read_bytes())
+    )
     cost = 0.0
     for conversation in found.conversations:
         sent, contexts = conversation.base_tokens, [0]

@@ -24,7 +24,13 @@ from benchmarks.runs import Step
 from benchmarks.timing import Times
 from coatcheck import tokens
 from coatcheck.audit import Offloading, WithCoatcheck, billed
-from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, ToolUse
+from coatcheck.messages.recordings import (
+    RecordedCall,
+    RecordedConversation,
+    RecordedInput,
+    Recording,
+    ToolUse,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,7 +44,9 @@ def run_benchmarks(folder: Path, *args: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def quick(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The folder of a quick run of one case, and what it printed."""
     folder = tmp_path_factory.mktemp("quick")
     return folder, run_benchmarks(folder, "get", "--quick", "--json", "figures.json")
@@ -84,7 +92,19 @@ def test_a_row_is_judged_by_ratio_by_difference_or_by_count() -> None:
 
 def test_a_table_has_a_line_for_each_row_and_marks_rows_over_their_limit() -> None:
     head, line = table([Row("put", 0.001, 0.003, 2.0)]).splitlines()
-    assert head.split() == ["case", "|", "floor", "|", "ours", "|", "ratio", "|", "limit", "|", "ok"]
+    assert head.split() == [
+        "case",
+        "|",
+        "floor",
+        "|",
+        "ours",
+        "|",
+        "ratio",
+        "|",
+        "limit",
+        "|",
+        "ok",
+    ]
     assert line.split(" | ")[-1].strip() == "NO"
 
 
@@ -105,7 +125,9 @@ def test_quick_results_cannot_be_kept(tmp_path: Path) -> None:
 
 
 def results(*rows: Row, cpu: str = "one") -> Results:
-    return Results({"cpu": cpu, "cores": "2", "file system": "ext4"}, {"put": Table(rows, 1.0, 1.0)})
+    return Results(
+        {"cpu": cpu, "cores": "2", "file system": "ext4"}, {"put": Table(rows, 1.0, 1.0)}
+    )
 
 
 def test_a_run_names_rows_that_are_worse_or_better_than_in_the_last_full_run() -> None:
@@ -131,13 +153,19 @@ def test_a_time_without_a_floor_is_not_compared_across_machines() -> None:
     assert changes(results(before, cpu="other"), results(now)) == ([], [])
 
 
-def test_results_are_kept_as_json_and_shown_as_a_table_and_a_plot_beside_earlier_ones(tmp_path: Path) -> None:
+def test_results_are_kept_as_json_and_shown_as_a_table_and_a_plot_beside_earlier_ones(
+    tmp_path: Path,
+) -> None:
     page, file = tmp_path / "benchmarks.md", tmp_path / "results.json"
     page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
     parts = len(page.read_text().split("<!-- "))
-    first = results(Row("put 1 KB", 0.001, 0.003, 2.0, times=(Times(1.0, 2.0, 1.5), Times(3.0, 4.0, 3.5))))
+    first = results(
+        Row("put 1 KB", 0.001, 0.003, 2.0, times=(Times(1.0, 2.0, 1.5), Times(3.0, 4.0, 3.5)))
+    )
     save(first, file, tmp_path)
-    more = Results(first.machine, {"walks": Table((Row("a page", None, 30, 40, "count"),), 2.0, 1.0)})
+    more = Results(
+        first.machine, {"walks": Table((Row("a page", None, 30, 40, "count"),), 2.0, 1.0)}
+    )
     save(more, file, tmp_path)
     kept = Results.of(file.read_text())
     assert kept.tables == first.tables | more.tables
@@ -159,7 +187,9 @@ def test_results_of_another_machine_are_not_kept_beside_new_ones(tmp_path: Path)
     assert [path.stem for path in (tmp_path / "bench").iterdir()] == ["get"]
 
 
-@pytest.mark.parametrize("case", [quality.search, quality.estimates, prompts.recall_of_chunks, replay.replay])
+@pytest.mark.parametrize(
+    "case", [quality.search, quality.estimates, prompts.recall_of_chunks, replay.replay]
+)
 def test_a_case_that_needs_the_corpus_reports_that_it_is_skipped_without_it(
     case: Callable[[Bench], Iterator[Row]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -171,7 +201,9 @@ def test_a_case_that_needs_the_corpus_reports_that_it_is_skipped_without_it(
 
 
 def test_a_table_has_remarks_where_a_row_has_one() -> None:
-    head, first, second = table([Row("a", 1.0, 2.0, 1.0, note="why"), Row("b", 1.0, 2.0, 1.0)]).splitlines()
+    head, first, second = table(
+        [Row("a", 1.0, 2.0, 1.0, note="why"), Row("b", 1.0, 2.0, 1.0)]
+    ).splitlines()
     assert head.endswith("| remark")
     assert first.endswith("| why")
     assert second.endswith("NO")
@@ -188,7 +220,9 @@ def test_peers_that_cannot_be_installed_have_rows_with_the_reason(
     rows = list(compare.peers(Bench(tmp_path, quick=True)))
     assert [row.case.split()[-1] for row in rows[: len(PEERS)]] == list(PEERS)
     assert all(row.ok is None and row.ours > 0 for row in rows)
-    assert all(row.note == "not installed: no index here" for row in rows if " against " in row.case)
+    assert all(
+        row.note == "not installed: no index here" for row in rows if " against " in row.case
+    )
     assert re.search(r"coatcheck .* yes", capsys.readouterr().out)
 
 
@@ -221,27 +255,44 @@ def test_no_artifact_is_lost_or_duplicated_by_concurrent_threads(tmp_path: Path)
     assert (lost.ours, doubled.ours) == (0, 0)
 
 
-def test_one_grep_finds_the_parts_of_large_results_that_recorded_runs_used(corpus: Path, tmp_path: Path) -> None:
-    rows = [row for row in eyes.eyes(Bench(tmp_path, quick=True)) if row.case.endswith("found by one grep for it")]
+def test_one_grep_finds_the_parts_of_large_results_that_recorded_runs_used(
+    corpus: Path, tmp_path: Path
+) -> None:
+    rows = [
+        row
+        for row in eyes.eyes(Bench(tmp_path, quick=True))
+        if row.case.endswith("found by one grep for it")
+    ]
     assert [row.case for row in rows if row.ok is False] == []
     assert len(rows) == 3
 
 
-ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(2_000))
+ROWS = "\n".join(
+    f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(2_000)
+)
 
 
 def recorded_run(answer: str) -> Recording:
     """A run in which a large result arrives, and five short calls follow."""
-    asked = [Step("user", "Is anything down?"), Step("model", "I look."), Step("result", ROWS, "query")]
+    asked = [
+        Step("user", "Is anything down?"),
+        Step("model", "I look."),
+        Step("result", ROWS, "query"),
+    ]
     more = [Step("model", answer), Step("user", "And now?")] * 5
     return effect.recording_of([*asked, *more, Step("model", "Still.")])
 
 
 def test_a_stub_costs_its_reads_and_pays_off_if_nothing_is_read() -> None:
-    ways, idle, reading = effect.ways(), recorded_run("All is well."), recorded_run("host-1234.example.org is up.")
+    ways, idle, reading = (
+        effect.ways(),
+        recorded_run("All is well."),
+        recorded_run("host-1234.example.org is up."),
+    )
     with coatcheck.open("memory:") as store:
         inline, stubs, removed = (
-            billed(idle, ways[name](store.session(name))) for name in ("inline", "over 3,000 tokens", "nothing")
+            billed(idle, ways[name](store.session(name)))
+            for name in ("inline", "over 3,000 tokens", "nothing")
         )
         read = billed(reading, ways["over 3,000 tokens"](store.session("read")))
     assert removed.cost < stubs.cost < 0.2 * inline.cost
@@ -249,11 +300,16 @@ def test_a_stub_costs_its_reads_and_pays_off_if_nothing_is_read() -> None:
     assert stubs.largest < tokens.exact(ROWS) < inline.largest
 
 
-def test_truncated_content_is_lost_and_a_peer_that_reads_all_of_it_is_charged_for_all_of_it() -> None:
+def test_truncated_content_is_lost_and_a_peer_that_reads_all_of_it_is_charged_for_all_of_it() -> (
+    None
+):
     ways, reading = effect.ways(), recorded_run("host-1234.example.org is up.")
     with coatcheck.open("memory:") as store:
         cut, whole, lines = (
-            billed(reading, ways[next(name for name in ways if name.startswith(start))](store.session(start)))
+            billed(
+                reading,
+                ways[next(name for name in ways if name.startswith(start))](store.session(start)),
+            )
             for start in ("truncated", "any limit", "strands")
         )
     assert (cut.lost, cut.reads, whole.reads, lines.reads) == (1, 0, 1, 1)
@@ -275,23 +331,35 @@ def test_a_session_through_the_builder_is_read_back_with_real_calls() -> None:
     assert ours.cost < 0.5 * inline.cost
     with coatcheck.open("memory:") as store:
         engine = billed(recording, WithCoatcheck(store.session("engine")))
-    assert ours.cost / inline.cost == pytest.approx(engine.cost / billed(recording, Offloading()).cost, abs=0.05)
+    assert ours.cost / inline.cost == pytest.approx(
+        engine.cost / billed(recording, Offloading()).cost, abs=0.05
+    )
 
 
 def test_thinking_is_bound_to_everything_before_it() -> None:
     rules = BoundThinking()
-    request = {"system": [{"type": "text", "text": "Be brief."}], "tools": [{"name": "a"}, {"name": "b"}]}
+    request = {
+        "system": [{"type": "text", "text": "Be brief."}],
+        "tools": [{"name": "a"}, {"name": "b"}],
+    }
     first = [{"role": "user", "content": "Hi"}]
     answer = {
         "role": "assistant",
         "content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes"}],
     }
     first_answer = rules.answered({**request, "messages": first}, answer)
-    second = [*first, first_answer, {"role": "user", "content": [{"type": "text", "text": "Sure?"}]}]
+    second = [
+        *first,
+        first_answer,
+        {"role": "user", "content": [{"type": "text", "text": "Sure?"}]},
+    ]
     again = rules.answered({**request, "messages": second}, answer)
     third = [*second, again, {"role": "user", "content": "Really?"}]
     assert rules.refused({**request, "messages": third}) == []
-    same = [{"role": "user", "content": [{"type": "text", "text": "Hi ", "cache_control": {}}]}, *third[1:]]
+    same = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi ", "cache_control": {}}]},
+        *third[1:],
+    ]
     assert rules.refused({**request, "tools": request["tools"][::-1], "messages": same}) == []
     without_first = [*first, {**first_answer, "content": first_answer["content"][1:]}, *third[2:]]
     assert rules.refused({**request, "messages": without_first}) == []
@@ -317,7 +385,8 @@ def test_there_are_forty_questions_two_for_each_of_twenty_kinds() -> None:
 WITHOUT_PROGRAMS = [
     question
     for question in questions.QUESTIONS
-    if question.content not in questions.MADE or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
+    if question.content not in questions.MADE
+    or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
 ]
 
 

@@ -1,7 +1,8 @@
-"""Hostile content and arguments on the wire of every surface, with a budget of CPU seconds and memory for each.
+"""Hostile content and arguments on the wire of every surface, with a budget of CPU seconds and
+memory for each.
 
-The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find unlimited growth,
-not slowdowns. Every answer, including an error, stays within its cap.
+The rows are those of the table of limits in docs/reading.md. Budgets have a wide margin: they find
+unlimited growth, not slowdowns. Every answer, including an error, stays within its cap.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ pytestmark = [
 
 MIB = 1 << 20
 MAX_CHARS = 8_000
-CAP = 10 * MAX_CHARS  # bytes of an answer on the wire, including escapes and what surrounds the page
+CAP = (
+    10 * MAX_CHARS
+)  # bytes of an answer on the wire, including escapes and what surrounds the page
 SECONDS = 100.0  # of CPU for one row; the limits of a read are 10 to 30 seconds
 PEAK = 1_600 * MIB  # of any process; the limit of a child that reads is 1 GiB
 
@@ -64,13 +67,17 @@ def _workbook() -> bytes:
     rows = b"<row>" + b"<c><v>1</v></c>" * 8_000_000
     return _zip(
         ("[Content_Types].xml", b"<Types/>"),
-        ("xl/workbook.xml", b'<workbook><sheets><sheet name="a" sheetId="1" r:id="r1"/></sheets></workbook>'),
+        (
+            "xl/workbook.xml",
+            b'<workbook><sheets><sheet name="a" sheetId="1" r:id="r1"/></sheets></workbook>',
+        ),
         ("xl/worksheets/sheet1.xml", b"<worksheet><sheetData>" + rows),
     )
 
 
 def _merged() -> bytes:
-    """A workbook with two cells, and 5,000 merged ranges that each cover the 400,000 cells between them."""
+    """A workbook with two cells, and 5,000 merged ranges that each cover the 400,000 cells between
+    them."""
     main = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
     rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1000"><c r="OJ1000"><v>2</v></c></row>'
     merged = '<mergeCell ref="A1:OJ1000"/>' * 5_000
@@ -97,14 +104,18 @@ def _presentation() -> bytes:
         ("ppt/presentation.xml", f"<p:presentation {spaces}>{ids}</p:presentation>".encode()),
         (
             "ppt/_rels/presentation.xml.rels",
-            _relations(*((f"r{number}", "slide", f"slides/slide{number}.xml") for number in numbers)),
+            _relations(
+                *((f"r{number}", "slide", f"slides/slide{number}.xml") for number in numbers)
+            ),
         ),
         ("ppt/slideLayouts/slideLayout1.xml", f"<p:sldLayout {spaces}/>".encode()),
     ]
     for number in numbers:
         words = f"<p:sp><a:p><a:r><a:t>The words of slide {number}.</a:t></a:r></a:p></p:sp>"
         layout = _relations(("r1", "slideLayout", "../slideLayouts/slideLayout1.xml"))
-        members.append((f"ppt/slides/slide{number}.xml", f"<p:sld {spaces}>{words}</p:sld>".encode()))
+        members.append(
+            (f"ppt/slides/slide{number}.xml", f"<p:sld {spaces}>{words}</p:sld>".encode())
+        )
         members.append((f"ppt/slides/_rels/slide{number}.xml.rels", layout))
     return _zip(*members)
 
@@ -123,12 +134,17 @@ def _relations(*all_of_them: tuple[str, str, str]) -> bytes:
 
 
 def _office() -> bytes:
-    return _zip(("[Content_Types].xml", b"<Types/>"), ("word/document.xml", b"<w:document>" + b"<w:p>" * 25_000_000))
+    return _zip(
+        ("[Content_Types].xml", b"<Types/>"),
+        ("word/document.xml", b"<w:document>" + b"<w:p>" * 25_000_000),
+    )
 
 
 def _png() -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 6, 0, 0, 0)
     return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(_zeros(100 * MIB), 1))
@@ -197,7 +213,8 @@ ROWS = [
 
 @dataclass
 class Usage:
-    """Resource usage of processes: the CPU seconds of all, and the highest memory peak of any one."""
+    """Resource usage of processes: the CPU seconds of all, and the highest memory peak of any
+    one."""
 
     seconds: float
     peak: int
@@ -219,7 +236,9 @@ def _used(command: list[str], env: dict[str, str]) -> tuple[str, Usage]:
     """Run a command to its end, and return its output and the usage of it and its children.
 
     A small process starts it: on Linux, the peak of a process begins with its parent's."""
-    done = subprocess.run([sys.executable, "-c", MEASURED, *command], env=env, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *command], env=env, capture_output=True, check=True
+    )
     return done.stdout.decode("utf-8", "replace"), Usage(*json.loads(done.stderr))
 
 
@@ -275,8 +294,12 @@ def test_the_library_stays_within_its_budget(
     for row in _rows() if LONG_FAULTS else [None]:
         some = _rows() if row is None else [row]
         reads = tmp_path / "asked.json"
-        reads.write_text(json.dumps([(pointers[one.name] + one.fragment, one.arguments) for one in some]))
-        output, usage = _used([sys.executable, "-c", LIBRARY, str(folder), str(reads)], environment(folder))
+        reads.write_text(
+            json.dumps([(pointers[one.name] + one.fragment, one.arguments) for one in some])
+        )
+        output, usage = _used(
+            [sys.executable, "-c", LIBRARY, str(folder), str(reads)], environment(folder)
+        )
         lengths = [int(line) for line in output.splitlines()]
         assert len(lengths) == 2 * len(some), output
         assert max(lengths) <= MAX_CHARS
@@ -298,18 +321,37 @@ def test_an_office_file_with_much_structure_is_read_and_costs_little(
 ) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         pointer = store.session("s", ttl=None).put(make()).pointer
-    command = [sys.executable, "-m", "coatcheck", "read", pointer, "--session", "s", f"--query={query}"]
+    command = [
+        sys.executable,
+        "-m",
+        "coatcheck",
+        "read",
+        pointer,
+        "--session",
+        "s",
+        f"--query={query}",
+    ]
     output, usage = _used(command, environment(tmp_path / "store"))
     assert expected in output
     assert usage.seconds < 6, f"{usage.seconds:.1f} CPU seconds"
     counts("hostile reads")
 
 
-def test_the_command_line_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+def test_the_command_line_stays_within_its_budget(
+    hostile: tuple[Path, dict[str, str]], counts: Counts
+) -> None:
     folder, pointers = hostile
     for row in _rows() if LONG_FAULTS else _rows()[1:9:5]:
         options = [f"--{name}={value}" for name, value in row.arguments.items()]
-        command = [sys.executable, "-m", "coatcheck", "read", pointers[row.name] + row.fragment, "--session", "s"]
+        command = [
+            sys.executable,
+            "-m",
+            "coatcheck",
+            "read",
+            pointers[row.name] + row.fragment,
+            "--session",
+            "s",
+        ]
         output, usage = _used([*command, *options], environment(folder))
         assert "Traceback" not in output
         assert len(output) <= CAP
@@ -317,7 +359,9 @@ def test_the_command_line_stays_within_its_budget(hostile: tuple[Path, dict[str,
         counts("hostile reads")
 
 
-def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+def test_an_mcp_server_stays_within_its_budget(
+    hostile: tuple[Path, dict[str, str]], counts: Counts
+) -> None:
     folder, pointers = hostile
     command = [sys.executable, "-m", "coatcheck", "mcp", "--session", "s"]
     with Speaker(command, environment(folder)) as speaker:
@@ -341,7 +385,9 @@ def test_an_mcp_server_stays_within_its_budget(hostile: tuple[Path, dict[str, st
         watched.usage().check(len(_rows()), "the server")
 
 
-def test_an_http_server_stays_within_its_budget(hostile: tuple[Path, dict[str, str]], counts: Counts) -> None:
+def test_an_http_server_stays_within_its_budget(
+    hostile: tuple[Path, dict[str, str]], counts: Counts
+) -> None:
     folder, pointers = hostile
     with served(folder, is_warm=False) as web, web.client() as client:
         assert web.process is not None
@@ -349,7 +395,9 @@ def test_an_http_server_stays_within_its_budget(hostile: tuple[Path, dict[str, s
         for row in _rows():
             if sum(map(len, map(str, row.arguments.values()))) + len(row.fragment) > 20_000:
                 continue  # longer than a request line may be
-            answer = client.get(path_of("s", pointers[row.name] + row.fragment, "/read"), params=row.arguments)
+            answer = client.get(
+                path_of("s", pointers[row.name] + row.fragment, "/read"), params=row.arguments
+            )
             assert answer.status_code != 500, row.name
             assert len(answer.content) <= CAP, row.name
             counts("hostile reads")
@@ -363,22 +411,33 @@ def test_an_error_of_50_megabytes_from_a_provider_costs_the_gateway_little(
     size = 50 * MIB
     raw = b'{"type":"error","error":{"type":"api_error","message":"' + b"x" * size + b'"}}'
     before = resource.getrusage(resource.RUSAGE_SELF)
-    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "stream": is_streamed}
+    body = {
+        "model": "m",
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": is_streamed,
+    }
     with (
         coatcheck.open(tmp_path / "store", durability="process") as store,
-        Provider([Turn(status=500, raw=raw, content_type="application/json")], is_lenient=True) as provider,
+        Provider(
+            [Turn(status=500, raw=raw, content_type="application/json")], is_lenient=True
+        ) as provider,
         serving(store, provider, mode="stub") as url,
     ):
         answer = post(url, "/v1/messages", body)
     assert answer.status_code >= 500
     assert len(answer.content) <= size + 1_000
     after = resource.getrusage(resource.RUSAGE_SELF)
-    assert after.ru_utime - before.ru_utime < 60, "CPU seconds of gateway, provider and client together"
+    assert after.ru_utime - before.ru_utime < 60, (
+        "CPU seconds of gateway, provider and client together"
+    )
     counts("hostile answers")
 
 
 @pytest.mark.slow
-def test_twelve_bodies_that_unpack_to_60_megabytes_each_cost_the_gateway_little(tmp_path: Path, counts: Counts) -> None:
+def test_twelve_bodies_that_unpack_to_60_megabytes_each_cost_the_gateway_little(
+    tmp_path: Path, counts: Counts
+) -> None:
     messages = [{"role": "user", "content": "x" * 60_000_000}]
     body = gzip.compress(json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode())
     assert len(body) < 60_000
@@ -392,7 +451,9 @@ def test_twelve_bodies_that_unpack_to_60_megabytes_each_cost_the_gateway_little(
         watched = Watched(pid)
 
         def ask() -> None:
-            answers.append(httpx2.post(f"{url}/v1/messages", content=body, headers=headers, timeout=120))
+            answers.append(
+                httpx2.post(f"{url}/v1/messages", content=body, headers=headers, timeout=120)
+            )
 
         threads = [threading.Thread(target=ask) for _ in range(12)]
         for thread in threads:
@@ -401,7 +462,9 @@ def test_twelve_bodies_that_unpack_to_60_megabytes_each_cost_the_gateway_little(
             thread.join()
         usage = watched.usage()
     assert len(answers) == 12
-    assert {one.status_code for one in answers} <= {200, 400, 429}, [one.text[:200] for one in answers]
+    assert {one.status_code for one in answers} <= {200, 400, 429}, [
+        one.text[:200] for one in answers
+    ]
     assert usage.peak < 600 * MIB
     usage.check(12, "the gateway")
     counts("hostile requests", 12)
@@ -412,7 +475,9 @@ def _gateway(store: Path, provider: str) -> Iterator[tuple[str, int]]:
     """Run a gateway in a process of its own, and yield its address and process id."""
     command = [sys.executable, "-m", "coatcheck", "gateway", "--no-token", "--port", "0", "--json"]
     options = ["--store", str(store), "--anthropic", provider, "--openai", provider]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     try:
         yield json.loads(process.stdout.readline())["address"], process.pid
@@ -430,7 +495,9 @@ def test_an_answer_of_50_megabytes_from_a_server_costs_the_proxy_little(
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()
         watched = Watched(speaker.process.pid)
-        answer = speaker.ask("tools/call", {"name": "huge", "arguments": {"size": 50 * MIB, "is_error": is_error}})
+        answer = speaker.ask(
+            "tools/call", {"name": "huge", "arguments": {"size": 50 * MIB, "is_error": is_error}}
+        )
         assert len(json.dumps(answer)) <= CAP
         watched.usage().check(1, "the proxy")
     counts("hostile answers")

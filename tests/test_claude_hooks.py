@@ -1,4 +1,5 @@
-"""The hooks of Claude Code: outputs in the shapes of its tools, pointers in arguments, and the session of each call."""
+"""The hooks of Claude Code: outputs in the shapes of its tools, pointers in arguments, and the
+session of each call."""
 
 from __future__ import annotations
 
@@ -19,14 +20,30 @@ from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks, parsed_ev
 
 LONG = "".join(f"line {n}: nothing to see here\n" for n in range(3_000))
 READER = f"mcp__{PLUGIN_SERVER}__get_artifact"
-BASH = {"stdout": LONG, "stderr": "", "interrupted": False, "isImage": False, "noOutputExpected": False}
-READ = {"type": "text", "file": {"filePath": "/a", "content": LONG, "numLines": 3_001, "startLine": 1, "totalLines": 9}}
+BASH = {
+    "stdout": LONG,
+    "stderr": "",
+    "interrupted": False,
+    "isImage": False,
+    "noOutputExpected": False,
+}
+READ = {
+    "type": "text",
+    "file": {"filePath": "/a", "content": LONG, "numLines": 3_001, "startLine": 1, "totalLines": 9},
+}
 KNOWN: dict[str, Any] = {
     "Bash": BASH,
     "PowerShell": BASH,
     "Read": READ,
     "Grep": {"mode": "content", "numFiles": 0, "filenames": [], "content": LONG, "numLines": 3_000},
-    "WebFetch": {"bytes": 9, "code": 200, "codeText": "OK", "result": LONG, "durationMs": 1, "url": "u"},
+    "WebFetch": {
+        "bytes": 9,
+        "code": 200,
+        "codeText": "OK",
+        "result": LONG,
+        "durationMs": 1,
+        "url": "u",
+    },
     "Agent": {"status": "completed", "content": [{"type": "text", "text": LONG}], "totalTokens": 7},
     "mcp__server__tool": [{"type": "text", "text": LONG}],
 }
@@ -43,8 +60,15 @@ def hooks(store: Store) -> Hooks:
     return Hooks(Adapter(store, host=HOST), server=PLUGIN_SERVER)
 
 
-def event(name: str, tool: str, session_id: str = "one", call_id: str = "toolu_1", **fields: Any) -> dict[str, Any]:
-    common = {"hook_event_name": name, "tool_name": tool, "session_id": session_id, "tool_use_id": call_id}
+def event(
+    name: str, tool: str, session_id: str = "one", call_id: str = "toolu_1", **fields: Any
+) -> dict[str, Any]:
+    common = {
+        "hook_event_name": name,
+        "tool_name": tool,
+        "session_id": session_id,
+        "tool_use_id": call_id,
+    }
     return {**common, **fields}
 
 
@@ -55,7 +79,9 @@ def after(hooks: Hooks, tool: str, response: Any, **fields: Any) -> Any:
 
 
 def before(hooks: Hooks, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = hooks.answer(event("PreToolUse", tool, tool_input=arguments)).get("hookSpecificOutput", {})
+    found: dict[str, Any] = hooks.answer(event("PreToolUse", tool, tool_input=arguments)).get(
+        "hookSpecificOutput", {}
+    )
     return found
 
 
@@ -89,7 +115,9 @@ def test_a_long_output_becomes_a_stub_in_the_shape_of_its_tool(tool: str, store:
 
 def test_a_list_of_file_names_becomes_a_stub_as_lines(hooks: Hooks) -> None:
     names = LONG.splitlines()
-    changed = after(hooks, "Grep", {"mode": "files_with_matches", "numFiles": 3_000, "filenames": names})
+    changed = after(
+        hooks, "Grep", {"mode": "files_with_matches", "numFiles": 3_000, "filenames": names}
+    )
     assert (changed["mode"], changed["filenames"], changed["numFiles"]) == ("content", [], 3_000)
     assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == "\n".join(names)
 
@@ -103,7 +131,10 @@ def test_a_list_of_file_names_becomes_a_stub_as_lines(hooks: Hooks) -> None:
         ("Bash", {"output": LONG}),
         ("Bash", LONG),
         ("Read", {"type": "notebook", "file": {"filePath": "/a", "cells": [LONG]}}),
-        ("Read", {"type": "image", "file": {"base64": LONG, "type": "image/png", "originalSize": 1}}),
+        (
+            "Read",
+            {"type": "image", "file": {"base64": LONG, "type": "image/png", "originalSize": 1}},
+        ),
         ("Read", {"type": "text", "file": LONG}),
         ("Edit", {"filePath": "/a", "originalFile": LONG}),
         ("SomethingNew", {"stdout": LONG}),
@@ -112,7 +143,9 @@ def test_a_list_of_file_names_becomes_a_stub_as_lines(hooks: Hooks) -> None:
         (READER, [{"type": "text", "text": LONG}]),
     ],
 )
-def test_small_outputs_unknown_shapes_and_our_own_tools_stay_unchanged(tool: str, response: Any, hooks: Hooks) -> None:
+def test_small_outputs_unknown_shapes_and_our_own_tools_stay_unchanged(
+    tool: str, response: Any, hooks: Hooks
+) -> None:
     assert after(hooks, tool, response) is None
 
 
@@ -146,14 +179,18 @@ def saved(folder: Path, session_id: str = "one") -> Path:
     return place / "b1.txt"
 
 
-def test_the_output_of_a_shell_is_read_from_the_file_it_was_saved_to(hooks: Hooks, tmp_path: Path) -> None:
+def test_the_output_of_a_shell_is_read_from_the_file_it_was_saved_to(
+    hooks: Hooks, tmp_path: Path
+) -> None:
     about = {"persistedOutputPath": str(saved(tmp_path)), "persistedOutputSize": len(LONG)}
     changed = after(hooks, "Bash", {**BASH, "stdout": LONG[:2_000], **about})
     assert not about.keys() & changed.keys()
     assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == LONG
 
 
-def test_the_result_of_an_mcp_tool_is_read_from_the_file_it_was_saved_to(hooks: Hooks, tmp_path: Path) -> None:
+def test_the_result_of_an_mcp_tool_is_read_from_the_file_it_was_saved_to(
+    hooks: Hooks, tmp_path: Path
+) -> None:
     text = (
         "Error: result (91,000 characters across 3,000 lines) exceeds maximum allowed tokens. Output has been saved "
         f"to {saved(tmp_path)}.\nFormat: Plain text\nUse offset and limit."
@@ -165,12 +202,18 @@ def test_the_result_of_an_mcp_tool_is_read_from_the_file_it_was_saved_to(hooks: 
 STRUCTURED = json.dumps({"content": LONG}, separators=(",", ":"))
 
 
-def test_the_structured_content_of_an_mcp_tool_becomes_a_stub_of_the_text_in_it(hooks: Hooks) -> None:
+def test_the_structured_content_of_an_mcp_tool_becomes_a_stub_of_the_text_in_it(
+    hooks: Hooks,
+) -> None:
     """Claude Code passes it on as a text, in place of the blocks."""
-    given = parsed_event(event("PostToolUse", "mcp__files__read_text_file", tool_response=STRUCTURED))
+    given = parsed_event(
+        event("PostToolUse", "mcp__files__read_text_file", tool_response=STRUCTURED)
+    )
     changed = hooks.answer(given)["hookSpecificOutput"]["updatedToolOutput"]
     assert hooks.session_of("toolu_1").get(stub_in(changed)["artifact"]) == LONG
-    small = parsed_event(event("PostToolUse", "mcp__files__read_text_file", tool_response='{"content":"small"}'))
+    small = parsed_event(
+        event("PostToolUse", "mcp__files__read_text_file", tool_response='{"content":"small"}')
+    )
     assert hooks.answer(small) == {}
 
 
@@ -178,7 +221,10 @@ def test_the_structured_content_of_an_mcp_tool_becomes_a_stub_of_the_text_in_it(
     ("written", "stored"),
     [
         (STRUCTURED, LONG),
-        (json.dumps({"lines": LONG.splitlines(), "more": 1}), {"lines": LONG.splitlines(), "more": 1}),
+        (
+            json.dumps({"lines": LONG.splitlines(), "more": 1}),
+            {"lines": LONG.splitlines(), "more": 1},
+        ),
     ],
     ids=["a text", "more"],
 )
@@ -198,8 +244,14 @@ def test_structured_content_is_read_from_the_file_it_was_saved_to(
 def test_a_file_of_another_session_or_place_is_not_read(hooks: Hooks, tmp_path: Path) -> None:
     elsewhere = tmp_path / "secret.txt"
     elsewhere.write_text(LONG)
-    for path in (saved(tmp_path, "another"), elsewhere, tmp_path / "one" / "tool-results" / "missing.txt"):
-        assert after(hooks, "Bash", {**BASH, "stdout": "x", "persistedOutputPath": str(path)}) is None
+    for path in (
+        saved(tmp_path, "another"),
+        elsewhere,
+        tmp_path / "one" / "tool-results" / "missing.txt",
+    ):
+        assert (
+            after(hooks, "Bash", {**BASH, "stdout": "x", "persistedOutputPath": str(path)}) is None
+        )
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe", "device"])
@@ -253,7 +305,9 @@ def test_arguments_of_write_and_edit_get_the_text_behind_a_pointer(hooks: Hooks)
         "hookEventName": "PreToolUse",
         "updatedInput": {"file_path": "/a", "content": LONG},
     }
-    assert before(hooks, "Edit", {"old_string": "x", "new_string": stub["artifact"]})["updatedInput"] == {
+    assert before(hooks, "Edit", {"old_string": "x", "new_string": stub["artifact"]})[
+        "updatedInput"
+    ] == {
         "old_string": "x",
         "new_string": LONG,
     }
@@ -262,13 +316,19 @@ def test_arguments_of_write_and_edit_get_the_text_behind_a_pointer(hooks: Hooks)
 def test_arguments_of_an_mcp_tool_are_resolved_at_any_depth(hooks: Hooks) -> None:
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
     arguments = {"rows": [{"text": pointer}], "note": f"see {pointer}"}
-    assert before(hooks, "mcp__server__tool", arguments)["updatedInput"] == {**arguments, "rows": [{"text": LONG}]}
+    assert before(hooks, "mcp__server__tool", arguments)["updatedInput"] == {
+        **arguments,
+        "rows": [{"text": LONG}],
+    }
 
 
 @pytest.mark.parametrize(
-    ("tool", "name"), [("Bash", "command"), ("Read", "file_path"), ("Agent", "prompt"), ("Write", "file_path")]
+    ("tool", "name"),
+    [("Bash", "command"), ("Read", "file_path"), ("Agent", "prompt"), ("Write", "file_path")],
 )
-def test_a_command_a_path_and_a_prompt_are_never_replaced(tool: str, name: str, hooks: Hooks) -> None:
+def test_a_command_a_path_and_a_prompt_are_never_replaced(
+    tool: str, name: str, hooks: Hooks
+) -> None:
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
     assert before(hooks, tool, {name: pointer}) == {}
 
@@ -282,12 +342,18 @@ def test_an_unknown_pointer_denies_the_call_with_a_reason(hooks: Hooks) -> None:
 def test_our_own_tools_are_allowed_and_no_other_tool_gets_a_permission(hooks: Hooks) -> None:
     assert before(hooks, READER, {"pointer": "art:0123456789ab"})["permissionDecision"] == "allow"
     pointer = stub_in(after(hooks, "Bash", BASH))["artifact"]
-    assert "permissionDecision" not in before(hooks, "Write", {"file_path": "/a", "content": pointer})
+    assert "permissionDecision" not in before(
+        hooks, "Write", {"file_path": "/a", "content": pointer}
+    )
     assert before(hooks, "mcp__plugin_coatcheck_artifactsX__get_artifact", {}) == {}
 
 
-@pytest.mark.parametrize("tool", ["run_shell", "", "_x", "get_artifact_", "hook", "get_artifact__get_artifact"])
-def test_a_tool_of_another_server_with_our_prefix_is_like_any_other(hooks: Hooks, tool: str) -> None:
+@pytest.mark.parametrize(
+    "tool", ["run_shell", "", "_x", "get_artifact_", "hook", "get_artifact__get_artifact"]
+)
+def test_a_tool_of_another_server_with_our_prefix_is_like_any_other(
+    hooks: Hooks, tool: str
+) -> None:
     name = f"mcp__{PLUGIN_SERVER}__{tool}"
     assert before(hooks, name, {"command": "rm -rf /"}) == {}
     pointer = stub_in(after(hooks, name, [{"type": "text", "text": LONG}]))["artifact"]
@@ -306,7 +372,10 @@ def test_each_of_our_three_tools_is_allowed(hooks: Hooks, tool: str) -> None:
     [
         (
             "Read",
-            {**KNOWN["Read"], "file": {**KNOWN["Read"]["file"], "numLines": 3_000, "totalLines": 9_001}},
+            {
+                **KNOWN["Read"],
+                "file": {**KNOWN["Read"]["file"], "numLines": 3_000, "totalLines": 9_001},
+            },
             "6,001 lines of the file",
         ),
         (
@@ -316,7 +385,12 @@ def test_each_of_our_three_tools_is_allowed(hooks: Hooks, tool: str) -> None:
         ),
         (
             "Grep",
-            {"mode": "files_with_matches", "numFiles": 3_000, "totalFiles": 3_500, "filenames": LONG.splitlines()},
+            {
+                "mode": "files_with_matches",
+                "numFiles": 3_000,
+                "totalFiles": 3_500,
+                "filenames": LONG.splitlines(),
+            },
             "500 files",
         ),
     ],
@@ -325,25 +399,33 @@ def test_a_part_of_a_file_or_of_the_hits_is_not_called_whole(
     hooks: Hooks, tool: str, response: dict[str, Any], missing: str
 ) -> None:
     stub = stub_in(after(hooks, tool, response))
-    assert stub["stub"].startswith(f"incomplete: Claude Code left out {missing}; the part that arrived is stored")
+    assert stub["stub"].startswith(
+        f"incomplete: Claude Code left out {missing}; the part that arrived is stored"
+    )
     assert stub["preview"].startswith("the part that arrived: ")
 
 
 def error_of(output: str) -> str:
-    """The error of a failed command as Claude Code 2.1.326 gives it to the hook and to the model: the first 30,000
-    characters of the output, and of these both ends."""
+    """The error of a failed command as Claude Code 2.1.326 gives it to the hook and to the model:
+    the first 30,000 characters of the output, and of these both ends."""
     text = f"Exit code 3\n{output[:30_000]}"
     if len(text) <= 11_024:
         return text
-    return f"{text[:5_000]}\n\n... [{len(text) - 10_000} characters truncated] ...\n\n{text[-5_000:]}"
+    return (
+        f"{text[:5_000]}\n\n... [{len(text) - 10_000} characters truncated] ...\n\n{text[-5_000:]}"
+    )
 
 
 @pytest.mark.parametrize(("lines", "missing"), [(5_300, 15_405), (60_000, 20_012)])
-def test_an_error_that_came_cut_is_not_called_whole_and_not_stored(hooks: Hooks, lines: int, missing: int) -> None:
+def test_an_error_that_came_cut_is_not_called_whole_and_not_stored(
+    hooks: Hooks, lines: int, missing: int
+) -> None:
     error = error_of("".join(f"{number}\n" for number in range(1, lines + 1)))
     output = hooks.answer(event("PostToolUseFailure", "Bash", error=error))["hookSpecificOutput"]
     note = output["additionalContext"]
-    assert note.startswith(f"The error above is incomplete: Claude Code left out at least {missing:,} characters, ")
+    assert note.startswith(
+        f"The error above is incomplete: Claude Code left out at least {missing:,} characters, "
+    )
     assert "art:" not in note
     assert "All" not in note
     assert list(hooks.session_of("toolu_1").list()) == []
@@ -361,14 +443,18 @@ def test_the_cut_error_of_another_tool_gets_no_words(hooks: Hooks) -> None:
     assert hooks.answer(event("PostToolUseFailure", "mcp__rows__fail", error=error)) == {}
 
 
-def test_the_beginning_of_an_output_whose_file_cannot_be_read_is_not_stored(hooks: Hooks, tmp_path: Path) -> None:
+def test_the_beginning_of_an_output_whose_file_cannot_be_read_is_not_stored(
+    hooks: Hooks, tmp_path: Path
+) -> None:
     path = tmp_path / "one" / "tool-results" / "b.txt"
     response = {**BASH, "persistedOutputPath": str(path), "persistedOutputSize": 348_894}
     assert after(hooks, "Bash", response) is None
     assert list(hooks.session_of("toolu_1").list()) == []
 
 
-def test_an_error_that_an_older_claude_code_truncates_later_gets_a_pointer_to_the_full_text(hooks: Hooks) -> None:
+def test_an_error_that_an_older_claude_code_truncates_later_gets_a_pointer_to_the_full_text(
+    hooks: Hooks,
+) -> None:
     output = hooks.answer(event("PostToolUseFailure", "Bash", error=LONG))["hookSpecificOutput"]
     pointer = next(iter(hooks.session_of("toolu_1").list())).pointer
     assert pointer in output["additionalContext"]
@@ -386,7 +472,9 @@ def test_calls_of_two_concurrent_conversations_have_their_own_sessions(hooks: Ho
 def test_a_sub_agent_that_cannot_use_our_tools_gets_no_stub(hooks: Hooks, tmp_path: Path) -> None:
     agents = tmp_path / ".claude" / "agents"
     agents.mkdir(parents=True)
-    (agents / "narrow.md").write_text("---\nname: narrow\ntools: Bash, Read\n---\nThe tools: all of them.")
+    (agents / "narrow.md").write_text(
+        "---\nname: narrow\ntools: Bash, Read\n---\nThe tools: all of them."
+    )
     (agents / "listed.md").write_text(f"---\nname: listed\ntools:\n  - Bash\n  - {READER}\n---\nX")
     (agents / "open.md").write_text("---\nname: open\n---\ntools: Bash")
     got = {
@@ -423,6 +511,9 @@ def test_a_store_that_is_closed_leaves_the_call_alone(store: Store) -> None:
 def test_the_server_gets_objects_as_json_and_texts_as_they_are() -> None:
     found = parsed_event({"tool_input": '{"a": 1}', "tool_response": "Error: [1]", "error": "{}"})
     assert found == {"tool_input": {"a": 1}, "tool_response": "Error: [1]", "error": "{}"}
-    assert parsed_event({"tool_response": "[]", "tool_input": None}) == {"tool_response": [], "tool_input": None}
+    assert parsed_event({"tool_response": "[]", "tool_input": None}) == {
+        "tool_response": [],
+        "tool_input": None,
+    }
     of_mcp = {"tool_name": "mcp__server__tool", "tool_response": '{"content":"x"}'}
     assert parsed_event(of_mcp) == of_mcp

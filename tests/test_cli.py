@@ -1,4 +1,5 @@
-"""The command line as people and scripts use it: real processes for pipes, terminals and signals."""
+"""The command line as people and scripts use it: real processes for pipes, terminals and
+signals."""
 
 from __future__ import annotations
 
@@ -74,12 +75,15 @@ def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
 
 
 def on_terminal(*args: str, stream: str = "stdout") -> tuple[int, bytes, bytes]:
-    """Run with a real terminal as stdout or stderr: exit code, what reached the terminal, and the other stream."""
+    """Run with a real terminal as stdout or stderr: exit code, what reached the terminal, and the
+    other stream."""
     master, slave = pty.openpty()
     with tempfile.TemporaryFile() as other:
         streams: dict[str, Any] = {"stdout": other, "stderr": other} | {stream: slave}
         environment = os.environ | {"TERM": "xterm-256color"}
-        process = subprocess.Popen(command(*args), stdin=subprocess.DEVNULL, env=environment, **streams)
+        process = subprocess.Popen(
+            command(*args), stdin=subprocess.DEVNULL, env=environment, **streams
+        )
         os.close(slave)
         seen = b"".join(_chunks(master))
         os.close(master)
@@ -138,11 +142,22 @@ def test_put_as_json_prints_the_record_of_the_artifact(tmp_path: Path) -> None:
         "--ttl",
         "60",
     )
-    record = json.loads(answer("put", str(tmp_path / "build.log"), *options, "--session", "s", "--json"))
+    record = json.loads(
+        answer("put", str(tmp_path / "build.log"), *options, "--session", "s", "--json")
+    )
     assert record["pointer"] == "art:" + record["artifact_id"][:12]
     assert record["content_hash"] == "sha256:" + record["artifact_id"]
     keys = ("name", "session_id", "type", "tool", "mime", "summary", "size_bytes", "pinned")
-    assert [record[key] for key in keys] == ["build.log", "s", "result", "make", "text/x-log", "a build", 37, False]
+    assert [record[key] for key in keys] == [
+        "build.log",
+        "s",
+        "result",
+        "make",
+        "text/x-log",
+        "a build",
+        37,
+        False,
+    ]
     assert record["created_at"] < record["expires_at"]
 
 
@@ -172,7 +187,10 @@ def test_a_fragment_writes_that_part_of_the_json(fragment: str, part: str) -> No
 
 
 def test_a_fragment_that_leads_nowhere_or_into_text_is_an_error() -> None:
-    document, text = answer("put", "-", stdin=b'{"a":1}').strip(), answer("put", "-", stdin=b"no json").strip()
+    document, text = (
+        answer("put", "-", stdin=b'{"a":1}').strip(),
+        answer("put", "-", stdin=b"no json").strip(),
+    )
     expected = errors.CODES["invalid_pointer"].exit
     assert call("get", f"{document}#/b").exit_code == expected
     assert call("get", f"{text}#/b").exit_code == expected
@@ -205,7 +223,9 @@ def test_ls_can_be_narrowed_by_name_kind_and_number() -> None:
         answer("put", "-", "--kind", kind, "--name", f"name {number % 2}", stdin=b"%d" % number)
 
     def sizes(*options: str) -> list[str]:
-        return [json.loads(line)["summary"] for line in answer("ls", "--json", *options).splitlines()]
+        return [
+            json.loads(line)["summary"] for line in answer("ls", "--json", *options).splitlines()
+        ]
 
     assert sizes() == ["2", "1", "0"]
     assert sizes("--kind", "log") == ["2", "0"]
@@ -217,8 +237,14 @@ def test_ls_of_sessions_prints_the_size_of_each() -> None:
     answer("put", "-", "--session", "one", stdin=b"12345")
     answer("put", "-", "--session", "two\n", stdin=b"123")
     listed = [json.loads(line) for line in answer("ls", "--sessions", "--json").splitlines()]
-    assert {record["session_id"]: record["used_bytes"] for record in listed} == {"one": 5, "two\n": 3}
-    assert sorted(line.split("\t")[-1] for line in answer("ls", "--sessions").splitlines()) == ["one", "two\\n"]
+    assert {record["session_id"]: record["used_bytes"] for record in listed} == {
+        "one": 5,
+        "two\n": 3,
+    }
+    assert sorted(line.split("\t")[-1] for line in answer("ls", "--sessions").splitlines()) == [
+        "one",
+        "two\\n",
+    ]
     assert len(answer("ls", "--sessions", "--limit", "1").splitlines()) == 1
 
 
@@ -231,7 +257,12 @@ def test_an_empty_session_lists_nothing() -> None:
 def test_show_prints_the_metadata_of_an_artifact() -> None:
     pointer = answer("put", "-", "--name", "n", "--tool", "t\x1b[2J", stdin=b"hello").strip()
     listed = dict(line.split("\t") for line in answer("show", "n").splitlines())
-    assert (listed["pointer"], listed["name"], listed["tool"], listed["size_bytes"]) == (pointer, "n", "t\\x1b[2J", "5")
+    assert (listed["pointer"], listed["name"], listed["tool"], listed["size_bytes"]) == (
+        pointer,
+        "n",
+        "t\\x1b[2J",
+        "5",
+    )
     assert json.loads(answer("show", pointer, "--json"))["tool"] == "t\x1b[2J"
 
 
@@ -249,8 +280,12 @@ def test_the_environment_sets_store_and_session_and_options_override_it(
 ) -> None:
     monkeypatch.setenv("COATCHECK_SESSION", "from the environment")
     other = str(tmp_path / "other")
-    assert json.loads(answer("put", "-", "--json", stdin=b"1"))["session_id"] == "from the environment"
-    assert json.loads(answer("put", "-", "--json", "--session", "x", stdin=b"1"))["session_id"] == "x"
+    assert (
+        json.loads(answer("put", "-", "--json", stdin=b"1"))["session_id"] == "from the environment"
+    )
+    assert (
+        json.loads(answer("put", "-", "--json", "--session", "x", stdin=b"1"))["session_id"] == "x"
+    )
     answer("put", "--store", other, "-", stdin=b"elsewhere")
     assert json.loads(answer("stats", "--store", other, "--json"))["refs"] == 1
     assert json.loads(answer("stats", "--json"))["refs"] == 2
@@ -308,14 +343,17 @@ def test_stats_count_content_once() -> None:
     listed = dict(line.split("\t") for line in answer("stats").splitlines())
     found = json.loads(answer("stats", "--json"))
     assert listed == {key: "-" if value is None else str(value) for key, value in found.items()}
-    assert [listed[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")] == list(
-        "22148"
-    )
+    assert [
+        listed[key] for key in ("sessions", "refs", "artifacts", "stored_bytes", "referenced_bytes")
+    ] == list("22148")
 
 
 def test_commands_that_need_a_store_do_not_create_one(tmp_path: Path) -> None:
     for args in (("ls",), ("get", "x"), ("verify",), ("collect",), ("stats",), ("export", "-")):
-        assert call(*args, "--store", str(tmp_path / "typo")).exit_code == errors.CODES["store_unavailable"].exit
+        assert (
+            call(*args, "--store", str(tmp_path / "typo")).exit_code
+            == errors.CODES["store_unavailable"].exit
+        )
     assert not (tmp_path / "typo").exists()
 
 
@@ -348,7 +386,9 @@ def test_an_export_comes_back_through_a_pipe_with_ids_names_and_sessions(tmp_pat
     assert run("import", "--store", other, stdin=exported.stdout).returncode == 0
     assert answer("ls", "--session", "s", "--store", other) == answer("ls", "--session", "s")
     assert answer("get", pointer, "--session", "s", "--store", other) == "x" * 300_000
-    assert json.loads(answer("import", "-", "--store", other, "--json", stdin=exported.stdout)) == {"imported": 0}
+    assert json.loads(answer("import", "-", "--store", other, "--json", stdin=exported.stdout)) == {
+        "imported": 0
+    }
 
 
 def test_an_export_to_a_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
@@ -356,7 +396,9 @@ def test_an_export_to_a_file_is_readable_only_by_its_owner(tmp_path: Path) -> No
     file = tmp_path / "backup.jsonl"
     assert json.loads(answer("export", str(file), "--json")) == {"exported": 1}
     assert file.stat().st_mode & 0o777 == 0o600
-    assert json.loads(answer("import", str(file), "--store", str(tmp_path / "other"), "--json")) == {"imported": 1}
+    assert json.loads(
+        answer("import", str(file), "--store", str(tmp_path / "other"), "--json")
+    ) == {"imported": 1}
 
 
 def test_a_file_that_is_not_an_export_is_a_clear_error(tmp_path: Path) -> None:
@@ -380,21 +422,29 @@ def test_an_unknown_artifact_is_one_line_on_stderr_and_exit_code_3(name: str, ta
     assert not STEERING & set(line)
 
 
-def test_failures_of_files_and_stores_are_one_line_and_no_traceback(tmp_path: Path, store: Path) -> None:
+def test_failures_of_files_and_stores_are_one_line_and_no_traceback(
+    tmp_path: Path, store: Path
+) -> None:
     store.write_text("a file where a folder should be")
     newer = ("put", str(tmp_path / "missing"), "--store", str(tmp_path / "good"))
     answer("put", "-", "--name", "n", "--store", str(tmp_path / "good"), stdin=b"x")
     for args, code in (
         (("ls",), errors.CODES["store_unavailable"].exit),
         (newer, errors.CODES["invalid_argument"].exit),
-        (("put", str(tmp_path), "--store", str(tmp_path / "good")), errors.CODES["invalid_argument"].exit),
+        (
+            ("put", str(tmp_path), "--store", str(tmp_path / "good")),
+            errors.CODES["invalid_argument"].exit,
+        ),
         (("get", "n", "-o", str(tmp_path / "no" / "folder"), "--store", str(tmp_path / "good")), 1),
         (("export", str(tmp_path / "no" / "folder"), "--store", str(tmp_path / "good")), 1),
         (("import", str(tmp_path / "missing"), "--store", str(tmp_path / "good")), 1),
         (("ls", "--store", "ftp://example.invalid"), errors.CODES["invalid_argument"].exit),
         (("ls", "--no-such-option"), 2),
         (("no-such-command",), 2),
-        (("put", "-", "--ttl", "nan", "--store", str(tmp_path / "good")), errors.CODES["invalid_argument"].exit),
+        (
+            ("put", "-", "--ttl", "nan", "--store", str(tmp_path / "good")),
+            errors.CODES["invalid_argument"].exit,
+        ),
     ):
         result = run(*args)
         assert (result.returncode, result.stdout) == (code, b""), args
@@ -402,7 +452,9 @@ def test_failures_of_files_and_stores_are_one_line_and_no_traceback(tmp_path: Pa
         assert result.stderr.count(b"\n") == 1, args
 
 
-def test_a_file_name_that_is_not_valid_text_is_stored_with_replacement_characters(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_valid_text_is_stored_with_replacement_characters(
+    tmp_path: Path,
+) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
     with open(path, "wb") as file:
         file.write(b"coffee")
@@ -412,7 +464,9 @@ def test_a_file_name_that_is_not_valid_text_is_stored_with_replacement_character
 
 def test_a_closed_pipe_causes_no_error_output(store: Path) -> None:
     answer("put", "-", "--name", "big", stdin=b"0123456789abcde\n" * 500_000)
-    process = subprocess.Popen(command("get", "big"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command("get", "big"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert process.stdout
     assert process.stderr
     assert process.stdout.read(16) == b"0123456789abcde\n"
@@ -451,11 +505,16 @@ def test_without_a_command_it_prints_its_help() -> None:
     assert run("--version").stdout.decode().strip().endswith(coatcheck.__version__)
 
 
-@pytest.mark.parametrize("args", [("ls",), ("stats",), ("get", "n"), ("verify",), ("collect",), ("show", "n")])
+@pytest.mark.parametrize(
+    "args", [("ls",), ("stats",), ("get", "n"), ("verify",), ("collect",), ("show", "n")]
+)
 def test_in_a_pipe_no_drawing_library_is_imported(args: tuple[str, ...]) -> None:
     answer("put", "-", "--name", "n", stdin=b"x")
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "coatcheck", *args], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "coatcheck", *args],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "| click" in result.stderr.replace("|   ", "| ").replace("  ", " ")
     assert "rich" not in result.stderr
@@ -465,7 +524,9 @@ def modules_of(*args: str) -> set[str]:
     """The modules that a command imports."""
     code = "import atexit, sys; from coatcheck.cli import main; atexit.register(lambda: print(*sys.modules)); main()"
     call = [sys.executable, "-c", code, *args]
-    done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
     return set(done.stdout.splitlines()[-1].split())
 
 
@@ -473,7 +534,17 @@ def test_a_command_imports_only_what_it_uses() -> None:
     version = {name for name in modules_of("--version") if name.startswith("coatcheck")}
     used = {"cli", "cli.terminal", "deferred", "display", "errors"}
     assert version == {"coatcheck", *(f"coatcheck.{name}" for name in used)}
-    unused = {"reading", "externalize", "previews", "context", "transcript", "executor", "mcp", "install", "aio"}
+    unused = {
+        "reading",
+        "externalize",
+        "previews",
+        "context",
+        "transcript",
+        "executor",
+        "mcp",
+        "install",
+        "aio",
+    }
     unused |= {"transfer", "collect", "tokens", "_toolkit", "cli.store_commands"}
     answer("put", "-", "--name", "n", stdin=b"x")
     listed = modules_of("ls")
@@ -496,12 +567,23 @@ def test_a_command_imports_only_what_it_uses() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
-def test_a_command_imports_no_other_command_and_no_heavy_package(args: tuple[str, ...], own: str) -> None:
+def test_a_command_imports_no_other_command_and_no_heavy_package(
+    args: tuple[str, ...], own: str
+) -> None:
     answer("put", "-", "--name", "n", stdin=b"x\n")
     loaded = modules_of(*args)
     commands = {name for name in loaded if name.startswith("coatcheck.cli.") and "_command" in name}
     assert commands == {f"coatcheck.cli.{own}"}
-    heavy = ("re2", "pydantic", "duckdb", "rich", "mcp", "coatcheck.context.", "coatcheck.transcript", "coatcheck.mcp")
+    heavy = (
+        "re2",
+        "pydantic",
+        "duckdb",
+        "rich",
+        "mcp",
+        "coatcheck.context.",
+        "coatcheck.transcript",
+        "coatcheck.mcp",
+    )
     assert not {name for name in loaded if name.startswith(heavy)}
 
 
@@ -538,11 +620,21 @@ def test_a_quick_command_imports_no_unneeded_module(args: tuple[str, ...]) -> No
 
 
 def test_the_list_of_commands_imports_none_of_them_and_has_the_first_sentence_of_each() -> None:
-    assert not {name for name in modules_of("--help") if name.startswith("coatcheck.cli.") and "_command" in name}
+    assert not {
+        name
+        for name in modules_of("--help")
+        if name.startswith("coatcheck.cli.") and "_command" in name
+    }
     context = click.Context(main, info_name="coatcheck")
-    listed = dict(re.findall(r"^  ([a-z]+) +(\S.*)$", main.get_help(context).partition("Artifacts:")[2], re.MULTILINE))
+    listed = dict(
+        re.findall(
+            r"^  ([a-z]+) +(\S.*)$", main.get_help(context).partition("Artifacts:")[2], re.MULTILINE
+        )
+    )
     commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
-    assert listed == {name: one.get_short_help_str(100) for name, one in commands.items() if one is not None}
+    assert listed == {
+        name: one.get_short_help_str(100) for name, one in commands.items() if one is not None
+    }
 
 
 # Terminals
@@ -550,7 +642,13 @@ def test_the_list_of_commands_imports_none_of_them_and_has_the_first_sentence_of
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_hostile_content_never_reaches_a_terminal(hostile: str) -> None:
-    answer("put", "-", "--name", "n", stdin=f"before {hostile} after\n\tindented".encode("utf-8", "surrogatepass"))
+    answer(
+        "put",
+        "-",
+        "--name",
+        "n",
+        stdin=f"before {hostile} after\n\tindented".encode("utf-8", "surrogatepass"),
+    )
     code, seen, _ = on_terminal("get", "n")
     assert code == 0
     text = seen.decode()
@@ -607,8 +705,12 @@ def test_an_export_is_not_written_to_a_terminal() -> None:
     assert (code, seen) == (2, b"")
 
 
-@pytest.mark.parametrize("args", [("verify",), ("collect",), ("export",), ("import", "--merge", "FILE")])
-def test_progress_is_drawn_on_stderr_if_it_is_a_terminal(args: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "args", [("verify",), ("collect",), ("export",), ("import", "--merge", "FILE")]
+)
+def test_progress_is_drawn_on_stderr_if_it_is_a_terminal(
+    args: tuple[str, ...], tmp_path: Path
+) -> None:
     answer("put", "-", stdin=b"x" * 200_000)
     file = tmp_path / "backup.jsonl"
     answer("export", str(file))
@@ -623,7 +725,11 @@ def test_progress_is_drawn_on_stderr_if_it_is_a_terminal(args: tuple[str, ...], 
 @given(st.text())
 def test_escaped_text_contains_no_control_characters(text: str) -> None:
     kept = set("\n\t")
-    assert all(char in kept or char.isprintable() or char.isspace() for char in visible(text) if char not in text)
+    assert all(
+        char in kept or char.isprintable() or char.isspace()
+        for char in visible(text)
+        if char not in text
+    )
     assert not {char for char in visible(text) if ord(char) < 32 or 127 <= ord(char) < 160} - kept
     assert not STEERING & set(visible(text)) - kept
     assert len(one_line(text).splitlines()) <= 1
@@ -653,13 +759,20 @@ def test_an_import_maps_sessions_or_merges_on_request(tmp_path: Path) -> None:
 def test_a_pointer_from_a_chat_opens_in_any_session(command: str) -> None:
     pointer = answer("put", "-", "--session", "mcp-1234", stdin=b'{"a": "content"}').strip()
     assert "content" in answer(command, pointer, "--any-session")
-    assert call(command, "art:" + "0" * 12, "--any-session").exit_code == errors.CODES["not_found"].exit
+    assert (
+        call(command, "art:" + "0" * 12, "--any-session").exit_code
+        == errors.CODES["not_found"].exit
+    )
     if command != "show":
         assert "content" in answer(command, f"{pointer}#/a", "--any-session")
 
 
-@pytest.mark.parametrize("args", [("ls",), ("search", "x"), ("get", "x"), ("forget", "x"), ("show", "x")])
-def test_a_session_that_does_not_exist_is_an_error_that_names_near_ones(args: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "args", [("ls",), ("search", "x"), ("get", "x"), ("forget", "x"), ("show", "x")]
+)
+def test_a_session_that_does_not_exist_is_an_error_that_names_near_ones(
+    args: tuple[str, ...],
+) -> None:
     answer("put", "-", "--session", "fix-login-bug", stdin=b"x")
     done = call(*args, "--session", "fix-login")
     assert done.exit_code == errors.CODES["not_found"].exit
@@ -668,7 +781,9 @@ def test_a_session_that_does_not_exist_is_an_error_that_names_near_ones(args: tu
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
-def test_a_table_keeps_the_columns_that_identify_a_row(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_keeps_the_columns_that_identify_a_row(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     answer("put", "-", "--name", "reports/2026/november.csv", stdin=b"long summary " * 100)
     answer("put", "-", "--tool", "run_tests", stdin=b"12 passed")
@@ -690,7 +805,10 @@ def test_results_without_a_name_are_listed_with_the_tool_and_its_arguments() -> 
         executor.run(coatcheck.ToolCall("c1", "fetch", {"url": "https://example.org/a", "page": 2}))
     assert "fetch(url=https://" in on_terminal("ls")[1].decode()
     (record,) = map(json.loads, answer("ls", "--json").splitlines())
-    assert record["metadata"] == {"arguments": "url=https://example.org/a, page=2", "surface": "library"}
+    assert record["metadata"] == {
+        "arguments": "url=https://example.org/a, page=2",
+        "surface": "library",
+    }
 
 
 def test_stats_and_config_name_the_store(store: Path) -> None:
@@ -700,7 +818,10 @@ def test_stats_and_config_name_the_store(store: Path) -> None:
     assert found["collected_at"] is None
     answer("collect")
     assert json.loads(answer("stats", "--json"))["collected_at"].startswith("20")
-    assert str(store) in on_terminal("config", "store")[2].decode() + on_terminal("config", "store")[1].decode()
+    assert (
+        str(store)
+        in on_terminal("config", "store")[2].decode() + on_terminal("config", "store")[1].decode()
+    )
 
 
 def test_stats_and_doctor_say_what_a_collection_would_free(store: Path) -> None:
@@ -770,7 +891,9 @@ def test_bash_completes_commands_sessions_names_and_pointers(tmp_path: Path) -> 
             f'COMP_CWORD={len(words) - 1}; _coatcheck_completion coatcheck; printf "%s\\n" "${{COMPREPLY[@]}}"'
         )
         environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+        )
         return done.stdout.splitlines()
 
     answer("put", "-", "--session", "two words", stdin=b"z")
@@ -792,12 +915,17 @@ def test_a_pointer_of_another_session_is_recognised_in_the_error(command: str) -
     assert call(command, pointer, "--session", "its own").exit_code == 0
 
 
-def test_a_session_may_be_named_after_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_may_be_named_after_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pointers = {}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         pointers[name] = answer("put", "-", "--session", "x-{folder}", stdin=name.encode()).strip()
     assert answer("get", pointers["two"], "--session", "x-{folder}") == "two"
-    assert call("get", pointers["one"], "--session", "x-{folder}").exit_code == errors.CODES["not_found"].exit
+    assert (
+        call("get", pointers["one"], "--session", "x-{folder}").exit_code
+        == errors.CODES["not_found"].exit
+    )
     assert "x-one-" in answer("ls", "--sessions")

@@ -1,4 +1,5 @@
-"""`coatcheck audit`: a table, JSON, a plot; files that are not conversations are named; nothing is stored."""
+"""`coatcheck audit`: a table, JSON, a plot; files that are not conversations are named; nothing is
+stored."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from coatcheck.cli import main
 from coatcheck.cli.transcript_commands import verdict
 from tests.test_cli import HOSTILE, on_terminal
 
-ROWS = "\n".join(f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500))
+ROWS = "\n".join(
+    f"host-{number:04}.example.org is up since {number * 37} seconds" for number in range(1_500)
+)
 
 
 def run(*arguments: str | Path) -> Result:
@@ -32,13 +35,17 @@ def chat(content: str, answer: str = "Fine.", turns: int = 5) -> str:
         {"role": "tool", "tool_call_id": "t1", "content": content},
         {"role": "assistant", "content": answer},
     ]
-    lines += [{"role": "user", "content": "And now?"}, {"role": "assistant", "content": "Fine."}] * turns
+    lines += [
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": "Fine."},
+    ] * turns
     return "\n".join(map(json.dumps, lines))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a session that pays off, one that does not, and a file that is not a session."""
+    """A folder with a session that pays off, one that does not, and a file that is not a
+    session."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "store"))
@@ -83,18 +90,26 @@ def test_json_has_the_total_and_every_file(folder: Path) -> None:
     found = json.loads(run(folder, "--json").stdout)
     assert (found["total"]["sessions"], found["total"]["worse"]) == (2, 0)
     assert found["total"]["coatcheck"]["cost"] < found["total"]["inline"]["cost"]
-    assert [Path(one["path"]).name for one in found["files"]] == ["large.jsonl", "small.jsonl", "notes.json"]
+    assert [Path(one["path"]).name for one in found["files"]] == [
+        "large.jsonl",
+        "small.jsonl",
+        "notes.json",
+    ]
     assert found["files"][-1]["skipped"]
 
 
 def test_nothing_is_changed_or_stored(folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()}
     assert run(folder).exit_code == 0
-    assert {path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in folder.parent.rglob("*") if path.is_file()
+    } == before
 
 
 def test_the_model_determines_the_prices(folder: Path) -> None:
-    usual, dearer = (json.loads(run(folder, "--json", *more).stdout) for more in ((), ("--model", "gpt-4o")))
+    usual, dearer = (
+        json.loads(run(folder, "--json", *more).stdout) for more in ((), ("--model", "gpt-4o"))
+    )
     assert dearer["total"]["inline"]["cost"] != usual["total"]["inline"]["cost"]
     assert "not known" in run(folder, "--model", "nonsense-9").stderr
 
@@ -102,7 +117,9 @@ def test_the_model_determines_the_prices(folder: Path) -> None:
 def test_a_plot_has_a_bar_for_each_session(folder: Path) -> None:
     assert run(folder, "--plot", "cost.svg").exit_code == 0
     root = ElementTree.parse(folder.parent / "cost.svg").getroot()
-    assert [one.text for one in root.iter("{http://www.w3.org/2000/svg}title")][1] == "small.jsonl: 1.000"
+    assert [one.text for one in root.iter("{http://www.w3.org/2000/svg}title")][
+        1
+    ] == "small.jsonl: 1.000"
 
 
 def test_without_a_path_the_folders_of_known_hosts_are_read(folder: Path) -> None:
@@ -143,7 +160,9 @@ def test_links_in_a_folder_are_not_followed_and_a_pipe_does_not_block(folder: Pa
     found = json.loads(done.stdout)
     assert found["total"]["sessions"] == 2
     assert "theirs" not in done.stdout
-    assert {"path": str(folder / "pipe.jsonl"), "skipped": "it is not a regular file"} in found["files"]
+    assert {"path": str(folder / "pipe.jsonl"), "skipped": "it is not a regular file"} in found[
+        "files"
+    ]
 
 
 def test_a_link_that_is_named_is_followed(folder: Path) -> None:

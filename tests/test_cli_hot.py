@@ -1,4 +1,5 @@
-"""`coatcheck hot`: the hot state of a session, its history and what changed, in pipes, on terminals and for scripts."""
+"""`coatcheck hot`: the hot state of a session, its history and what changed, in pipes, on terminals
+and for scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
-def write(store: Path, *states: dict[str, Any], holder: str = "dispatcher", session_id: str = "s") -> None:
+def write(
+    store: Path, *states: dict[str, Any], holder: str = "dispatcher", session_id: str = "s"
+) -> None:
     with coatcheck.open(store) as opened, claim(opened.session(session_id), holder) as claimed:
         for state in states:
             claimed.write(HotState.parse({"session_id": session_id} | state))
@@ -38,7 +41,13 @@ THREE = (
         "constraints": ["be quick"],
         "risk_level": "medium",
         "artifact_index": [
-            {"artifact_id": "a" * 64, "type": "log", "label": "out", "version": 2, "summary": "2 failed"}
+            {
+                "artifact_id": "a" * 64,
+                "type": "log",
+                "label": "out",
+                "version": 2,
+                "summary": "2 failed",
+            }
         ],
     },
 )
@@ -52,7 +61,10 @@ def test_the_newest_state_is_printed_with_one_value_per_line(store: Path) -> Non
         "artifact_index\tart:aaaaaaaaaaaa log v2 out: 2 failed",
     ]  # fmt: skip
     assert shown.stderr.startswith(b"in a prompt: ")
-    assert answer("hot", "s", "2").splitlines()[3:] == ["constraints\tno new table", "constraints\tbe quick"]
+    assert answer("hot", "s", "2").splitlines()[3:] == [
+        "constraints\tno new table",
+        "constraints\tbe quick",
+    ]
 
 
 def test_a_state_as_json_contains_its_cost_in_a_prompt(store: Path) -> None:
@@ -82,7 +94,10 @@ def test_the_history_lists_states_and_what_each_changed(store: Path) -> None:
         ("2", "dispatcher", "medium", "0", "risk_level, constraints"),
         ("1", "dispatcher", "low", "0", "-"),
     ]
-    limited = [json.loads(line) for line in answer("hot", "s", "--history", "--limit", "2", "--json").splitlines()]
+    limited = [
+        json.loads(line)
+        for line in answer("hot", "s", "--history", "--limit", "2", "--json").splitlines()
+    ]
     assert [(row["number"], row["changed"]) for row in limited] == [
         (3, ["constraints", "artifact_index"]), (2, ["risk_level", "constraints"]),
     ]  # fmt: skip
@@ -139,22 +154,34 @@ def test_missing_sessions_and_states_are_not_found(store: Path, args: tuple[str,
         assert {info.session_id for info in opened.sessions()} == {"s", "first"}
 
 
-def test_the_session_may_come_from_the_environment(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_may_come_from_the_environment(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(store, *THREE)
     monkeypatch.setenv("COATCHECK_SESSION", "s")
     assert answer("hot") == answer("hot", "s")
 
 
 def test_a_store_given_as_an_option_must_exist(tmp_path: Path) -> None:
-    assert call("hot", "s", "--store", str(tmp_path / "nowhere")).exit_code == errors.CODES["store_unavailable"].exit
+    assert (
+        call("hot", "s", "--store", str(tmp_path / "nowhere")).exit_code
+        == errors.CODES["store_unavailable"].exit
+    )
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("args", [(), ("--history",), ("--diff",)])
-def test_text_in_a_state_cannot_control_a_terminal_or_break_a_line(store: Path, args: tuple[str, ...]) -> None:
+def test_text_in_a_state_cannot_control_a_terminal_or_break_a_line(
+    store: Path, args: tuple[str, ...]
+) -> None:
     hostile = "".join(HOSTILE) + "\ttab\nline"
     entry = {"artifact_id": "a" * 64, "type": "log", "label": hostile, "summary": hostile}
-    write(store, {}, {"objective": hostile, "constraints": [hostile], "artifact_index": [entry]}, holder=hostile)
+    write(
+        store,
+        {},
+        {"objective": hostile, "constraints": [hostile], "artifact_index": [entry]},
+        holder=hostile,
+    )
     code, seen, _ = on_terminal("hot", "s", *args)
     assert code == 0
     text = seen.decode()
@@ -169,7 +196,14 @@ def test_text_in_a_state_cannot_control_a_terminal_or_break_a_line(store: Path, 
 
 def test_a_secret_in_a_state_is_shown_nowhere(store: Path) -> None:
     write(store, {}, {"objective": f"use {SECRET}", "open_questions": [SECRET]}, holder=SECRET)
-    for args in ((), ("--history",), ("--diff",), ("--json",), ("--history", "--json"), ("--diff", "--json")):
+    for args in (
+        (),
+        ("--history",),
+        ("--diff",),
+        ("--json",),
+        ("--history", "--json"),
+        ("--diff", "--json"),
+    ):
         shown = call("hot", "s", *args)
         assert shown.exit_code == 0
         assert SECRET not in shown.stdout + shown.stderr
@@ -182,5 +216,8 @@ def test_an_invalid_state_does_not_hide_the_others(store: Path) -> None:
         session.record("hot", b"from somewhere else", token=session.claim("a"))
     assert call("hot", "s").exit_code == errors.CODES["damaged"].exit
     rows = [line.split("\t") for line in answer("hot", "s", "--history").splitlines()]
-    assert [(row[0], row[-1]) for row in rows[:2]] == [("4", "cannot be read"), ("3", "constraints, artifact_index")]
+    assert [(row[0], row[-1]) for row in rows[:2]] == [
+        ("4", "cannot be read"),
+        ("3", "constraints, artifact_index"),
+    ]
     assert answer("hot", "s", "3")

@@ -1,4 +1,5 @@
-"""`coatcheck read` and `search`, and coverage and previews in `ls` and `show`: in pipes, on terminals, for scripts."""
+"""`coatcheck read` and `search`, and coverage and previews in `ls` and `show`: in pipes, on
+terminals, for scripts."""
 
 from __future__ import annotations
 
@@ -74,7 +75,15 @@ def test_following_the_cursors_reads_the_whole_content() -> None:
 
 def test_a_cursor_may_be_added_to_the_command_that_it_continues() -> None:
     put(LOG)
-    arguments = ("read", "n", "--grep", "(error|failure){1}" + "x{0}" * 60, "-i", "--max-chars", "200")
+    arguments = (
+        "read",
+        "n",
+        "--grep",
+        "(error|failure){1}" + "x{0}" * 60,
+        "-i",
+        "--max-chars",
+        "200",
+    )
     first = record(*arguments)
     following = record(*arguments, "--cursor", first["cursor"])
     assert first["text"].startswith("100:00100 ERROR")
@@ -94,7 +103,11 @@ def test_grep_prints_numbered_lines_with_context_as_grep_does() -> None:
 def test_a_grep_without_a_match_exits_with_1_and_prints_nothing() -> None:
     put(LOG)
     result = run("read", "n", "--grep", "nowhere")
-    assert (result.returncode, result.stdout, result.stderr) == (1, b"", b"no match in 2,000 lines\n")
+    assert (result.returncode, result.stdout, result.stderr) == (
+        1,
+        b"",
+        b"no match in 2,000 lines\n",
+    )
     as_json = run("read", "n", "--grep", "nowhere", "--json")
     assert (as_json.returncode, json.loads(as_json.stdout)["matches"]) == (1, 0)
 
@@ -115,7 +128,9 @@ def test_a_grep_without_a_match_exits_with_1_and_prints_nothing() -> None:
         (("search", " "), "invalid_argument"),
     ],
 )
-def test_a_failed_read_prints_one_line_and_exits_with_the_code_of_its_error(args: tuple[str, ...], code: str) -> None:
+def test_a_failed_read_prints_one_line_and_exits_with_the_code_of_its_error(
+    args: tuple[str, ...], code: str
+) -> None:
     put(LOG)
     result = run(*args)
     assert (result.returncode, result.stdout) == (errors.CODES[code].exit, b"")
@@ -128,7 +143,10 @@ def test_queries_answer_in_json_csv_and_outlines() -> None:
     put("id,name\n1,one\n2,two\n", "table.csv", "--media-type", "text/csv")
     assert answer("read", "doc", "--query", "$.rows[*].id") == "1\n2\n"
     assert "rows: array of 2 objects" in answer("read", "doc", "--query", "shape")
-    assert answer("read", "table.csv", "--query", "SELECT name FROM artifact WHERE id = 2") == "name\ntwo\n"
+    assert (
+        answer("read", "table.csv", "--query", "SELECT name FROM artifact WHERE id = 2")
+        == "name\ntwo\n"
+    )
 
 
 def test_a_fragment_is_read_like_an_artifact() -> None:
@@ -140,7 +158,8 @@ def test_a_diff_shows_what_changed_since_the_older_artifact() -> None:
     older = put("same\nold\n", "older")
     newer = put("same\nnew\n", "newer")
     assert (
-        answer("read", "newer", "--diff", "older") == f"--- {older}\n+++ {newer}\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
+        answer("read", "newer", "--diff", "older")
+        == f"--- {older}\n+++ {newer}\n@@ -1,2 +1,2 @@\n same\n-old\n+new\n"
     )
 
 
@@ -187,7 +206,10 @@ def test_content_that_is_not_text_is_described() -> None:
 
 def test_search_prints_the_best_hit_first_with_a_command_to_read_on() -> None:
     put("nothing of interest\n", "other")
-    pointer = put("".join(f"line {n}\n" for n in range(500)) + "the turbine overheated\nat noon\n", "plant\tlog")
+    pointer = put(
+        "".join(f"line {n}\n" for n in range(500)) + "the turbine overheated\nat noon\n",
+        "plant\tlog",
+    )
     (row,) = answer("search", "turbine", "overheated").splitlines()
     columns = row.split("\t")
     assert columns[:2] == [pointer, "plant\\tlog"]
@@ -201,7 +223,10 @@ def test_search_prints_the_best_hit_first_with_a_command_to_read_on() -> None:
 def test_search_as_json_gives_one_line_for_each_hit() -> None:
     for number in range(3):
         put(f"the turbine number {number}\n", f"name {number}")
-    hits = [json.loads(line) for line in answer("search", "turbine", "--limit", "2", "--json").splitlines()]
+    hits = [
+        json.loads(line)
+        for line in answer("search", "turbine", "--limit", "2", "--json").splitlines()
+    ]
     assert len(hits) == 2
     assert set(hits[0]) == {"pointer", "name", "lines", "passage", "score", "read_on"}
     assert hits[0]["lines"] == [1, 1]
@@ -230,12 +255,21 @@ def test_ls_prints_how_much_of_an_artifact_was_read() -> None:
     assert answer("ls").split("\t")[3] == "<1%"
     answer("read", "n", "--lines", "1:500")
     assert answer("ls").split("\t")[3] == "50%"
-    assert record("ls")["coverage"] == record("show", "n")["coverage"] == {"shown_bytes": 5500, "size_bytes": 11000}
+    assert (
+        record("ls")["coverage"]
+        == record("show", "n")["coverage"]
+        == {"shown_bytes": 5500, "size_bytes": 11000}
+    )
     assert call("ls", "--session", "another").exit_code == errors.CODES["not_found"].exit
 
 
 def test_show_prints_a_preview_and_which_part_it_shows() -> None:
-    put("id,name\n" + "".join(f"{n},name {n}\n" for n in range(1000)), "table.csv", "--media-type", "text/csv")
+    put(
+        "id,name\n" + "".join(f"{n},name {n}\n" for n in range(1000)),
+        "table.csv",
+        "--media-type",
+        "text/csv",
+    )
     fields = dict(line.split("\t") for line in answer("show", "table.csv").splitlines())
     preview = record("show", "table.csv")["preview"]
     assert set(preview) == {"text", "shown"}
@@ -253,11 +287,16 @@ def test_show_prints_the_metadata_of_damaged_content(store: Path) -> None:
     assert result.stderr.startswith(b"coatcheck: ")
 
 
-@pytest.mark.parametrize("args", [("read", "n"), ("read", "n", "--grep", "x"), ("search", "x"), ("show", "n")])
+@pytest.mark.parametrize(
+    "args", [("read", "n"), ("read", "n", "--grep", "x"), ("search", "x"), ("show", "n")]
+)
 def test_in_a_pipe_no_drawing_library_is_imported(args: tuple[str, ...]) -> None:
     put("x y z")
     result = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "coatcheck", *args], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", "-m", "coatcheck", *args],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "rich" not in result.stderr
 
@@ -303,7 +342,9 @@ def test_hostile_names_and_passages_never_reach_a_terminal() -> None:
             assert not STEERING & set(_without_styles(seen.decode())), (args, stream)
 
 
-def test_a_terminal_gets_matches_in_colour_and_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_matches_in_colour_and_no_color_is_respected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     put('{"key": "a needle"}\n')
     plain = '1:{"key": "a needle"}\n'
     _, seen, note = on_terminal("read", "n", "--grep", "needle")
@@ -314,13 +355,19 @@ def test_a_terminal_gets_matches_in_colour_and_no_color_is_respected(monkeypatch
     assert b'\x1b[34m"key"\x1b[0m' in on_terminal("read", "n")[1]
     monkeypatch.setenv("NO_COLOR", "1")
     assert on_terminal("read", "n", "--grep", "needle")[1].decode() == plain
-    assert b"\x1b" not in on_terminal("search", "needle")[1] + on_terminal("read", "n", stream="stderr")[1]
+    assert (
+        b"\x1b"
+        not in on_terminal("search", "needle")[1] + on_terminal("read", "n", stream="stderr")[1]
+    )
 
 
 def test_lines_are_not_wrapped_and_tabs_are_kept_on_a_terminal() -> None:
     put("\t" + "word " * 80 + "\nlast")
     assert on_terminal("read", "n")[1].decode() == "\t" + "word " * 80 + "\nlast\n"
-    assert _without_styles(on_terminal("read", "n", "--grep", "word")[1].decode()) == "1:\t" + "word " * 80 + "\n"
+    assert (
+        _without_styles(on_terminal("read", "n", "--grep", "word")[1].decode())
+        == "1:\t" + "word " * 80 + "\n"
+    )
 
 
 def test_raw_writes_the_exact_text_to_a_terminal() -> None:
@@ -334,7 +381,9 @@ def test_a_preview_on_a_terminal_is_printed_below_the_metadata() -> None:
 
 
 @given(st.text(), st.sampled_from(["a", "x*", "^", "$", r"\w+", ".", "é"]), st.booleans())
-def test_the_pieces_of_a_highlighted_text_are_the_text(text: str, pattern: str, numbered: bool) -> None:
+def test_the_pieces_of_a_highlighted_text_are_the_text(
+    text: str, pattern: str, numbered: bool
+) -> None:
     page = "\n".join(f"{n}:{line}" for n, line in enumerate(text.split("\n"))) if numbered else text
     source = page.encode("utf-8", "backslashreplace").decode()
     for pieces in (
@@ -347,7 +396,9 @@ def test_the_pieces_of_a_highlighted_text_are_the_text(text: str, pattern: str, 
     assert "".join(piece for piece, _ in words_in(source, text[:20])) == source
 
 
-@pytest.mark.parametrize("text", ['"\\' * 100_000, "-" * 200_000, "1e" * 100_000, '"a' * 100_000, "\\" * 200_000])
+@pytest.mark.parametrize(
+    "text", ['"\\' * 100_000, "-" * 200_000, "1e" * 100_000, '"a' * 100_000, "\\" * 200_000]
+)
 def test_hostile_json_is_highlighted_in_one_go(text: str) -> None:
     assert "".join(piece for piece, _ in json_tokens(text)) == text
 

@@ -1,4 +1,5 @@
-"""`coatcheck metrics`: tables, JSON, the page with plots, baselines. Names of sessions are hostile."""
+"""`coatcheck metrics`: tables, JSON, the page with plots, baselines. Names of sessions are
+hostile."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(folder: Path, name: str = "s", turns: int = 6, words: int = 10, **settings: Any) -> list[PromptMetrics]:
+def measured(
+    folder: Path, name: str = "s", turns: int = 6, words: int = 10, **settings: Any
+) -> list[PromptMetrics]:
     """The model calls of an agent that reads a large result in each turn."""
     loaded = config.load({"metrics": settings}) if settings else None
     with coatcheck.open(folder / "store", durability="process", settings=loaded) as store:
@@ -73,7 +76,10 @@ def test_json_has_every_figure(folder: Path) -> None:
 def test_sessions_and_the_newest_calls_can_be_chosen(folder: Path) -> None:
     measured(folder, "a", turns=3)
     measured(folder, "b", turns=3)
-    assert [line.split("\t")[:2] for line in run("b", "--last", "2").stdout.splitlines()] == [["b", "2"], ["b", "3"]]
+    assert [line.split("\t")[:2] for line in run("b", "--last", "2").stdout.splitlines()] == [
+        ["b", "2"],
+        ["b", "3"],
+    ]
     assert len(run().stdout.splitlines()) == 6
     assert run("nobody").stdout == ""
 
@@ -90,14 +96,18 @@ def test_a_terminal_gets_sparklines_a_table_and_warnings(folder: Path) -> None:
     assert "\u202e" not in seen
 
 
-def test_a_metrics_file_outlives_the_sessions_and_its_invalid_lines_are_reported(folder: Path) -> None:
+def test_a_metrics_file_outlives_the_sessions_and_its_invalid_lines_are_reported(
+    folder: Path,
+) -> None:
     file = folder / "m.jsonl"
     made = measured(folder, turns=3, file=str(file))
     shutil.rmtree(folder / "store")
     with file.open("ab") as target:
         target.write(b"\xff\xfe\nnot json\n\n{}\n")
     done = run("--file", str(file), "--json")
-    assert [json.loads(line)["est_tokens"] for line in done.stdout.splitlines()] == [one.est_tokens for one in made]
+    assert [json.loads(line)["est_tokens"] for line in done.stdout.splitlines()] == [
+        one.est_tokens for one in made
+    ]
     assert "3 lines" in done.stderr
     (folder / "other").write_text("nothing\n")
     assert run("--file", str(folder / "other")).exit_code == 2
@@ -160,7 +170,10 @@ def test_the_page_is_self_contained_and_nothing_in_it_runs_or_fetches(folder: Pa
     assert "@import" not in text
     assert (
         "meta",
-        {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"},
+        {
+            "http-equiv": "Content-Security-Policy",
+            "content": "default-src 'none'; style-src 'unsafe-inline'",
+        },
     ) in seen.elements
     assert "<script>alert(1)</script>\"'&\\x1b[31m\\u202e" in seen.text
     assert "prefers-color-scheme:dark" in text
@@ -170,7 +183,9 @@ def test_the_page_has_plots_and_a_table_of_all_figures(folder: Path) -> None:
     made = measured(folder)
     run("--html", "page.html")
     seen = Page((folder / "page.html").read_text())
-    titles = [attributes.get("aria-label") or "" for tag, attributes in seen.elements if tag == "svg"]
+    titles = [
+        attributes.get("aria-label") or "" for tag, attributes in seen.elements if tag == "svg"
+    ]
     assert len(titles) == 4
     for words in ("with Coatcheck and without", "saved", "read back", "Budget use"):
         assert any(words in title for title in titles)
@@ -198,7 +213,9 @@ def test_the_page_mentions_sessions_and_turns_that_were_left_out() -> None:
 
 def test_a_page_without_calls_is_valid() -> None:
     assert "0 model calls" in Page(page({})).text
-    ElementTree.fromstring(page({"s": [PromptMetrics(session="s", est_tokens=None)]}).partition("\n")[2])
+    ElementTree.fromstring(
+        page({"s": [PromptMetrics(session="s", est_tokens=None)]}).partition("\n")[2]
+    )
 
 
 def test_a_browser_draws_the_page_and_blocks_nothing(folder: Path) -> None:
@@ -210,7 +227,9 @@ def test_a_browser_draws_the_page_and_blocks_nothing(folder: Path) -> None:
          f"--user-data-dir={folder}/profile", "--screenshot=page.png", "--dump-dom", f"file://{folder}/page.html"],
         cwd=folder, capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    assert "CONSOLE" not in done.stderr  # violations of the policy and broken pages are logged there
+    assert (
+        "CONSOLE" not in done.stderr
+    )  # violations of the policy and broken pages are logged there
     assert done.stdout.count("<svg") == 4
     assert "<script" not in done.stdout
 
@@ -221,7 +240,9 @@ VALUES = st.lists(st.none() | st.integers(-(10**9), 10**9) | st.floats(0, 1e12),
 
 
 @given(VALUES, st.integers(1, 40))
-def test_a_sparkline_has_a_block_for_each_few_values(values: list[float | None], width: int) -> None:
+def test_a_sparkline_has_a_block_for_each_few_values(
+    values: list[float | None], width: int
+) -> None:
     drawn = sparkline(values, width)
     assert len(drawn) <= width
     assert set(drawn) <= set(" ▁▂▃▄▅▆▇█")
@@ -239,10 +260,14 @@ def test_a_sparkline_goes_from_zero_to_the_largest_value() -> None:
 
 
 @given(VALUES, st.none() | st.integers(0, 10**9))
-def test_every_plot_is_well_formed_and_within_its_frame(values: list[float | None], limit: int | None) -> None:
+def test_every_plot_is_well_formed_and_within_its_frame(
+    values: list[float | None], limit: int | None
+) -> None:
     turns = list(range(1, len(values) + 1))
     for stacked in (False, True):
-        root = ElementTree.fromstring(plot("title", turns, {"one": values}, stacked=stacked, limit=limit))
+        root = ElementTree.fromstring(
+            plot("title", turns, {"one": values}, stacked=stacked, limit=limit)
+        )
         for element in root.iter():
             for name in ("x", "y", "x1", "x2", "y1", "y2", "cx", "cy"):
                 if name in element.attrib:

@@ -32,7 +32,9 @@ def file_of(ref: Ref) -> Path:
 # Collecting
 
 
-def test_a_dry_run_reports_what_a_collection_would_free_and_changes_nothing(store: Store, clock: Clock) -> None:
+def test_a_dry_run_reports_what_a_collection_would_free_and_changes_nothing(
+    store: Store, clock: Clock
+) -> None:
     dying, living = store.session("dying", ttl=10), store.session("living", ttl=None)
     for value in ("small", "x" * LARGE, "shared"):
         dying.put(value)
@@ -44,7 +46,11 @@ def test_a_dry_run_reports_what_a_collection_would_free_and_changes_nothing(stor
     done = store.collect(grace=0)
     assert plan.dry_run
     assert not done.dry_run
-    assert (plan.refs, plan.artifacts, plan.bytes) == (done.refs, done.artifacts, done.bytes) == (3, 2, LARGE + 5)
+    assert (
+        (plan.refs, plan.artifacts, plan.bytes)
+        == (done.refs, done.artifacts, done.bytes)
+        == (3, 2, LARGE + 5)
+    )
     again = store.collect(grace=0)
     assert (again.refs, again.artifacts, again.bytes) == (0, 0, 0)
     assert store.verify().problems == []
@@ -224,7 +230,9 @@ HARMS: dict[str, list[Harm]] = {
     "fleet": [flip, truncate, truncate_at_a_frame, zero, empty, remove],
 }
 DAMAGE = pytest.mark.parametrize(
-    ("lasting", "harm"), [(kind, harm) for kind, harms in HARMS.items() for harm in harms], indirect=["lasting"]
+    ("lasting", "harm"),
+    [(kind, harm) for kind, harms in HARMS.items() for harm in harms],
+    indirect=["lasting"],
 )
 
 
@@ -330,7 +338,9 @@ def test_content_that_a_repair_set_aside_is_kept_for_a_week(lasting: Backend, cl
 
 
 @pytest.mark.parametrize("way", ["put", "end"])
-def test_content_that_was_set_aside_is_removed_when_no_ref_waits_for_it(lasting: Backend, way: str) -> None:
+def test_content_that_was_set_aside_is_removed_when_no_ref_waits_for_it(
+    lasting: Backend, way: str
+) -> None:
     store = lasting.open()
     ref = store.session("s").put(NOISE)
     lasting.damage(ref, flip)
@@ -354,10 +364,16 @@ def test_a_copy_that_is_sound_after_all_is_used_again(lasting: Backend, harm: Ha
     lasting.damage(ref, harm)
     store.verify(repair=True)
     assert one.get("first") is None
-    lasting._stored_copy(ref).write(NOISE)  # a backup of the objects was restored, or a disk works again
+    lasting._stored_copy(ref).write(
+        NOISE
+    )  # a backup of the objects was restored, or a disk works again
     store.collect(grace=0)
     (problem,) = store.verify().problems
-    assert (problem.kind, problem.artifact_id, problem.repaired) == ("catalog", ref.artifact_id, False)
+    assert (problem.kind, problem.artifact_id, problem.repaired) == (
+        "catalog",
+        ref.artifact_id,
+        False,
+    )
     (problem,) = store.verify(repair=True).problems
     assert problem.repaired
     assert one.get("first") == two.get("theirs") == NOISE
@@ -408,7 +424,9 @@ def test_one_bad_read_is_not_damage(folder: Backend, monkeypatch: pytest.MonkeyP
     assert store.session("s").get(ref) == NOISE
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE]
+)
 def test_temporarily_unreadable_content_is_reported_and_left_alone(
     folder: Backend, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,7 +457,9 @@ def test_temporarily_unreadable_content_is_reported_and_left_alone(
     assert store.verify().problems == []
 
 
-def test_content_that_cannot_be_read_can_be_put_again(folder: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_that_cannot_be_read_can_be_put_again(
+    folder: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = folder.open()
     session = store.session("s", ttl=None)
     ref = session.put(NOISE)
@@ -553,7 +573,9 @@ def test_small_content_that_rots_is_an_error_and_heals(lasting: Backend) -> None
     with lasting.open() as store:
         ref = store.session("s").put("content", name="n")
     for again in ("s", "other"):
-        lasting.edit_catalog((ROWS_OF_A_FLEET if lasting.is_fleet else ROWS)["content that changed"][0])
+        lasting.edit_catalog(
+            (ROWS_OF_A_FLEET if lasting.is_fleet else ROWS)["content that changed"][0]
+        )
         with lasting.open() as store:
             with pytest.raises(Damaged):
                 store.session("s").get(ref)
@@ -581,14 +603,20 @@ def test_verify_reads_everything_and_reports_its_progress(store: Store) -> None:
     report = store.verify(progress=lambda done, total: steps.append((done, total)))
     assert (report.artifacts, report.bytes) == (2, LARGE + 5)
     assert steps[-1] == (LARGE + 5, LARGE + 5)
-    assert report.to_record() == {"artifacts": 2, "bytes": LARGE + 5, "problems": [], "quarantined_bytes": 0}
+    assert report.to_record() == {
+        "artifacts": 2,
+        "bytes": LARGE + 5,
+        "problems": [],
+        "quarantined_bytes": 0,
+    }
 
 
 # Quarantine
 
 
 def _without_its_row(backend: Backend, clock: Clock) -> tuple[Store, Ref]:
-    """A store whose catalog has lost the row of a blob, like one that was restored from an older backup."""
+    """A store whose catalog has lost the row of a blob, like one that was restored from an older
+    backup."""
     store = backend.open(clock=clock)
     ref = store.session("s", ttl=None).put(NOISE)
     store.close()
@@ -621,7 +649,9 @@ def test_a_copy_that_nothing_refers_to_is_kept_in_quarantine_for_a_week(
     assert list((folder.path / "quarantine").iterdir()) == []
 
 
-def test_a_repair_takes_a_missing_copy_back_from_the_quarantine(folder: Backend, clock: Clock) -> None:
+def test_a_repair_takes_a_missing_copy_back_from_the_quarantine(
+    folder: Backend, clock: Clock
+) -> None:
     store = folder.open(clock=clock)
     session = store.session("s", ttl=None)
     ref = session.put(NOISE)
@@ -636,7 +666,9 @@ def test_a_repair_takes_a_missing_copy_back_from_the_quarantine(folder: Backend,
     assert store.verify().problems == []
 
 
-def test_a_second_copy_is_removed_only_if_the_first_is_sound(lasting: Backend, clock: Clock) -> None:
+def test_a_second_copy_is_removed_only_if_the_first_is_sound(
+    lasting: Backend, clock: Clock
+) -> None:
     store = lasting.open(clock=clock)
     session = store.session("s", ttl=None)
     ref = session.put(NOISE)
@@ -679,7 +711,9 @@ def test_a_compressed_copy_that_does_not_read_back_is_not_used(
     text = "a line that compresses\n" * 20_000
     ref = session.put(text)
     compressed = frames.compressed
-    monkeypatch.setattr(frames, "compressed", lambda pieces: (one[:-1] + b"?" for one in compressed(pieces)))
+    monkeypatch.setattr(
+        frames, "compressed", lambda pieces: (one[:-1] + b"?" for one in compressed(pieces))
+    )
     report = store.collect(grace=0, cold_after=0)
     assert (report.compressed, [one.kind for one in report.problems]) == (0, ["unreadable"])
     assert session.get(ref) == text
@@ -735,7 +769,9 @@ def test_a_read_that_the_system_answers_in_pieces_is_not_damage(
     session, data = store.session("s"), os.urandom(2_000_000)
     ref = session.put(data)
     read = os.pread
-    monkeypatch.setattr(os, "pread", lambda file, length, offset: read(file, min(length, 300_000), offset))
+    monkeypatch.setattr(
+        os, "pread", lambda file, length, offset: read(file, min(length, 300_000), offset)
+    )
     assert session.get(ref) == data
     with session.open(ref) as stream:
         stream.seek(500_000)

@@ -70,9 +70,14 @@ def test_code_overrides_the_environment_which_overrides_the_file_which_overrides
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values["file"].items())
         found = load(values["code"], file=written(Path(folder), text), environ=environ)
     for setting in SETTINGS:
-        source = next((one for one in ("code", "environment", "file") if setting.key in values[one]), "default")
+        source = next(
+            (one for one in ("code", "environment", "file") if setting.key in values[one]),
+            "default",
+        )
         assert found.origin(setting.key).source == source
-        assert found[setting.key] == (setting.default if source == "default" else values[source][setting.key])
+        assert found[setting.key] == (
+            setting.default if source == "default" else values[source][setting.key]
+        )
 
 
 def test_every_value_has_an_origin(tmp_path: Path) -> None:
@@ -111,8 +116,12 @@ def test_a_mistake_in_a_file_is_rejected_with_its_line_and_a_suggestion(
     assert nearest in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [b"a = [", b"\xff\xfe", b"x = " + b"[" * 100_000, b"# " + b"x" * (1 << 20)])
-def test_an_invalid_settings_file_is_rejected_with_an_error_of_one_line(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"a = [", b"\xff\xfe", b"x = " + b"[" * 100_000, b"# " + b"x" * (1 << 20)]
+)
+def test_an_invalid_settings_file_is_rejected_with_an_error_of_one_line(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "coatcheck.toml"
     path.write_bytes(content)
     with pytest.raises(InvalidArgument) as caught:
@@ -131,9 +140,13 @@ def test_no_text_of_toml_raises_anything_but_our_own_error(text: str) -> None:
 
 
 @given(st.sampled_from(PLAIN), st.text(min_size=1, max_size=20))
-def test_no_text_of_a_variable_raises_anything_but_our_own_error(setting: Setting, text: str) -> None:
+def test_no_text_of_a_variable_raises_anything_but_our_own_error(
+    setting: Setting, text: str
+) -> None:
     with contextlib.suppress(InvalidArgument):
-        value = load(environ={str(setting.variable): text, "COATCHECK_CONFIG": os.devnull})[setting.key]
+        value = load(environ={str(setting.variable): text, "COATCHECK_CONFIG": os.devnull})[
+            setting.key
+        ]
         assert setting.checked(value) == value
 
 
@@ -142,7 +155,9 @@ def test_a_variable_that_is_wrong_is_named(tmp_path: Path) -> None:
         load(environ={"COATCHECK_BUDGET_MAX_PROMPT_TOKENS": "lots"})
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("on", True), ("No", False), ("FALSE", False), ("0", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("on", True), ("No", False), ("FALSE", False), ("0", False)]
+)
 def test_switches_use_the_usual_words(text: str, value: bool) -> None:
     assert load(environ={"COATCHECK_BOOTSTRAP_REFS": text})["bootstrap.enabled"] is value
 
@@ -154,16 +169,23 @@ def test_an_empty_variable_is_ignored_and_none_means_none(tmp_path: Path) -> Non
     assert load(file=written(tmp_path, 'session.ttl = "none"'), environ={})["session.ttl"] is None
 
 
-def test_a_folder_named_none_can_be_opened_from_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_named_none_can_be_opened_from_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     coatcheck.open("none").close()
     assert (tmp_path / "none" / "catalog.sqlite").exists()
 
 
-def test_the_nearest_file_above_the_working_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_file_above_the_working_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     written(tmp_path, "page.max_chars = 2000")
-    path = written(tmp_path / "a", "page.max_chars = 3000\n[store]\nurl = 'kept'\n[metrics]\nfile = '~/m.jsonl'\n")
+    path = written(
+        tmp_path / "a",
+        "page.max_chars = 3000\n[store]\nurl = 'kept'\n[metrics]\nfile = '~/m.jsonl'\n",
+    )
     monkeypatch.chdir(tmp_path / "a" / "b")
     environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
     trust(path, path.read_bytes(), environ)
@@ -216,7 +238,9 @@ def test_a_store_takes_its_settings_from_the_file_and_code_overrides_them(
 
 def test_a_section_has_the_parameters_of_what_it_configures(tmp_path: Path) -> None:
     assert configured(DEFAULTS) == Policy()
-    found = load({"policy": {"max_tokens": 7, "tools": {"t": "always", "u": {"max_bytes": 3}}}}, environ={})
+    found = load(
+        {"policy": {"max_tokens": 7, "tools": {"t": "always", "u": {"max_bytes": 3}}}}, environ={}
+    )
     assert configured(found) == Policy(max_tokens=7, tools={"t": "always", "u": Limit(max_bytes=3)})
     assert found.section("budget", max_rag_chunks=1)["max_rag_chunks"] == 1
     taken = set(inspect.signature(Policy).parameters) - {
@@ -234,7 +258,9 @@ def test_a_section_has_the_parameters_of_what_it_configures(tmp_path: Path) -> N
 def test_sections_have_the_names_and_defaults_of_the_parameters_that_they_set() -> None:
     assert Budget(**DEFAULTS.section("budget")) == Budget()
     for section, part in (("bootstrap", bootstrap), ("memory.artifacts", recall)):
-        assert set(DEFAULTS.section(section)) - {"enabled"} <= set(inspect.signature(part).parameters)
+        assert set(DEFAULTS.section(section)) - {"enabled"} <= set(
+            inspect.signature(part).parameters
+        )
 
 
 def test_mistakes_in_code_are_rejected_too() -> None:
@@ -260,7 +286,9 @@ def test_passwords_are_masked_wherever_settings_are_shown(monkeypatch: pytest.Mo
         assert done.output
 
 
-def test_the_command_shows_each_value_and_where_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_shows_each_value_and_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, "[memory.artifacts]\nmax_items = 3\n")
     monkeypatch.setenv("COATCHECK_SESSION", "mine")
@@ -284,7 +312,9 @@ def test_the_command_shows_each_value_and_where_it_came_from(tmp_path: Path, mon
     assert done.exit_code == 2
 
 
-def test_a_command_uses_the_store_and_session_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_uses_the_store_and_session_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "st"))
     written(tmp_path, "store.url = 'unused'\nsession.id = 'from the file'\n")
@@ -295,7 +325,12 @@ def test_a_command_uses_the_store_and_session_of_the_settings(tmp_path: Path, mo
 
 
 def test_misspelled_variables_are_reported() -> None:
-    odd = {"COATCHECK_STOR": "x", "COATCHECK_SOMETHING_ELSE": "y", "COATCHECK_STORE": "z", "PATH": ""}
+    odd = {
+        "COATCHECK_STOR": "x",
+        "COATCHECK_SOMETHING_ELSE": "y",
+        "COATCHECK_STORE": "z",
+        "PATH": "",
+    }
     assert unknown(odd) == {"COATCHECK_STOR": "COATCHECK_STORE"}
 
 
@@ -304,7 +339,8 @@ def test_every_setting_is_documented_with_its_default_and_variable() -> None:
     rows = {
         cells[0]: cells[1:]
         for line in page.splitlines()
-        if len(cells := [cell.strip().strip("`") for cell in line.strip("|").split("|")]) == 4 and "." in cells[0]
+        if len(cells := [cell.strip().strip("`") for cell in line.strip("|").split("|")]) == 4
+        and "." in cells[0]
     }
     assert list(rows) == [setting.key for setting in SETTINGS]
     for setting in SETTINGS:

@@ -1,4 +1,5 @@
-"""Copying a store: every session sees the same in the target, on any backend. An interrupted copy can be continued."""
+"""Copying a store: every session sees the same in the target, on any backend. An interrupted copy
+can be continued."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ def filled(store: Store) -> dict[str, Any]:
     """Put some of everything, and return the value that each name must have."""
     parent = store.session("parent", ttl=None)
     child = store.session("child", parent="parent", quota_bytes=10_000_000)
-    values: dict[str, Any] = {"text": "small", "rows": [{"a": 1}], "bytes": b"\x00\x01", "large": "line\n" * LARGE}
+    values: dict[str, Any] = {
+        "text": "small",
+        "rows": [{"a": 1}],
+        "bytes": b"\x00\x01",
+        "large": "line\n" * LARGE,
+    }
     for name, value in values.items():
         parent.put(value, name=name, tool="t", kind="log")
     child.put("own", name="own")
@@ -56,7 +62,13 @@ def test_a_copy_shows_the_same_to_every_session(store: Store, target: Store) -> 
     values = filled(store)
     report = store.copy_to(target)
     assert seen(target) == seen(store)
-    assert (report.sessions, report.refs, report.known, report.artifacts, report.lost) == (3, 8, 0, 7, ())
+    assert (report.sessions, report.refs, report.known, report.artifacts, report.lost) == (
+        3,
+        8,
+        0,
+        7,
+        (),
+    )
     for name, value in values.items():
         assert target.session("child").get(name) == value
     assert target.session("friend").list()

@@ -32,7 +32,17 @@ def test_without_counts():
 def test_the_table_of_faults_adds_up_over_workers_and_names_what_failed(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     plugins = ["-p", "xdist", "-p", "tests.counting"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n2", *plugins, "-c", "/dev/null", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n2",
+        *plugins,
+        "-c",
+        "/dev/null",
+        str(tmp_path),
+    ]
     env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]

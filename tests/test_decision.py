@@ -1,4 +1,5 @@
-"""When a result leaves the context by expected cost: sizes, tools, context, prices, and what a store has learned."""
+"""When a result leaves the context by expected cost: sizes, tools, context, prices, and what a
+store has learned."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_code_that_is_read_to_be_edited_stays_longer_than_rows(session: Session)
 
 @pytest.mark.parametrize("tool", ["Task", "run_subagent", "Skill", "mcp__team__agent"])
 def test_reports_of_sub_agents_and_skills_never_leave(session: Session, tool: str) -> None:
-    outcome = session.externalize(text(50_000), tool=tool, situation=Situation(context_tokens=1_000))
+    outcome = session.externalize(
+        text(50_000), tool=tool, situation=Situation(context_tokens=1_000)
+    )
     assert not outcome.is_stub
     assert outcome.why is not None
     assert outcome.why.reason == "report"
@@ -69,15 +72,21 @@ def test_reports_of_sub_agents_and_skills_never_leave(session: Session, tool: st
         ("", "data"), (None, "data"),
     ],
 )  # fmt: skip
-def test_the_name_of_a_tool_says_what_agents_do_with_its_results(tool: str | None, use: str) -> None:
+def test_the_name_of_a_tool_says_what_agents_do_with_its_results(
+    tool: str | None, use: str
+) -> None:
     assert use_of(tool) == use
 
 
 def test_explicit_limits_decide_alone(session: Session) -> None:
     early, late = Situation(context_tokens=0), Situation(context_tokens=500_000)
     for situation in (early, late):
-        assert not session.externalize(text(2_900), policy=Policy(max_tokens=3_000), situation=situation).is_stub
-        over = session.externalize(text(5_000), policy=Policy(max_tokens=3_000), situation=situation)
+        assert not session.externalize(
+            text(2_900), policy=Policy(max_tokens=3_000), situation=situation
+        ).is_stub
+        over = session.externalize(
+            text(5_000), policy=Policy(max_tokens=3_000), situation=situation
+        )
         assert over.is_stub
         assert over.why is not None
         assert (over.why.reason, over.why.limit_tokens) == ("limit", 3_000)
@@ -88,7 +97,9 @@ def test_explicit_limits_decide_alone(session: Session) -> None:
 def test_the_decision_is_the_cheaper_side_and_says_so(session: Session) -> None:
     for tokens in (600, 1_500, 4_000, 20_000):
         for context in (2_000, 30_000, 120_000):
-            outcome = session.externalize(text(tokens), tool="Bash", situation=Situation(context_tokens=context))
+            outcome = session.externalize(
+                text(tokens), tool="Bash", situation=Situation(context_tokens=context)
+            )
             why = outcome.why
             assert why is not None
             assert why.leaves == outcome.is_stub
@@ -101,7 +112,9 @@ def test_prices_of_the_model_move_the_limit(session: Session) -> None:
     context = Situation(context_tokens=100_000)
     usual = session.externalize(text(300), tool="query", situation=context).why
     cheap = session.externalize(
-        text(300), tool="query", situation=Situation(context_tokens=100_000, prices=Prices(read=0.01))
+        text(300),
+        tool="query",
+        situation=Situation(context_tokens=100_000, prices=Prices(read=0.01)),
     ).why
     assert usual is not None
     assert cheap is not None
@@ -130,7 +143,9 @@ def test_the_assumed_context_of_a_session_is_bounded(session: Session) -> None:
 
 def test_the_first_stub_pays_for_the_tools_that_it_needs(session: Session) -> None:
     without, added = (
-        session.externalize(text(300), tool="query", situation=Situation(context_tokens=5_000, tool_tokens=tokens)).why
+        session.externalize(
+            text(300), tool="query", situation=Situation(context_tokens=5_000, tool_tokens=tokens)
+        ).why
         for tokens in (0, 390)
     )
     assert without is not None
@@ -152,7 +167,9 @@ def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> 
         read = toolkit(session)[0]
         before = limit(session)
         for number in range(20):
-            ref = session.externalize(text(20_000) + str(number), tool="logs", situation=situation).ref
+            ref = session.externalize(
+                text(20_000) + str(number), tool="logs", situation=situation
+            ).ref
             assert ref is not None
             for line in range(1, 5):
                 read.run(pointer=ref.pointer, lines=f"{line}:{line}")
@@ -162,10 +179,14 @@ def test_a_store_learns_how_often_results_of_a_tool_are_read(tmp_path: Path) -> 
         assert limit(store.session("t")) > before
 
 
-def test_a_result_that_a_host_passes_again_is_decided_as_before_and_counted_once(session: Session) -> None:
+def test_a_result_that_a_host_passes_again_is_decided_as_before_and_counted_once(
+    session: Session,
+) -> None:
     def decided(call_id: str) -> float:
         content, situation = text(12_000) + call_id[-1], Situation(context_tokens=2_000)
-        outcome = session.externalize(content, tool="read_file", call_id=call_id, situation=situation)
+        outcome = session.externalize(
+            content, tool="read_file", call_id=call_id, situation=situation
+        )
         assert outcome.ref is not None
         assert outcome.why is not None
         return outcome.why.expected_reads
@@ -211,7 +232,9 @@ def test_a_stub_pays_off_from_the_break_even_point_on(
         (None, 0.1, 200_000),
     ],
 )  # fmt: skip
-def test_models_are_recognized_by_the_beginning_of_their_name(name: str | None, read: float, window: int) -> None:
+def test_models_are_recognized_by_the_beginning_of_their_name(
+    name: str | None, read: float, window: int
+) -> None:
     found = model(name)
     assert (found.prices.read, found.window) == (read, window)
 

@@ -1,5 +1,5 @@
-"""Different ways to the same answer: the three backends on one trace of calls, a fragment and a JSONPath, and a builder
-that has seen the whole conversation and one that is new."""
+"""Different ways to the same answer: the three backends on one trace of calls, a fragment and a
+JSONPath, and a builder that has seen the whole conversation and one that is new."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from coatcheck.errors import BudgetExceeded, CoatcheckError
 from tests.backends import LARGE, Clock, Fleet
 from tests.conftest import LONG_FAULTS
 
-VALUES = ["a", "[1]", [1], b"[1]", {"rows": [{"a": 1}, {"a": 2}]}, "one line\nanother line\n" * 40, "x" * LARGE]
+VALUES = [
+    "a",
+    "[1]",
+    [1],
+    b"[1]",
+    {"rows": [{"a": 1}, {"a": 2}]},
+    "one line\nanother line\n" * 40,
+    "x" * LARGE,
+]
 SESSIONS = st.sampled_from(["one", "two", "child"])
 NAMES = st.sampled_from(["n", "m"])
 TARGETS = NAMES | st.integers(0, 7)
@@ -68,7 +76,11 @@ class Side:
             return type(error).__name__, error.code
 
     def _target(self, target: str | int) -> Any:
-        return self._refs[target % len(self._refs)].pointer if isinstance(target, int) and self._refs else str(target)
+        return (
+            self._refs[target % len(self._refs)].pointer
+            if isinstance(target, int) and self._refs
+            else str(target)
+        )
 
     def _put(self, session: str, value: int, name: str | None, ttl: float | None) -> Ref:
         ref = self._session(session).put(VALUES[value], name=name, ttl=ttl)
@@ -115,7 +127,9 @@ class Side:
         return self._session(session).end()
 
     def _search(self, session: str) -> Any:
-        return sorted(hit.ref.artifact_id for hit in self._session(session).search("another line rows"))
+        return sorted(
+            hit.ref.artifact_id for hit in self._session(session).search("another line rows")
+        )
 
     def _grant(self, session: str, target: str | int, to: str) -> Any:
         return self._session(session).grant(self._target(target), to=f"{to} {self._example}")
@@ -137,7 +151,11 @@ class Side:
     def _verify(self) -> Any:
         report = self.store.verify()
         # A copy without a row is left by some backends until the next collection.
-        return report.artifacts, report.bytes, [one for one in report.problems if one.kind != "orphan"]
+        return (
+            report.artifacts,
+            report.bytes,
+            [one for one in report.problems if one.kind != "orphan"],
+        )
 
     def _stats(self) -> Any:
         return replace(self.store.stats(), quarantined_bytes=0)
@@ -151,14 +169,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def test_memory_folder_and_fleet_answer_alike_on_one_trace_of_calls(tmp_path: Path, fleet: Fleet) -> None:
+def test_memory_folder_and_fleet_answer_alike_on_one_trace_of_calls(
+    tmp_path: Path, fleet: Fleet
+) -> None:
     clock = Clock()
     with ExitStack() as stack:
         new_url = stack.enter_context(fleet.lending())
         urls = ["memory:", str(tmp_path / "store"), new_url()]
         sides = [
             Side(
-                stack.enter_context(closing(coatcheck.open(url, durability="process", ttl=100, grace=50, clock=clock)))
+                stack.enter_context(
+                    closing(
+                        coatcheck.open(url, durability="process", ttl=100, grace=50, clock=clock)
+                    )
+                )
             )
             for url in urls
         ]
@@ -180,7 +204,9 @@ def test_memory_folder_and_fleet_answer_alike_on_one_trace_of_calls(tmp_path: Pa
         check()
 
 
-KEYS = st.sampled_from(["a", "b", "", "a/b", "~", "~1", "é", "0", "a'b", 'a"b', "\\", " "]) | st.text(max_size=4)
+KEYS = st.sampled_from(
+    ["a", "b", "", "a/b", "~", "~1", "é", "0", "a'b", 'a"b', "\\", " "]
+) | st.text(max_size=4)
 DOCUMENTS = st.recursive(
     st.none() | st.booleans() | st.integers(-10, 10) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
@@ -189,7 +215,13 @@ DOCUMENTS = st.recursive(
 
 
 def _paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return [path] + [found for key, one in inner for found in _paths(one, (*path, key))]
 
 
@@ -206,8 +238,14 @@ def test_a_fragment_and_a_json_path_find_the_same_value() -> None:
         expected = _at(document, path)
         ref = session.put(document)
         fragment = "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in path)
-        query = "$" + "".join(f"[{key if isinstance(key, int) else json.dumps(key)}]" for key in path)
-        assert session.get(f"{ref.pointer}#{fragment}") == expected if fragment else session.get(ref) == document
+        query = "$" + "".join(
+            f"[{key if isinstance(key, int) else json.dumps(key)}]" for key in path
+        )
+        assert (
+            session.get(f"{ref.pointer}#{fragment}") == expected
+            if fragment
+            else session.get(ref) == document
+        )
         shown = session.read(ref, query=query, max_chars=100_000)
         assert json.loads(shown.text) == expected
 
@@ -223,7 +261,8 @@ TURNS = st.lists(st.tuples(TEXTS, st.lists(TEXTS, max_size=2), TEXTS), min_size=
 
 
 def _conversation(turns: list[tuple[str, list[str], str]]) -> list[list[dict[str, Any]]]:
-    """The history of each request of a conversation with tool calls, each longer than the one before."""
+    """The history of each request of a conversation with tool calls, each longer than the one
+    before."""
     history: list[dict[str, Any]] = []
     found = []
     for number, (question, results, answer) in enumerate(turns):
@@ -249,7 +288,9 @@ def test_a_new_builder_makes_the_same_request_as_a_running_one(options: dict[str
 
             def new() -> PromptBuilder:
                 budget = Budget(max_prompt_tokens=6_000)
-                return PromptBuilder(session, provider="openai", tools=toolkit(session), budget=budget, **options)
+                return PromptBuilder(
+                    session, provider="openai", tools=toolkit(session), budget=budget, **options
+                )
 
             running = new()
             for history in _conversation(turns):

@@ -1,4 +1,5 @@
-"""Tests of the documentation: code runs, links lead somewhere, every command, option and exit code is documented."""
+"""Tests of the documentation: code runs, links lead somewhere, every command, option and exit code
+is documented."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def sections(page: Path) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name
+)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     if page.name in ("content.md", "reading.md"):
         pytest.importorskip("duckdb", reason="its SQL needs the extra 'sql'")
@@ -42,8 +45,12 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path
     subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("block", blocks(ROOT / "README.md", "python"), ids=lambda block: block.split("\n")[0])
-def test_each_block_of_python_in_the_readme_runs_alone_in_a_fresh_folder(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "block", blocks(ROOT / "README.md", "python"), ids=lambda block: block.split("\n")[0]
+)
+def test_each_block_of_python_in_the_readme_runs_alone_in_a_fresh_folder(
+    block: str, tmp_path: Path
+) -> None:
     script = tmp_path / "block.py"
     script.write_text(block)
     subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, check=True)
@@ -82,7 +89,9 @@ def below(name: str, command: click.Command) -> list[tuple[str, click.Command]]:
     return [(name, command), *((f"{name} {inner}", one) for inner, one in command.commands.items())]
 
 
-COMMANDS = {name: found for name in main.list_commands(HERE) if (found := main.get_command(HERE, name))}
+COMMANDS = {
+    name: found for name in main.list_commands(HERE) if (found := main.get_command(HERE, name))
+}
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -94,7 +103,11 @@ def test_every_command_and_each_of_its_options_is_documented(name: str) -> None:
         assert f"coatcheck {called}" in text[name]
         for parameter in command.params:
             for option in parameter.opts if isinstance(parameter, click.Option) else []:
-                where = shared if option in ("--store", "--session", "--any-session", "--json") else text[name]
+                where = (
+                    shared
+                    if option in ("--store", "--session", "--any-session", "--json")
+                    else text[name]
+                )
                 assert re.search(rf"`{re.escape(option)}\b", where), option
 
 
@@ -102,7 +115,9 @@ def test_the_page_of_the_command_line_names_no_command_or_option_that_does_not_e
     text = sections(ROOT / "docs" / "cli.md")
     assert set(text) - {"Exit codes"} == set(COMMANDS)
     commands = [command for name in COMMANDS for _, command in below(name, COMMANDS[name])]
-    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    known = {
+        option for command in commands for parameter in command.params for option in parameter.opts
+    }
     assert set(re.findall(r"`(--?[a-z][a-z-]*)", (ROOT / "docs" / "cli.md").read_text())) <= known | {
         "-h", "--help", "--version",
     }  # fmt: skip
@@ -111,14 +126,18 @@ def test_the_page_of_the_command_line_names_no_command_or_option_that_does_not_e
 def test_every_exit_code_is_documented() -> None:
     table = sections(ROOT / "docs" / "cli.md")["Exit codes"]
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
-    assert documented == {0, BROKEN_PIPE, INTERRUPTED} | {mapping.exit for mapping in errors.CODES.values()}
+    assert documented == {0, BROKEN_PIPE, INTERRUPTED} | {
+        mapping.exit for mapping in errors.CODES.values()
+    }
 
 
 def test_every_command_says_what_it_does_and_each_option_has_help() -> None:
     for name in COMMANDS:
         for _, command in below(name, COMMANDS[name]):
             assert command.help
-            assert all(one.help for one in command.params if isinstance(one, click.Option)), command.name
+            assert all(one.help for one in command.params if isinstance(one, click.Option)), (
+                command.name
+            )
 
 
 def without_code(page: Path) -> str:
@@ -133,7 +152,11 @@ def anchors(page: Path) -> set[str]:
     for heading in re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
         found[re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-")] += 1
-    return {f"{name}-{again}" if again else name for name, times in found.items() for again in range(times)}
+    return {
+        f"{name}-{again}" if again else name
+        for name, times in found.items()
+        for again in range(times)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -148,23 +171,38 @@ def test_every_page_is_in_the_index_and_in_the_navigation_of_the_site() -> None:
     pages = {page.name for page in ROOT.glob("docs/*.md")}
     linked = re.findall(r"\]\(([^)#/]+\.md)", without_code(ROOT / "docs" / "index.md"))
     assert pages - {"index.md"} <= set(linked)
-    navigation = re.findall(r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1], re.MULTILINE)
+    navigation = re.findall(
+        r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1], re.MULTILINE
+    )
     assert pages | {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(navigation)
     assert len(navigation) == len(set(navigation))
 
 
 def test_the_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "--site-dir",
+        str(tmp_path),
+    ]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
     for page in tmp_path.rglob("*.html"):
-        loaded = re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?([^\" >]+)", page.read_text())
+        loaded = re.findall(
+            r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=\"?([^\" >]+)",
+            page.read_text(),
+        )
         assert loaded
         assert not [one for one in loaded if re.match(r"\w+:|//", one)], page.name
     assert (tmp_path / "examples" / "openai_agent.py").exists()
 
 
 def rows(picture: Path) -> list[str]:
-    """The lines of text in a picture of a terminal, without what depends on the width of a column."""
+    """The lines of text in a picture of a terminal, without what depends on the width of a
+    column."""
     lines: dict[float, str] = defaultdict(str)
     for part in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
         lines[float(part.attrib["y"])] += part.text or ""
@@ -173,9 +211,15 @@ def rows(picture: Path) -> list[str]:
 
 
 def test_the_picture_of_a_terminal_shows_what_the_commands_print_today(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "examples.pictures", str(tmp_path / "drawn.svg")], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "examples.pictures", str(tmp_path / "drawn.svg")],
+        cwd=ROOT,
+        check=True,
+    )
     drawn = rows(tmp_path / "drawn.svg")
-    assert [line for line in drawn if line.startswith("$ ")] == [f"$ {command}" for command in pictures.COMMANDS]
+    assert [line for line in drawn if line.startswith("$ ")] == [
+        f"$ {command}" for command in pictures.COMMANDS
+    ]
     assert drawn == rows(pictures.PICTURE), "draw it again: python -m examples.pictures"
     text = pictures.PICTURE.read_text()
     assert "@font-face" not in text
@@ -185,7 +229,11 @@ def test_the_picture_of_a_terminal_shows_what_the_commands_print_today(tmp_path:
 def test_the_demo_runs_as_make_runs_it() -> None:
     assert "$(BIN)/python -m examples.demo" in (ROOT / "Makefile").read_text()
     demo = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "error", "-m", "examples.demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert demo.stderr == ""
     assert "\x1b" not in demo.stdout

@@ -15,7 +15,9 @@ VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", 
 
 
 @VALUES
-def test_a_session_expires_one_ttl_after_its_last_use(store: Store, clock: Clock, value: str) -> None:
+def test_a_session_expires_one_ttl_after_its_last_use(
+    store: Store, clock: Clock, value: str
+) -> None:
     session = store.session("s", ttl=100)
     ref = session.put(value, name="n")
     assert ref.expires_at == ref.created_at + timedelta(seconds=100)
@@ -33,7 +35,11 @@ def test_a_session_expires_one_ttl_after_its_last_use(store: Store, clock: Clock
 def test_every_kind_of_use_keeps_a_session_alive(store: Store, clock: Clock) -> None:
     session = store.session("s", ttl=100)
     ref = session.put("x")
-    for use in (lambda: session.get(ref), lambda: session.open(ref).close(), lambda: session.put("y")):
+    for use in (
+        lambda: session.get(ref),
+        lambda: session.open(ref).close(),
+        lambda: session.put("y"),
+    ):
         clock.advance(80)
         use()
     clock.advance(80)
@@ -69,7 +75,14 @@ def test_new_sessions_get_the_ttl_of_the_store(backend: Backend, clock: Clock) -
 
 @pytest.mark.parametrize(
     ("before", "asked", "after"),
-    [(100, 50, 100), (50, 100, 100), (None, 50, None), (50, None, None), ("new", 50, 50), ("new", None, None)],
+    [
+        (100, 50, 100),
+        (50, 100, 100),
+        (None, 50, None),
+        (50, None, None),
+        ("new", 50, 50),
+        ("new", None, None),
+    ],
 )
 def test_a_lasting_session_never_gets_a_shorter_ttl(
     store: Store, before: float | str | None, asked: float | None, after: float | None
@@ -81,12 +94,16 @@ def test_a_lasting_session_never_gets_a_shorter_ttl(
     assert store.session("s").ttl == after
 
 
-def test_the_default_time_to_live_is_thirty_days_after_the_last_use(store: Store, clock: Clock) -> None:
+def test_the_default_time_to_live_is_thirty_days_after_the_last_use(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s")
     ref = session.put("x")
     assert ref.expires == START + 30 * 86_400
     clock.advance(29 * 86_400)
-    assert session.get(ref) == "x", "a person who returns after weeks still reads what the conversation names"
+    assert session.get(ref) == "x", (
+        "a person who returns after weeks still reads what the conversation names"
+    )
     clock.advance(29 * 86_400)
     assert session.get(ref) == "x"
     clock.advance(30 * 86_400)
@@ -133,7 +150,9 @@ def test_the_error_for_an_expired_artifact_describes_it(store: Store, clock: Clo
 
 
 @VALUES
-def test_a_tombstone_stays_after_the_bytes_are_collected(store: Store, clock: Clock, value: str) -> None:
+def test_a_tombstone_stays_after_the_bytes_are_collected(
+    store: Store, clock: Clock, value: str
+) -> None:
     session = store.session("s", ttl=100)
     ref = session.put(value, name="n")
     clock.advance(100)
@@ -208,7 +227,9 @@ def test_a_put_after_the_grace_period_revives_nothing(store: Store, clock: Clock
     assert store.verify().problems == []
 
 
-def test_repeating_a_pinned_put_after_the_grace_period_revives_nothing_else(store: Store, clock: Clock) -> None:
+def test_repeating_a_pinned_put_after_the_grace_period_revives_nothing_else(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s", ttl=100)
     ref, other = session.put("x"), session.put("y")
     session.pin(ref)
@@ -300,7 +321,9 @@ def test_reading_writes_nothing(folder: Backend, clock: Clock, value: str) -> No
     assert digests_of_files(folder.path) == before
 
 
-def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Backend, clock: Clock) -> None:
+def test_uses_reach_other_processes_before_the_session_could_expire(
+    lasting: Backend, clock: Clock
+) -> None:
     reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
     ref = reader.session("s", ttl=100).put("x")
     clock.advance(80)
@@ -312,7 +335,9 @@ def test_uses_reach_other_processes_before_the_session_could_expire(lasting: Bac
 
 def test_uses_are_written_by_a_timer(lasting: Backend, clock: Clock) -> None:
     reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
-    session = reader.session("s", ttl=0.5)  # the timer depends on the time to live, and on the machine's clock
+    session = reader.session(
+        "s", ttl=0.5
+    )  # the timer depends on the time to live, and on the machine's clock
     ref = session.put("x")
     clock.advance(0.4)
     assert session.get(ref) == "x"
@@ -343,7 +368,8 @@ def test_a_ref_reports_whether_it_has_expired_and_a_pinned_one_never_does(backen
 def test_pointers_of_a_real_session_open_after_its_longest_pause(
     corpus: Path, store: Store, clock: Clock, name: str
 ) -> None:
-    """The sessions were recorded with pauses of 1.8 and 29 hours. Each stub is read after each message."""
+    """The sessions were recorded with pauses of 1.8 and 29 hours. Each stub is read after each
+    message."""
     session = store.session(name)
     refs: list[Ref] = []
     last = 0.0

@@ -1,4 +1,5 @@
-"""What a model gets for a tool's result: the value itself, a stub, or a bounded part of it if the store fails."""
+"""What a model gets for a tool's result: the value itself, a stub, or a bounded part of it if the
+store fails."""
 
 from __future__ import annotations
 
@@ -30,10 +31,13 @@ from tests.backends import Backend, Clock
 from tests.token_samples import corpus_texts
 
 LOG = "".join(
-    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n"
+    for i in range(2_000)
 )
 ROWS = [{"id": i, "name": f"user {i}", "tags": ["a", "b"]} for i in range(2_000)]
-PNG_HEADER = b"\x89PNG\r\n\x1a\n" + b"\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
+PNG_HEADER = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big")
+)
 PNG = PNG_HEADER + bytes(300_000)
 FILE = b"\x00\x01" * 150_000  # claimed to be an image, which it is not
 FILE64 = base64.b64encode(FILE).decode()
@@ -53,8 +57,18 @@ KEYS = (
 )
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.datetimes(),
-    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.datetimes(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers(), inner)
+    ),
     max_leaves=20,
 )
 
@@ -73,7 +87,8 @@ Break = Callable[[Exception], Session]
 
 @pytest.fixture
 def broken(session: Session, monkeypatch: pytest.MonkeyPatch) -> Break:
-    """Return a function that makes the catalog of the session fail every write with the given error."""
+    """Return a function that makes the catalog of the session fail every write with the given
+    error."""
 
     def breaking(error: Exception) -> Session:
         def refuse(*args: object, **kwargs: object) -> None:
@@ -88,7 +103,9 @@ def broken(session: Session, monkeypatch: pytest.MonkeyPatch) -> Break:
 # Small and large
 
 
-@pytest.mark.parametrize("value", ["", "ok", "é" * 100, {"a": [1, None]}, [], 7, None, True, b"bytes"])
+@pytest.mark.parametrize(
+    "value", ["", "ok", "é" * 100, {"a": [1, None]}, [], 7, None, True, b"bytes"]
+)
 def test_small_values_pass_untouched(session: Session, value: object) -> None:
     outcome = session.externalize(value, tool="t")
     assert outcome.content is value
@@ -136,8 +153,14 @@ class Row:
     ("value", "kept"),
     [
         ([(1, 2)] * 5_000, [[1, 2]] * 5_000),
-        ({"b": {"x" * 9_000, "a"}, "n": float("nan"), 1: "one"}, {"b": ["a", "x" * 9_000], "n": "NaN", "1": "one"}),
-        ([Row(datetime(2026, 1, 1, tzinfo=UTC), (1, 2))] * 600, [{"at": "2026-01-01T00:00:00Z", "size": [1, 2]}] * 600),
+        (
+            {"b": {"x" * 9_000, "a"}, "n": float("nan"), 1: "one"},
+            {"b": ["a", "x" * 9_000], "n": "NaN", "1": "one"},
+        ),
+        (
+            [Row(datetime(2026, 1, 1, tzinfo=UTC), (1, 2))] * 600,
+            [{"at": "2026-01-01T00:00:00Z", "size": [1, 2]}] * 600,
+        ),
         ({(1, 2): "k" * 20_000}, {"1,2": "k" * 20_000}),
     ],
 )
@@ -207,7 +230,9 @@ def test_a_stub_has_at_most_150_tokens_besides_its_preview(backend: Backend) -> 
     def check(text: str, times: int, chars: int, summary: str) -> None:
         session, policy = backend.new_session(), Policy(preview_chars=chars, tools={"t": "always"})
         for value in (text * times, [text] * times, (text * times).encode("utf-8", "replace")):
-            written = session.externalize(session.put(value, summary=summary[:300]), tool="t", policy=policy).text
+            written = session.externalize(
+                session.put(value, summary=summary[:300]), tool="t", policy=policy
+            ).text
             stub = json.loads(written)
             assert written.count("\n") == 0
             assert len(stub["preview"]) <= max(chars, 7)
@@ -230,7 +255,11 @@ def test_the_hint_names_only_tools_that_the_agent_has(session: Session) -> None:
 
 
 def test_secrets_are_masked_in_stubs_and_summaries_but_stored_exactly(session: Session) -> None:
-    for text in (f"token {KEY}\n" + "word " * 9_000, "word " * 9_000 + KEY, "w" * 150 + " " + KEY + " x" * 9_000):
+    for text in (
+        f"token {KEY}\n" + "word " * 9_000,
+        "word " * 9_000 + KEY,
+        "w" * 150 + " " + KEY + " x" * 9_000,
+    ):
         outcome = session.externalize(text)
         assert outcome.ref is not None
         assert KEY[:12] not in outcome.text
@@ -277,7 +306,9 @@ def test_a_text_of_exactly_the_limit_is_not_externalized(session: Session) -> No
     assert session.externalize(text, policy=Policy(max_tokens=most - 1)).is_stub
 
 
-def test_the_counter_of_the_host_decides_and_a_failing_counter_means_too_large(session: Session) -> None:
+def test_the_counter_of_the_host_decides_and_a_failing_counter_means_too_large(
+    session: Session,
+) -> None:
     def fails(text: str) -> int:
         raise Broken
 
@@ -288,7 +319,9 @@ def test_the_counter_of_the_host_decides_and_a_failing_counter_means_too_large(s
         assert session.externalize("one two", policy=replace(one, count=fails)).is_stub
 
 
-@pytest.mark.parametrize("counted", [None, -1, 0, True, "12", [1], math.nan, math.inf, 10**5_000], ids=range(9))
+@pytest.mark.parametrize(
+    "counted", [None, -1, 0, True, "12", [1], math.nan, math.inf, 10**5_000], ids=range(9)
+)
 def test_an_invalid_count_means_too_large(session: Session, counted: Any) -> None:
     assert session.externalize("one two", policy=Policy(count=lambda text: counted)).is_stub
 
@@ -308,7 +341,14 @@ def test_a_disabled_policy_externalizes_nothing(session: Session) -> None:
 
 
 def test_a_tool_can_have_its_own_rule(session: Session) -> None:
-    policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=3), "s": lambda value: value[:1_500]})
+    policy = Policy(
+        tools={
+            "a": "always",
+            "n": "never",
+            "l": Limit(max_chars=3),
+            "s": lambda value: value[:1_500],
+        }
+    )
     assert session.externalize("ok", tool="a", policy=policy).is_stub
     assert session.externalize(LOG, tool="n", policy=policy).content is LOG
     assert session.externalize("four", tool="l", policy=policy).is_stub
@@ -330,11 +370,15 @@ def test_a_shrunk_result_is_sent_as_it_is_if_a_stub_would_be_longer(session: Ses
 
 def test_a_policy_can_render_stubs_and_set_a_ttl(session: Session) -> None:
     policy = Policy(max_chars=100, render=lambda ref, text: f"{ref.pointer}: {text[:5]}", ttl=5)
-    outcome = session.externalize("token ghp_aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF2hJ5 " * 10, policy=policy)
+    outcome = session.externalize(
+        "token ghp_aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF2hJ5 " * 10, policy=policy
+    )
     assert outcome.ref is not None
     assert outcome.text == f"{outcome.ref.pointer}: token"
     assert outcome.ref.expires == outcome.ref.created + 5
-    failing = session.externalize("x" * 5_000, policy=Policy(max_chars=500, render=lambda ref, text: 1 / 0))  # type: ignore[arg-type, return-value]
+    failing = session.externalize(
+        "x" * 5_000, policy=Policy(max_chars=500, render=lambda ref, text: 1 / 0)
+    )  # type: ignore[arg-type, return-value]
     assert failing.failure
     assert len(failing.text) <= 500
 
@@ -371,7 +415,9 @@ def test_externalize_never_raises(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("odd", ["", "x" * 5_000, "\ud800", "../../etc", "a\nb"])
-def test_a_result_with_an_odd_tool_name_or_call_id_is_still_stored(session: Session, odd: str) -> None:
+def test_a_result_with_an_odd_tool_name_or_call_id_is_still_stored(
+    session: Session, odd: str
+) -> None:
     outcome = session.externalize(LOG, tool=odd, call_id=odd)
     assert outcome.ref is not None
     assert session.get(outcome.ref) == LOG
@@ -384,10 +430,19 @@ def openai() -> list[dict[str, Any]]:
     return [
         {"type": "text", "text": "small"},
         {"type": "text", "text": LOG, "x": 1},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{FILE64}", "detail": "low"}},
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{FILE64}", "detail": "low"},
+        },
         {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
-        {"type": "file", "file": {"filename": "a.png", "file_data": f"data:image/png;base64,{FILE64}"}},
-        {"type": "input_audio", "input_audio": {"data": base64.b64encode(bytes(9_000)).decode(), "format": "wav"}},
+        {
+            "type": "file",
+            "file": {"filename": "a.png", "file_data": f"data:image/png;base64,{FILE64}"},
+        },
+        {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(bytes(9_000)).decode(), "format": "wav"},
+        },
     ]
 
 
@@ -401,12 +456,19 @@ def responses() -> list[dict[str, Any]]:
 
 
 def anthropic() -> list[dict[str, Any]]:
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": FILE64}}
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": FILE64},
+    }
     return [
         {"type": "text", "text": LOG, "cache_control": {"type": "ephemeral"}},
         {**image, "cache_control": {"type": "ephemeral"}},
         {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
-        {"type": "document", "title": "t", "source": {"type": "base64", "media_type": "image/png", "data": FILE64}},
+        {
+            "type": "document",
+            "title": "t",
+            "source": {"type": "base64", "media_type": "image/png", "data": FILE64},
+        },
         {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LOG}},
         {
             "type": "tool_result",
@@ -424,8 +486,14 @@ def mcp() -> list[dict[str, Any]]:
         {"type": "text", "text": LOG, "annotations": {"audience": ["user"]}},
         {"type": "image", "data": FILE64, "mimeType": "image/png"},
         {"type": "audio", "data": FILE64, "mimeType": "audio/wav"},
-        {"type": "resource", "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": LOG}},
-        {"type": "resource", "resource": {"uri": "file:///b", "mimeType": "image/png", "blob": FILE64}},
+        {
+            "type": "resource",
+            "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": LOG},
+        },
+        {
+            "type": "resource",
+            "resource": {"uri": "file:///b", "mimeType": "image/png", "blob": FILE64},
+        },
         {"type": "resource_link", "uri": "file:///c", "name": "c"},
     ]
 
@@ -433,13 +501,24 @@ def mcp() -> list[dict[str, Any]]:
 TYPES = {
     openai: ["text", "text", "text", "image_url", "text", "text"],
     responses: ["input_text", "input_text", "input_image", "input_text"],
-    anthropic: ["text", "text", "image", "document", "document", "tool_result", "tool_result", "tool_result"],
+    anthropic: [
+        "text",
+        "text",
+        "image",
+        "document",
+        "document",
+        "tool_result",
+        "tool_result",
+        "tool_result",
+    ],
     mcp: ["text", "text", "text", "resource", "resource", "resource_link"],
 }
 
 
 @pytest.mark.parametrize("made", TYPES, ids=lambda made: made.__name__)
-def test_blocks_are_externalized_one_by_one_and_keep_their_order_and_form(session: Session, made: Any) -> None:
+def test_blocks_are_externalized_one_by_one_and_keep_their_order_and_form(
+    session: Session, made: Any
+) -> None:
     given_blocks = made()
     outcome = session.externalize(given_blocks)
     assert given_blocks == made()
@@ -482,14 +561,18 @@ def test_an_unknown_block_is_passed_on_unchanged(session: Session) -> None:
         [{"type": "text"}] * 3_000,
     ],
 )
-def test_data_that_only_looks_like_blocks_is_one_artifact(session: Session, data: list[Any]) -> None:
+def test_data_that_only_looks_like_blocks_is_one_artifact(
+    session: Session, data: list[Any]
+) -> None:
     outcome = session.externalize(data)
     assert len(outcome.refs) == 1
     assert session.get(outcome.refs[0]) == data
 
 
 def test_invalid_base64_is_stored_as_text(session: Session) -> None:
-    outcome = session.externalize([{"type": "image", "data": "not base64! " * 2_000, "mimeType": "image/png"}])
+    outcome = session.externalize(
+        [{"type": "image", "data": "not base64! " * 2_000, "mimeType": "image/png"}]
+    )
     assert session.get(outcome.refs[0]) == "not base64! " * 2_000
 
 
@@ -513,11 +596,19 @@ def test_every_mix_of_blocks_keeps_length_and_order(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [errors.StoreFull("no space"), OSError(5, "I/O error"), Broken("x"), errors.QuotaExceeded("q")]
+    "error",
+    [errors.StoreFull("no space"), OSError(5, "I/O error"), Broken("x"), errors.QuotaExceeded("q")],
 )
-def test_if_the_store_fails_the_model_gets_a_bounded_head_and_tail(broken: Break, error: Exception) -> None:
+def test_if_the_store_fails_the_model_gets_a_bounded_head_and_tail(
+    broken: Break, error: Exception
+) -> None:
     session, before = broken(error), FAILURES.count
-    for policy in (Policy(), Policy(max_chars=2_000), Policy(max_bytes=900), Policy(max_tokens=400)):
+    for policy in (
+        Policy(),
+        Policy(max_chars=2_000),
+        Policy(max_bytes=900),
+        Policy(max_tokens=400),
+    ):
         outcome = session.externalize(LOG, policy=policy)
         assert outcome.failure
         assert (outcome.ref, outcome.is_stub) == (None, False)
@@ -573,14 +664,23 @@ def test_many_threads_lose_and_duplicate_nothing(session: Session) -> None:
         thread.join()
     assert len(stubs_by_text) == 128
     assert all(len(stubs) == 1 for stubs in stubs_by_text.values())
-    assert all(session.get(json.loads(stubs.pop())["artifact"]) == text for text, stubs in stubs_by_text.items())
+    assert all(
+        session.get(json.loads(stubs.pop())["artifact"]) == text
+        for text, stubs in stubs_by_text.items()
+    )
     assert len({ref.artifact_id for ref in session.list()}) == 128
     assert session.store.stats().artifacts == 128
 
 
 @pytest.mark.parametrize("times", [4, 1], ids=["in a file", "held in the catalog"])
 def test_a_result_of_any_size_is_stored_as_put_stores_it(session: Session, times: int) -> None:
-    for value in (LOG * times, [LOG] * times, (LOG * times).encode(), f"{LOG}é" * times, [{"é": LOG}] * times):
+    for value in (
+        LOG * times,
+        [LOG] * times,
+        (LOG * times).encode(),
+        f"{LOG}é" * times,
+        [{"é": LOG}] * times,
+    ):
         outcome = session.externalize(value)
         assert outcome.ref is not None
         assert session.get(outcome.ref) == value
@@ -588,16 +688,26 @@ def test_a_result_of_any_size_is_stored_as_put_stores_it(session: Session, times
         stub = json.loads(outcome.text)
         with session.open(outcome.ref) as stream:
             data = stream.read()
-        assert (stub["size_bytes"], stub["lines"]) == (len(data), data.count(b"\n") + (data[-1:] != b"\n"))
+        assert (stub["size_bytes"], stub["lines"]) == (
+            len(data),
+            data.count(b"\n") + (data[-1:] != b"\n"),
+        )
         assert session.read(outcome.ref, lines="-1:").text
     assert session.store.verify().problems == []
 
 
-def test_no_stub_of_the_corpus_has_more_than_150_tokens_besides_its_preview(session: Session, corpus: Path) -> None:
+def test_no_stub_of_the_corpus_has_more_than_150_tokens_besides_its_preview(
+    session: Session, corpus: Path
+) -> None:
     policy = Policy(tools={"t": "always"})
     texts = [text for _, text in corpus_texts(corpus)]
     for text in texts[::23] + [path.read_text() for path in sorted(corpus.glob("content/*/*"))]:
-        for value in (text, session.put(text, summary="what somebody says of it, at some length, in words like these")):
+        for value in (
+            text,
+            session.put(
+                text, summary="what somebody says of it, at some length, in words like these"
+            ),
+        ):
             stub = json.loads(session.externalize(value, tool="t", policy=policy).text)
             bare = json.dumps({**stub, "preview": ""}, ensure_ascii=False, separators=(",", ":"))
             assert tokens.exact(bare) <= 150
@@ -620,7 +730,9 @@ class Reading:
         Reading(datetime(2026, 1, 2, tzinfo=UTC), b"\xff" * 90), {(1, 2): 1e22, "large": 10**30},
     ],
 )  # fmt: skip
-def test_a_limit_in_bytes_agrees_with_approx_byte_size_and_the_stored_size(session: Session, value: object) -> None:
+def test_a_limit_in_bytes_agrees_with_approx_byte_size_and_the_stored_size(
+    session: Session, value: object
+) -> None:
     size = approx_byte_size(value)
     fits = session.externalize(value, policy=Policy(max_bytes=size))
     assert not fits.is_stub
@@ -659,7 +771,9 @@ def test_a_generator_cannot_be_offloaded(session: Session) -> None:
         session.offload(lambda: (yield 1))
 
 
-def test_the_async_session_externalizes_offloads_and_materializes(backend: Backend, tmp_path: Path) -> None:
+def test_the_async_session_externalizes_offloads_and_materializes(
+    backend: Backend, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         async with await coatcheck.aio.open(backend.url) as store:
             session = await store.session("s")
@@ -676,7 +790,9 @@ def test_the_async_session_externalizes_offloads_and_materializes(backend: Backe
     asyncio.run(scenario())
 
 
-def test_a_materialized_file_is_exact_read_only_and_removed_with_the_session(session: Session, tmp_path: Path) -> None:
+def test_a_materialized_file_is_exact_read_only_and_removed_with_the_session(
+    session: Session, tmp_path: Path
+) -> None:
     ref = session.put(PNG, name="../../escape")
     path = session.materialize(ref, tmp_path / "new")
     assert path.parent == tmp_path / "new"
@@ -704,7 +820,9 @@ def test_a_planted_link_is_replaced_and_not_followed(session: Session, tmp_path:
     assert (target.read_text(), path.read_text(), path.is_symlink()) == ("theirs", "mine", False)
 
 
-def test_an_artifact_that_a_session_cannot_see_cannot_be_materialized(session: Session, tmp_path: Path) -> None:
+def test_an_artifact_that_a_session_cannot_see_cannot_be_materialized(
+    session: Session, tmp_path: Path
+) -> None:
     ref = session.store.session("other").put("theirs")
     with pytest.raises(errors.NotFound):
         session.materialize(ref.pointer, tmp_path)
@@ -737,7 +855,10 @@ def test_the_steps_of_the_pipeline_give_the_same_result_as_externalize(store: St
     stub, saved = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
     assert stub == session.externalize(LOG, tool="t", policy=policy).text
     assert 0 < saved < json.loads(stub)["tokens"]
-    assert pipeline.leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [False, True]
+    assert pipeline.leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [
+        False,
+        True,
+    ]
 
 
 def test_tool_rules_and_the_enabled_switch_decide_what_is_externalized(session: Session) -> None:

@@ -1,7 +1,8 @@
-"""Golden tests for the bytes of stubs and fallbacks: a stub is a pure function of content, policy and name.
+"""Golden tests for the bytes of stubs and fallbacks: a stub is a pure function of content, policy
+and name.
 
-`golden_stubs.json` contains what a model gets for each value, as text and in the shape of the value. To accept an
-intended change, run this file as a module: `python -m tests.test_golden_stubs`.
+`golden_stubs.json` contains what a model gets for each value, as text and in the shape of the
+value. To accept an intended change, run this file as a module: `python -m tests.test_golden_stubs`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,33 @@ from coatcheck.values import as_text
 
 GOLDEN = Path(__file__).with_name("golden_stubs.json")
 LOG = "".join(
-    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(900)
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n"
+    for i in range(900)
 )
 FAILING = (
-    LOG + "2026-01-01 13:00:00 ERROR login failed: timeout\nTraceback (most recent call last):\nKeyError: 'x'\n" + LOG
+    LOG
+    + "2026-01-01 13:00:00 ERROR login failed: timeout\nTraceback (most recent call last):\nKeyError: 'x'\n"
+    + LOG
 )
 ROWS = [{"id": i, "name": f"user {i}", "tags": ["a", "b"]} for i in range(900)]
 CSV = "id,name,score\n" + "".join(f"{i},user {i},{i * 3 % 100}\n" for i in range(3_000))
 MARKDOWN = "".join(
-    f"# Part {i}\n\nWords about part {i}, and a [link](https://example.com/{i}).\n\n" for i in range(400)
+    f"# Part {i}\n\nWords about part {i}, and a [link](https://example.com/{i}).\n\n"
+    for i in range(400)
 )
 HTML = "<!doctype html><html><body>" + "<p>one paragraph of it</p>" * 2_000 + "</body></html>"
-CODE = "".join(f"def function_{i}(value: int) -> int:\n    return value + {i}\n\n\n" for i in range(500))
+CODE = "".join(
+    f"def function_{i}(value: int) -> int:\n    return value + {i}\n\n\n" for i in range(500)
+)
 SECRET = "ghp_" + "Ab3dE5" * 6
 WITH_SECRET = f"token {SECRET}\n" + LOG
 OTHER_SCRIPT = "これはとても長いテキストです。" * 900
-PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (640).to_bytes(4, "big") + (480).to_bytes(4, "big") + bytes(280_000)
+PNG = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+    + (640).to_bytes(4, "big")
+    + (480).to_bytes(4, "big")
+    + bytes(280_000)
+)
 SMALL_PNG = PNG[:20_000]
 PDF = b"%PDF-1.7\n" * 9_000
 ZIP = b"PK\x03\x04" + bytes(60_000)
@@ -81,7 +93,10 @@ RESOURCES = [
     {"type": "resource", "resource": {"uri": "file:///a.bin", "mimeType": "application/zip", "blob": _b64(ZIP)}},
     {"type": "resource_link", "uri": "file:///b.log", "name": "b"},
 ]  # fmt: skip
-FOREIGN = [{"type": "image", "base64": _b64(SMALL_PNG), "mime_type": "image/png"}, {"type": "text", "text": LOG}]
+FOREIGN = [
+    {"type": "image", "base64": _b64(SMALL_PNG), "mime_type": "image/png"},
+    {"type": "text", "text": LOG},
+]
 
 VALUES: dict[str, Any] = {
     "small text": "ok",
@@ -126,7 +141,9 @@ VALUES: dict[str, Any] = {
 POLICIES: dict[str, Policy] = {
     "no reader": Policy(read_tool=None),
     "resolves": Policy(read_tool=None, resolves=True),
-    "another reader": Policy(read_tool="fetch", read_arguments=("pointer", "lines"), preview_chars=600),
+    "another reader": Policy(
+        read_tool="fetch", read_arguments=("pointer", "lines"), preview_chars=600
+    ),
     "no preview": Policy(preview_chars=0),
     "characters": Policy(max_chars=5_000),
     "bytes": Policy(max_bytes=5_000),
@@ -137,8 +154,26 @@ POLICIES: dict[str, Policy] = {
     "shrunk": Policy(tools={"t": lambda value: {"rows": len(as_text(value))}}),
     "counted": Policy(count=len, max_tokens=1_000),
 }
-UNDER_POLICIES = ("small text", "log", "list of rows", "secret", "secret in data", "csv", "png", "anthropic blocks")
-BROKEN = ("small text", "log", "list of rows", "png", "bytes of text", "stream", "anthropic blocks", "mcp repeated")
+UNDER_POLICIES = (
+    "small text",
+    "log",
+    "list of rows",
+    "secret",
+    "secret in data",
+    "csv",
+    "png",
+    "anthropic blocks",
+)
+BROKEN = (
+    "small text",
+    "log",
+    "list of rows",
+    "png",
+    "bytes of text",
+    "stream",
+    "anthropic blocks",
+    "mcp repeated",
+)
 
 
 def _fresh(value: Any) -> Any:
@@ -154,7 +189,12 @@ def _golden_record(outcome: Outcome) -> dict[str, Any]:
     text = outcome.text
     if len(text) > 2_500:
         text = f"{text[:300]} … sha256 {hashlib.sha256(text.encode()).hexdigest()}"
-    return {"text": text, "content": content, "refs": len(outcome.refs), "tokens_saved": outcome.tokens_saved}
+    return {
+        "text": text,
+        "content": content,
+        "refs": len(outcome.refs),
+        "tokens_saved": outcome.tokens_saved,
+    }
 
 
 def _put(session: Session, summary: str | None = None) -> Any:
@@ -174,11 +214,19 @@ def _broken(error: Exception) -> Session:
 def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
     def externalized(name: str, policy: Policy | None = None) -> dict[str, Any]:
         session = coatcheck.open("memory:").session("s")
-        return _golden_record(session.externalize(_fresh(VALUES[name]), tool="t", call_id="c1", policy=policy))
+        return _golden_record(
+            session.externalize(_fresh(VALUES[name]), tool="t", call_id="c1", policy=policy)
+        )
 
     def failing(name: str, policy: Policy | None = None) -> dict[str, Any]:
-        error = errors.StoreFull("no space") if policy is None else ValueError("a backend of somebody else's")
-        return _golden_record(_broken(error).externalize(_fresh(VALUES[name]), tool="t", policy=policy))
+        error = (
+            errors.StoreFull("no space")
+            if policy is None
+            else ValueError("a backend of somebody else's")
+        )
+        return _golden_record(
+            _broken(error).externalize(_fresh(VALUES[name]), tool="t", policy=policy)
+        )
 
     def a_ref(summary: str | None) -> dict[str, Any]:
         session = coatcheck.open("memory:").session("s")
@@ -196,9 +244,14 @@ def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
         yield LOG
         yield LOG
 
-    cases: dict[str, Callable[[], dict[str, Any]]] = {name: lambda name=name: externalized(name) for name in VALUES}  # type: ignore[misc]
+    cases: dict[str, Callable[[], dict[str, Any]]] = {
+        name: lambda name=name: externalized(name) for name in VALUES
+    }  # type: ignore[misc]
     for label, policy in POLICIES.items():
-        cases |= {f"{name}; {label}": lambda n=name, p=policy: externalized(n, p) for name in UNDER_POLICIES}  # type: ignore[misc]
+        cases |= {
+            f"{name}; {label}": lambda n=name, p=policy: externalized(n, p)
+            for name in UNDER_POLICIES
+        }  # type: ignore[misc]
     cases |= {f"{name}; store full": lambda n=name: failing(n) for name in BROKEN}  # type: ignore[misc]
     small = Policy(max_chars=700)
     cases |= {f"{name}; store broken": lambda n=name: failing(n, small) for name in BROKEN}  # type: ignore[misc]

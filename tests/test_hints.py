@@ -1,4 +1,5 @@
-"""The call that a stub suggests: it suits the content, it works as written, and the stub stays small."""
+"""The call that a stub suggests: it suits the content, it works as written, and the stub stays
+small."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ARGUMENT = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Example(NamedTuple):
-    """Content of one kind, what its preview must show, and the arguments that its hint must suggest."""
+    """Content of one kind, what its preview must show, and the arguments that its hint must
+    suggest."""
 
     content: str
     shows: tuple[str, ...]
@@ -45,11 +47,16 @@ EXAMPLES: dict[str, Example] = {
         + "E   assert 1 == 2\nFAILED tests/test_a.py::test_login[x-1] - assert 1 == 2\n"
         + "ERROR tests/test_b.py::test_out\n"
         + "==== 1 failed, 199 passed, 1 error in 3.21s ====\n",
-        ("1 failed, 199 passed, 1 error in 3.21s", "tests/test_a.py::test_login[x-1]", "tests/test_b.py::test_out"),
+        (
+            "1 failed, 199 passed, 1 error in 3.21s",
+            "tests/test_a.py::test_login[x-1]",
+            "tests/test_b.py::test_out",
+        ),
         'grep="^(FAILED|ERROR|E) "',
     ),
     "unittest": Example(
-        lines(200, "test_{n} (tests.A) ... ok") + "FAIL: test_x (tests.A.test_x)\nAssertionError: 1 != 2\n\n"
+        lines(200, "test_{n} (tests.A) ... ok")
+        + "FAIL: test_x (tests.A.test_x)\nAssertionError: 1 != 2\n\n"
         "Ran 201 tests in 0.5s\n\nFAILED (failures=1)\n",
         ("FAILED (failures=1)", "test_x (tests.A.test_x)"),
         'grep="^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): "',
@@ -74,13 +81,15 @@ EXAMPLES: dict[str, Example] = {
         'grep="FAILED|panicked at|^error"',
     ),
     "maven": Example(
-        lines(200, "[INFO] Running org.example.A{n}Test") + "[ERROR] org.example.CartTest.adds:12 expected 1\n"
+        lines(200, "[INFO] Running org.example.A{n}Test")
+        + "[ERROR] org.example.CartTest.adds:12 expected 1\n"
         "[ERROR] Tests run: 201, Failures: 1, Errors: 0, Skipped: 2\n",
         ("Tests run: 201, Failures: 1, Errors: 0, Skipped: 2", "org.example.CartTest.adds"),
         'grep="FAILURE!|ERROR!|^.ERROR. "',
     ),
     "mocha": Example(
-        lines(200, "    ✓ does {n}") + "  200 passing (1s)\n  1 failing\n\n  1) Cart adds a thing\n     Error: no\n",
+        lines(200, "    ✓ does {n}")
+        + "  200 passing (1s)\n  1 failing\n\n  1) Cart adds a thing\n     Error: no\n",
         ("1 failing", "Cart adds a thing"),
         'grep="failing|Error: "',
     ),
@@ -124,7 +133,8 @@ EXAMPLES: dict[str, Example] = {
         'grep=".level.:.error."',
     ),
     "log without levels": Example(
-        lines(300, "2026-01-01T10:00:00Z served {n}") + "2026-01-01T10:00:00Z upload failed: no space\n",
+        lines(300, "2026-01-01T10:00:00Z served {n}")
+        + "2026-01-01T10:00:00Z upload failed: no space\n",
         ("301 lines", "line 301: "),
         'grep="(?i)error|fail|panic|exception|fatal"',
     ),
@@ -139,7 +149,9 @@ EXAMPLES: dict[str, Example] = {
         'grep="^(commit |diff --git)"',
     ),
     "diff": Example(
-        "".join(DIFF.format(f=f"src/a{n}.py") for n in range(30)) + DIFF.format(f="src/big.py") + "+more\n" * 50,
+        "".join(DIFF.format(f=f"src/a{n}.py") for n in range(30))
+        + DIFF.format(f="src/big.py")
+        + "+more\n" * 50,
         ("diff of 31 files, +112 -31, in src/", "big.py +52 -1"),
         'lines="241:298"',
     ),
@@ -164,7 +176,8 @@ EXAMPLES: dict[str, Example] = {
         'grep="package-000"',
     ),
     "grep output": Example(
-        lines(60, "src/shop/cart.py:{n}:def f{n}():") + lines(30, "src/shop/buy.py:{n}:def g{n}():"),
+        lines(60, "src/shop/cart.py:{n}:def f{n}():")
+        + lines(30, "src/shop/buy.py:{n}:def g{n}():"),
         ("90 lines from 2 files in src/shop/: cart.py 60, buy.py 30",),
         'grep="cart.py"',
     ),
@@ -192,7 +205,9 @@ EXAMPLES: dict[str, Example] = {
         ("60 files, 1 folder", "f59.txt 59"),
         'lines="1:60"',
     ),
-    "settings": Example(lines(90, "SHOP_{n}=value {n}"), ("90 settings: SHOP_0, SHOP_1",), 'grep="^SHOP_0="'),
+    "settings": Example(
+        lines(90, "SHOP_{n}=value {n}"), ("90 settings: SHOP_0, SHOP_1",), 'grep="^SHOP_0="'
+    ),
     "terraform plan": Example(
         "Terraform will perform the following actions:\n"
         + lines(30, "  # aws_instance.web[{n}] will be created\n  + resource x")
@@ -201,7 +216,8 @@ EXAMPLES: dict[str, Example] = {
         'grep="^ *# |^Plan:|Error:"',
     ),
     "YAML": Example(
-        "apiVersion: v1\nkind: List\nitems:\n" + lines(40, "- kind: Pod\n  metadata:\n    name: web-{n}"),
+        "apiVersion: v1\nkind: List\nitems:\n"
+        + lines(40, "- kind: Pod\n  metadata:\n    name: web-{n}"),
         ("objects: Pod ×40", "apiVersion:1, kind:2, items:3"),
         'grep="^(- |  )*kind:|^ {2,4}name:"',
     ),
@@ -221,7 +237,9 @@ EXAMPLES: dict[str, Example] = {
         'query="text"',
     ),
     "Markdown": Example(
-        "# Shop\n\n" + lines(40, "## Part {n}\n\nwords about it\n"), ("1:# Shop", "3:## Part 0"), 'grep="^#"'
+        "# Shop\n\n" + lines(40, "## Part {n}\n\nwords about it\n"),
+        ("1:# Shop", "3:## Part 0"),
+        'grep="^#"',
     ),
     "code": Example(
         "import os\n\n\n" + lines(300, "def function_{n}():\n    return {n}\n\n"),
@@ -229,7 +247,8 @@ EXAMPLES: dict[str, Example] = {
         'grep="^[a-z ]*def "',
     ),
     "CSV": Example(
-        "id,name,state\n" + "".join(f"{n},user {n},{'open' if n % 3 else 'closed'}\n" for n in range(900)),
+        "id,name,state\n"
+        + "".join(f"{n},user {n},{'open' if n % 3 else 'closed'}\n" for n in range(900)),
         ("900 rows × 3 columns: id, name, state",),
         'query="SELECT state, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"',
     ),
@@ -239,12 +258,24 @@ EXAMPLES: dict[str, Example] = {
         'query="SELECT name, id FROM artifact LIMIT 20"',
     ),
     "API answer": Example(
-        json.dumps({"total": 3, "data": {"items": [{"id": n, "state": ["open", "closed"][n % 2]} for n in range(90)]}}),
+        json.dumps(
+            {
+                "total": 3,
+                "data": {
+                    "items": [{"id": n, "state": ["open", "closed"][n % 2]} for n in range(90)]
+                },
+            }
+        ),
         ("items: [90 × ",),
         'query="SELECT state, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"',
     ),
     "Kubernetes list": Example(
-        json.dumps({"kind": "List", "items": [{"kind": "Pod", "metadata": {"name": f"web-{n}"}} for n in range(90)]}),
+        json.dumps(
+            {
+                "kind": "List",
+                "items": [{"kind": "Pod", "metadata": {"name": f"web-{n}"}} for n in range(90)],
+            }
+        ),
         ("items: [90 × ",),
         'query="$.items[*].metadata.name"',
     ),
@@ -260,7 +291,8 @@ EXAMPLES: dict[str, Example] = {
         'query="$.cells[*].source"',
     ),
     "JSON that is cut off": Example(
-        json.dumps({"items": [{"name": f"user {n}", "age": n} for n in range(300)]})[:-40] + "... [truncated]",
+        json.dumps({"items": [{"name": f"user {n}", "age": n} for n in range(300)]})[:-40]
+        + "... [truncated]",
         ("JSON, cut off or invalid: {items: [≥",),
         'grep=".name."',
     ),
@@ -307,10 +339,16 @@ def test_a_stub_shows_what_to_ask_for_and_its_hint_works(kind: str, session: Ses
     assert is_answered(answer(session, stub["hint"]))
 
 
-@pytest.mark.parametrize("name", [name for name, value in VALUES.items() if isinstance(value, str | bytes | dict)])
+@pytest.mark.parametrize(
+    "name", [name for name, value in VALUES.items() if isinstance(value, str | bytes | dict)]
+)
 def test_the_hint_of_every_golden_stub_works(name: str, session: Session) -> None:
     outcome = session.externalize(_fresh(VALUES[name]), tool="t")
-    for stub in (json.loads(line) for line in outcome.text.splitlines() if outcome.ref and line.startswith('{"stub"')):
+    for stub in (
+        json.loads(line)
+        for line in outcome.text.splitlines()
+        if outcome.ref and line.startswith('{"stub"')
+    ):
         assert is_answered(answer(session, stub["hint"]))
 
 
@@ -320,11 +358,18 @@ def test_stubs_of_real_files_are_small_and_their_hints_work(corpus: Path, sessio
         assert is_answered(answer(session, stub["hint"])), path.name
 
 
-@pytest.mark.parametrize("odd", ['a"b', "a\nb", "a' OR 1=1 --", "select", "x" * 500, "a|b*(c", "\u202egnp", "a\\b"])
+@pytest.mark.parametrize(
+    "odd", ['a"b', "a\nb", "a' OR 1=1 --", "select", "x" * 500, "a|b*(c", "\u202egnp", "a\\b"]
+)
 def test_odd_names_make_hints_that_still_work(odd: str, session: Session) -> None:
     rows = [{odd: n, "other": "x" * 40} for n in range(100)]
     path = odd.replace("\n", " ")
-    for value in (json.dumps(rows), json.dumps({odd: rows}), f"src/{path}.py:1:x\n" * 90, f"{path}=1\n" * 90):
+    for value in (
+        json.dumps(rows),
+        json.dumps({odd: rows}),
+        f"src/{path}.py:1:x\n" * 90,
+        f"{path}=1\n" * 90,
+    ):
         assert is_answered(answer(session, stub_of(session, value)["hint"]))
 
 

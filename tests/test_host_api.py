@@ -1,4 +1,5 @@
-"""The API for hosts that run their tools themselves: unbound tools, metadata, names, more kinds of sessions."""
+"""The API for hosts that run their tools themselves: unbound tools, metadata, names, more kinds of
+sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ def session(store: Store) -> Session:
     return store.session("host")
 
 
-def test_tools_without_a_session_have_the_same_schemas_and_run_once_they_are_bound(backend: Backend) -> None:
+def test_tools_without_a_session_have_the_same_schemas_and_run_once_they_are_bound(
+    backend: Backend,
+) -> None:
     session = backend.new_session()
     free, bound = toolkit(), toolkit(session)
     assert [one.as_anthropic() for one in free] == [one.as_anthropic() for one in bound]
@@ -42,7 +45,9 @@ def test_our_tools_ask_mcp_clients_to_load_them_at_once() -> None:
     assert all(tool.as_mcp()["_meta"] == {"anthropic/alwaysLoad": True} for tool in toolkit())
 
 
-def test_metadata_is_kept_with_the_ref_and_survives_grants_exports_and_equal_puts(backend: Backend) -> None:
+def test_metadata_is_kept_with_the_ref_and_survives_grants_exports_and_equal_puts(
+    backend: Backend,
+) -> None:
     session = backend.new_session()
     ref = session.put("text", name="a", metadata={"b": [1, None], "a": "é"})
     assert ref.metadata == {"a": "é", "b": [1, None]}
@@ -56,8 +61,12 @@ def test_metadata_is_kept_with_the_ref_and_survives_grants_exports_and_equal_put
     assert listed.metadata == {"c": 1}
 
 
-@pytest.mark.parametrize("metadata", [[1], "text", {"x": float("nan")}, {"x": object()}, {1: 2}, {"x": "y" * 5_000}])
-def test_metadata_that_is_not_a_small_json_object_is_refused(backend: Backend, metadata: object) -> None:
+@pytest.mark.parametrize(
+    "metadata", [[1], "text", {"x": float("nan")}, {"x": object()}, {1: 2}, {"x": "y" * 5_000}]
+)
+def test_metadata_that_is_not_a_small_json_object_is_refused(
+    backend: Backend, metadata: object
+) -> None:
     session = backend.new_session()
     with pytest.raises(InvalidArgument):
         session.put("text", metadata=metadata)  # type: ignore[arg-type]
@@ -175,7 +184,10 @@ def test_metadata_is_in_an_export(tmp_path_factory: pytest.TempPathFactory) -> N
         archive = folder / "all.jsonl"
         with archive.open("wb") as stream:
             one.export(stream)
-        assert any("metadata_json" in json.loads(line).get("ref", {}) for line in archive.read_text().splitlines())
+        assert any(
+            "metadata_json" in json.loads(line).get("ref", {})
+            for line in archive.read_text().splitlines()
+        )
         with archive.open("rb") as stream:
             other.import_(stream)
         ref = other.session("s").ref("n")

@@ -49,7 +49,15 @@ NAMES = [
     "☃" * 10_000,
 ]
 
-KNOWN = {"blobs", "catalog.sqlite", "catalog.sqlite-shm", "catalog.sqlite-wal", "lock", "reserve", "tmp"}
+KNOWN = {
+    "blobs",
+    "catalog.sqlite",
+    "catalog.sqlite-shm",
+    "catalog.sqlite-wal",
+    "lock",
+    "reserve",
+    "tmp",
+}
 
 
 def check_layout(root: Path) -> None:
@@ -66,7 +74,9 @@ def check_layout(root: Path) -> None:
 def test_hostile_names_come_back_as_data_on_every_backend(store: Store) -> None:
     for i, name in enumerate(NAMES):
         session = store.session(name)
-        ref = session.put(f"value {i}", name=name, tool=name, call_id=name, media_type=name, summary=name[:500])
+        ref = session.put(
+            f"value {i}", name=name, tool=name, call_id=name, media_type=name, summary=name[:500]
+        )
         assert (ref.session_id, ref.name, ref.tool, ref.call_id, ref.media_type) == (name,) * 5
         assert session.get(name) == f"value {i}"
         assert [one.name for one in session.list(name=name)] == [name]
@@ -208,7 +218,8 @@ def test_a_file_where_the_folder_should_be_is_a_clear_error(folder: Backend, bel
     assert folder.path.read_text() == "a file"
 
 
-# Everything is imported before the process drops its rights: another user may not be able to read this Python.
+# Everything is imported before the process drops its rights: another user may not be able to read
+# this Python.
 AS_NOBODY = """
 import os, sys, tempfile
 import coatcheck
@@ -226,7 +237,8 @@ except coatcheck.CoatcheckError as error:
 
 
 def as_nobody(root: Path) -> str:
-    """Open this store as a user without special rights (`nobody`, if run as root) and return the outcome."""
+    """Open this store as a user without special rights (`nobody`, if run as root) and return the
+    outcome."""
     for folder in (root.parent, *root.parent.parents):
         if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
             folder.chmod(0o711)  # access to the parent folders is not tested here
@@ -244,7 +256,9 @@ def test_the_store_of_another_user_is_a_clear_error(folder: Backend) -> None:
 
 @pytest.mark.parametrize("mode", [0o500, 0o000])
 @pytest.mark.parametrize("new", [True, False])
-def test_a_folder_that_cannot_be_written_is_a_clear_error(folder: Backend, mode: int, new: bool) -> None:
+def test_a_folder_that_cannot_be_written_is_a_clear_error(
+    folder: Backend, mode: int, new: bool
+) -> None:
     if new:
         folder.path.mkdir()
     else:
@@ -298,9 +312,19 @@ def replace_with_link(path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["catalog.sqlite", "catalog.sqlite-wal", "catalog.sqlite-shm", "lock", "reserve", "blobs", "tmp"],
+    [
+        "catalog.sqlite",
+        "catalog.sqlite-wal",
+        "catalog.sqlite-shm",
+        "lock",
+        "reserve",
+        "blobs",
+        "tmp",
+    ],
 )
-def test_a_link_in_place_of_a_part_of_the_store_is_refused(folder: Backend, target: Path, name: str) -> None:
+def test_a_link_in_place_of_a_part_of_the_store_is_refused(
+    folder: Backend, target: Path, name: str
+) -> None:
     with folder.open() as store:
         store.session("s").put(os.urandom(LARGE))
     replace_with_link(folder.path / name, target)
@@ -309,7 +333,9 @@ def test_a_link_in_place_of_a_part_of_the_store_is_refused(folder: Backend, targ
     check_target(target)
 
 
-def test_a_link_in_a_folder_that_is_not_a_store_yet_is_refused(folder: Backend, target: Path) -> None:
+def test_a_link_in_a_folder_that_is_not_a_store_yet_is_refused(
+    folder: Backend, target: Path
+) -> None:
     for name in ("catalog.sqlite", "lock", "reserve", "blobs", "tmp"):
         root = Path(f"{folder.path}-{name}")
         root.mkdir()
@@ -328,7 +354,9 @@ USES: dict[str, Callable[[Store, bytes], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("level", ["file", "folder"])
-def test_a_link_in_the_path_of_a_blob_is_not_followed(folder: Backend, target: Path, level: str, use: str) -> None:
+def test_a_link_in_the_path_of_a_blob_is_not_followed(
+    folder: Backend, target: Path, level: str, use: str
+) -> None:
     store, data = folder.open(), os.urandom(LARGE)
     ref = store.session("s").put(data, name="n")
     file = Path(ref.content_uri.removeprefix("file://"))
@@ -348,7 +376,9 @@ def test_links_below_the_blobs_are_neither_listed_nor_swept(folder: Backend, tar
     (folder.path / "blobs" / "ab").symlink_to(target)
     (folder.path / "blobs" / "cd").mkdir()
     for name in (target, target / "file"):
-        (folder.path / "blobs" / "cd" / ("cd" + "0" * 62 + f"-{len(name.name):016x}.raw")).symlink_to(name)
+        (
+            folder.path / "blobs" / "cd" / ("cd" + "0" * 62 + f"-{len(name.name):016x}.raw")
+        ).symlink_to(name)
     for upkeep in (store.verify, lambda: store.verify(repair=True), store.collect):
         try:
             upkeep()
@@ -368,7 +398,9 @@ def test_a_link_among_the_leftovers_is_not_followed(folder: Backend, target: Pat
         check_target(target)
 
 
-def test_a_link_in_place_of_the_catalog_of_an_open_store_is_not_followed(folder: Backend, target: Path) -> None:
+def test_a_link_in_place_of_the_catalog_of_an_open_store_is_not_followed(
+    folder: Backend, target: Path
+) -> None:
     store = folder.open()
     session = store.session("s")
     session.put("x")
@@ -419,5 +451,7 @@ def test_a_name_that_is_accepted_is_found_by_every_reader(name: str, tmp_path: P
             assert get.run(pointer=name).endswith("\na newer value")
             session.put("the value", name=name)
     for command in ("get", "read"):
-        done = CliRunner().invoke(main, [command, name, "--session", "s", "--store", str(tmp_path / "store")])
+        done = CliRunner().invoke(
+            main, [command, name, "--session", "s", "--store", str(tmp_path / "store")]
+        )
         assert "the value" in done.output, done.output

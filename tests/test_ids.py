@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from coatcheck import is_pointer
 from coatcheck.errors import InvalidPointer
-from coatcheck.ids import clip, digest_of, follow, is_prefix, parse_pointer, pointer_of, prefix_range, shared_prefix
+from coatcheck.ids import (
+    clip,
+    digest_of,
+    follow,
+    is_prefix,
+    parse_pointer,
+    pointer_of,
+    prefix_range,
+    shared_prefix,
+)
 from tests.backends import TWIN_PREFIX, TWINS
 
 ID = "3f9b2a1c8e4d" + "0123456789abcdef" * 3 + "0123"
@@ -19,7 +28,13 @@ HEX = st.text("0123456789abcdef", min_size=12, max_size=64)
 
 @pytest.mark.parametrize(
     "text",
-    ["art:3f9b2a1c8e4d", f"art:{ID}", "art:3f9b2a1c8e4d#", "art:3f9b2a1c8e4d#/", "art:3f9b2a1c8e4d#/a b/0/\n☃"],
+    [
+        "art:3f9b2a1c8e4d",
+        f"art:{ID}",
+        "art:3f9b2a1c8e4d#",
+        "art:3f9b2a1c8e4d#/",
+        "art:3f9b2a1c8e4d#/a b/0/\n☃",
+    ],
 )
 def test_valid_pointers_are_recognized(text: str) -> None:
     assert is_pointer(text)
@@ -36,7 +51,9 @@ def test_other_values_are_not_pointers(value: object) -> None:
 
 
 @given(HEX, st.none() | st.text().map("/".__add__))
-def test_a_pointer_is_parsed_into_its_prefix_and_fragment(prefix: str, fragment: str | None) -> None:
+def test_a_pointer_is_parsed_into_its_prefix_and_fragment(
+    prefix: str, fragment: str | None
+) -> None:
     text = f"art:{prefix}" + ("" if fragment is None else f"#{fragment}")
     assert is_pointer(text)
     target = parse_pointer(text)
@@ -126,7 +143,17 @@ def test_a_fragment_is_a_json_pointer(fragment: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "fragment",
-    ["/nope", "/foo/2", "/foo/-", "/foo/-1", "/foo/01", "/foo/٠", "/foo/0/x", "/foo/9999999999999999999999", "/foo/"],
+    [
+        "/nope",
+        "/foo/2",
+        "/foo/-",
+        "/foo/-1",
+        "/foo/01",
+        "/foo/٠",
+        "/foo/0/x",
+        "/foo/9999999999999999999999",
+        "/foo/",
+    ],
 )
 def test_a_fragment_that_leads_nowhere_is_an_error(fragment: str) -> None:
     with pytest.raises(InvalidPointer):
@@ -135,7 +162,8 @@ def test_a_fragment_that_leads_nowhere_is_an_error(fragment: str) -> None:
 
 @given(
     st.recursive(
-        st.integers(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+        st.integers(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     )
 )
 def test_every_part_of_a_value_has_a_fragment_that_leads_to_it(value: Any) -> None:

@@ -21,7 +21,10 @@ from coatcheck.reading import pictures
 from coatcheck.reading.sandbox import Pool
 from tests.screenshots import dimensions, huge_screenshot, image_in, in_shape, screenshot
 
-LOG = "".join(f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i} ms\n" for i in range(2_000))
+LOG = "".join(
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i} ms\n"
+    for i in range(2_000)
+)
 SHAPES = ["mcp", "anthropic", "chat", "responses", "resource"]
 LIMITS = {"anthropic": "anthropic", "chat": "openai", "responses": "openai"}
 shapes = pytest.mark.parametrize("shape", SHAPES)
@@ -56,7 +59,9 @@ def without_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["cost", "tokens", "chars", "bytes", "tool"],
 )
-def test_a_screenshot_stays_an_image_whatever_its_bytes(session: Session, shape: str, policy: Policy) -> None:
+def test_a_screenshot_stays_an_image_whatever_its_bytes(
+    session: Session, shape: str, policy: Policy
+) -> None:
     data = screenshot()
     assert 270_000 < len(data) < 300_000
     content = [in_shape(shape, data)]
@@ -110,7 +115,9 @@ def test_an_image_with_more_pixels_than_a_provider_accepts_is_scaled(session: Se
 
 @pytest.mark.usefixtures("without_pillow")
 @shapes
-def test_without_the_extra_an_image_over_the_limit_is_passed_on(session: Session, shape: str) -> None:
+def test_without_the_extra_an_image_over_the_limit_is_passed_on(
+    session: Session, shape: str
+) -> None:
     content = [in_shape(shape, huge_screenshot())]
     assert session.externalize(content).content is content
 
@@ -136,13 +143,20 @@ def test_images_beside_texts_that_leave_together_stay_images(session: Session) -
     assert shown is picture
     assert '"stub"' in stub["text"]
     assert session.get(outcome.refs[0]) == texts
-    parts = [ContentPart(media_type="image/png", data=screenshot()), *(ContentPart(one["text"]) for one in texts)]
+    parts = [
+        ContentPart(media_type="image/png", data=screenshot()),
+        *(ContentPart(one["text"]) for one in texts),
+    ]
     kit = Adapter(session, host="x", policy=Policy(max_tokens=3_000)).kit()
     assert kit.parts(session, parts, tool="look")[1] is parts[0]
 
 
 def test_an_image_beside_blocks_with_much_else_in_them_stays_an_image(session: Session) -> None:
-    odd = {"type": "text", "text": "short", "x-rows": [{"id": number, "name": "row"} for number in range(9_000)]}
+    odd = {
+        "type": "text",
+        "text": "short",
+        "x-rows": [{"id": number, "name": "row"} for number in range(9_000)],
+    }
     picture = in_shape("mcp", screenshot())
     stub, shown = session.externalize([odd, picture]).content
     assert shown is picture
@@ -170,7 +184,9 @@ def test_a_prompt_keeps_its_screenshots(session: Session, provider: str) -> None
     assert shown[0] == picture
     assert (len(image_in(shown[1])) <= ANY_PROVIDER.max_bytes) == (provider == "anthropic")
     assert dimensions(image_in(shown[1])) == dimensions(huge_screenshot())
-    again = contents_of(provider, builder.build([*messages, {"role": "user", "content": "And now?"}]).messages)
+    again = contents_of(
+        provider, builder.build([*messages, {"role": "user", "content": "And now?"}]).messages
+    )
     assert again == shown
 
 
@@ -180,7 +196,11 @@ def results_of(provider: str, content: list[Any]) -> list[dict[str, Any]]:
     if provider == "anthropic":
         use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
         result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
-        return [first, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+        return [
+            first,
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
     return [first, call, {"type": "function_call_output", "call_id": "c1", "output": content}]
 
@@ -198,6 +218,8 @@ def test_the_hook_of_claude_code_leaves_a_screenshot_alone(session: Session) -> 
         "tool_use_id": "t1", "tool_response": [in_shape("mcp", screenshot())],
     }  # fmt: skip
     assert hooks.answer(event) == {}
-    (changed,) = hooks.answer({**event, "tool_response": [in_shape("mcp", huge_screenshot())]}).values()
+    (changed,) = hooks.answer(
+        {**event, "tool_response": [in_shape("mcp", huge_screenshot())]}
+    ).values()
     (shown,) = changed["updatedToolOutput"]
     assert len(image_in(shown)) <= ANY_PROVIDER.max_bytes

@@ -1,6 +1,8 @@
-"""Plain English: phrases that must not appear in docstrings, messages, help, documentation and identifiers.
+"""Plain English: phrases that must not appear in docstrings, messages, help, documentation and
+identifiers.
 
-The list has the worst habits only. Where a word is used in its ordinary sense, add the line to `ALLOWED`."""
+The list has the worst habits only. Where a word is used in its ordinary sense, add the line to
+`ALLOWED`."""
 
 from __future__ import annotations
 
@@ -50,19 +52,35 @@ ALLOWED: tuple[str, ...] = ()
 
 def files() -> Iterator[Path]:
     for path in map(ROOT.joinpath, CHECKED):
-        found = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix in (".py", ".md"))
-        yield from (one for one in found if one != Path(__file__).resolve() and "node_modules" not in one.parts)
+        found = (
+            [path]
+            if path.is_file()
+            else sorted(one for one in path.rglob("*") if one.suffix in (".py", ".md"))
+        )
+        yield from (
+            one
+            for one in found
+            if one != Path(__file__).resolve() and "node_modules" not in one.parts
+        )
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a page without its code blocks, or the strings and comments of a module."""
     text = path.read_text()
     if path.suffix == ".md":
-        text = re.sub(r"^```.*?^```$", lambda found: "\n" * found[0].count("\n"), text, flags=re.MULTILINE | re.DOTALL)
+        text = re.sub(
+            r"^```.*?^```$",
+            lambda found: "\n" * found[0].count("\n"),
+            text,
+            flags=re.MULTILINE | re.DOTALL,
+        )
         yield from enumerate(text.splitlines(), 1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.STRING, tokenize.COMMENT) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+        if (
+            token.type in (tokenize.STRING, tokenize.COMMENT)
+            or tokenize.tok_name[token.type] == "FSTRING_MIDDLE"
+        ):
             yield from enumerate(token.string.splitlines(), token.start[0])
 
 
@@ -82,12 +100,14 @@ def test_prose_and_names_are_plain_english(path: Path) -> None:
         f"{path.name}:{number}: {match[0]!r} (write: {instead})"
         for number, line in prose(path)
         for phrase, instead in PHRASES.items()
-        if (match := re.search(phrase, line, re.IGNORECASE)) and not any(one in line for one in ALLOWED)
+        if (match := re.search(phrase, line, re.IGNORECASE))
+        and not any(one in line for one in ALLOWED)
     ]
     if path.suffix == ".py":
         found += [
             f"{path.name}:{number}: the name {name!r} does not say what it is"
             for number, name in identifiers(path)
-            if NAMES & set(name.lower().split("_")) and not any(one in lines[number - 1] for one in ALLOWED)
+            if NAMES & set(name.lower().split("_"))
+            and not any(one in lines[number - 1] for one in ALLOWED)
         ]
     assert not found, "\n".join(found)

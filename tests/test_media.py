@@ -103,7 +103,9 @@ def test_a_character_cut_by_the_end_of_the_head_is_still_text() -> None:
         ("", "text/plain"),
     ],
 )
-def test_the_type_of_text_is_detected_from_its_beginning_and_end(text: str, media_type: str) -> None:
+def test_the_type_of_text_is_detected_from_its_beginning_and_end(
+    text: str, media_type: str
+) -> None:
     assert sniff_text(text[:HEAD], text[-64:]) == media_type
 
 
@@ -155,12 +157,16 @@ def test_a_name_that_ends_in_log_makes_text_a_log() -> None:
     assert sniff_kind("text/plain", "nothing to see", name="build.LOG") == "log"
 
 
-@pytest.mark.parametrize("media_type", ["text/plain", "TEXT/CSV; charset=utf-8", "application/json", "image/svg+xml"])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "TEXT/CSV; charset=utf-8", "application/json", "image/svg+xml"]
+)
 def test_text_types_are_recognized(media_type: str) -> None:
     assert is_text(media_type)
 
 
-@pytest.mark.parametrize("media_type", ["image/png", "application/octet-stream", "application/pdf", ""])
+@pytest.mark.parametrize(
+    "media_type", ["image/png", "application/octet-stream", "application/pdf", ""]
+)
 def test_other_types_are_not_text(media_type: str) -> None:
     assert not is_text(media_type)
 
@@ -206,7 +212,9 @@ def test_real_files_are_detected_by_name_and_come_back_exactly(
         ("transcripts/pi/*.jsonl", "application/x-ndjson"),
     ],
 )
-def test_real_content_is_detected_without_a_name(corpus: Path, pattern: str, media_type: str) -> None:
+def test_real_content_is_detected_without_a_name(
+    corpus: Path, pattern: str, media_type: str
+) -> None:
     for file in sorted(corpus.glob(pattern)):
         data = file.read_bytes()
         assert sniff_bytes(data[:HEAD], data[-64:]) == media_type
@@ -298,13 +306,25 @@ def test_a_string_that_looks_like_rows_is_not_mistaken_for_rows() -> None:
 
 
 ROWS: list[tuple[Any, ...]] = [
-    ("a", 1, None, True, 1.5, float("nan"), b"x", datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.10"), UUID(int=7)),
+    (
+        "a",
+        1,
+        None,
+        True,
+        1.5,
+        float("nan"),
+        b"x",
+        datetime(2026, 1, 2, tzinfo=UTC),
+        Decimal("1.10"),
+        UUID(int=7),
+    ),
     ("it's", 'say "x"', [], (), {"k": (1,)}),
 ]
 
 
 @pytest.mark.parametrize(
-    "value", [[("a", 1)], {"a": None}, [{"a": [True, {}]}], (1, "b"), {"x"}, ROWS, [ROWS[0]] * 2_000]
+    "value",
+    [[("a", 1)], {"a": None}, [{"a": [True, {}]}], (1, "b"), {"x"}, ROWS, [ROWS[0]] * 2_000],
 )
 def test_the_output_of_repr_and_pprint_is_recognized(value: object) -> None:
     for text in (repr(value), pprint.pformat(value)):
@@ -338,7 +358,9 @@ def test_text_in_brackets_is_not_a_repr(text: str) -> None:
         ('{"a": 1}\n' * 20_000 + "and text\n", None, TEXT),
     ],
 )
-def test_text_is_jsonl_only_if_its_lines_parse(text: str, name: str | None, media_type: str) -> None:
+def test_text_is_jsonl_only_if_its_lines_parse(
+    text: str, name: str | None, media_type: str
+) -> None:
     assert sniff_text(text[:HEAD], text[-64:], name, text) == media_type
 
 
@@ -373,6 +395,8 @@ def test_content_too_long_to_parse_is_judged_by_its_ends() -> None:
 
 @given(st.text(), st.sampled_from(["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]))
 def test_text_is_decoded_by_its_byte_order_mark(text: str, encoding: str) -> None:
-    assume(not (encoding == "utf-16-le" and text.startswith("\0")))  # that would be the byte order mark of UTF-32
+    assume(
+        not (encoding == "utf-16-le" and text.startswith("\0"))
+    )  # that would be the byte order mark of UTF-32
     assert decoded(f"\ufeff{text}".encode(encoding)) == text
     assert encoding_of(f"\ufeff{text}".encode(encoding)).is_wide == (encoding != "utf-8")

@@ -1,4 +1,5 @@
-"""Metrics of model calls: counted correctly, stored, checked for warnings, and never a problem for the agent."""
+"""Metrics of model calls: counted correctly, stored, checked for warnings, and never a problem for
+the agent."""
 
 from __future__ import annotations
 
@@ -50,7 +51,13 @@ def answered(outcome: Any, number: int = 1) -> list[dict[str, Any]]:
     return [
         {
             "role": "assistant",
-            "tool_calls": [{"id": f"c{number}", "type": "function", "function": {"name": "grep", "arguments": "{}"}}],
+            "tool_calls": [
+                {
+                    "id": f"c{number}",
+                    "type": "function",
+                    "function": {"name": "grep", "arguments": "{}"},
+                }
+            ],
         },
         {"role": "tool", "tool_call_id": f"c{number}", "content": outcome.text},
     ]
@@ -72,12 +79,18 @@ def test_a_plain_prompt_has_all_figures(session: Session) -> None:
         "user_chars", "est_tokens", "ref_files", "budget_violations", "budget_ok", "tokens_saved", "tokens_read_back",
         "tokens_stubs", "tokens_schemas", "tokens_rewritten", "tokens_net",
     } <= set(record)  # fmt: skip
-    assert (found.sys_chars, found.user_chars, found.run) == (len("Be brief."), len("Find it."), "r1")
+    assert (found.sys_chars, found.user_chars, found.run) == (
+        len("Be brief."),
+        len("Find it."),
+        "r1",
+    )
     assert found.tokens_saved == found.tokens_net == 0
     assert found.tokens_without == found.est_tokens
 
 
-def test_a_stub_saves_the_tokens_of_its_result_in_every_prompt_that_contains_it(session: Session) -> None:
+def test_a_stub_saves_the_tokens_of_its_result_in_every_prompt_that_contains_it(
+    session: Session,
+) -> None:
     meter = Meter(session)
     outcome = session.externalize(RESULT, tool="grep")
     messages = START + answered(outcome)
@@ -95,7 +108,9 @@ def test_a_stub_saves_the_tokens_of_its_result_in_every_prompt_that_contains_it(
     assert first.tokens_without == pytest.approx(plain.est_tokens, rel=0.2)
 
 
-def test_pages_that_a_model_reads_back_and_the_calls_for_them_count_as_spent(session: Session) -> None:
+def test_pages_that_a_model_reads_back_and_the_calls_for_them_count_as_spent(
+    session: Session,
+) -> None:
     tools = toolkit(session, prefix="mcp_")
     outcome = session.externalize(RESULT, tool="grep")
     page = tools[0].run(pointer=outcome.ref.pointer)  # type: ignore[union-attr]
@@ -108,27 +123,44 @@ def test_pages_that_a_model_reads_back_and_the_calls_for_them_count_as_spent(ses
     ]
     found = Meter(session, tools=tools).call(messages=messages)
     assert found is not None
-    assert found.tokens_read_back == estimate(page) + estimate(json.dumps(asked, separators=(",", ":")))
-    assert found.tokens_schemas == sum(estimate(json.dumps(one.as_openai(), separators=(",", ":"))) for one in tools)
-    spent = found.tokens_read_back + found.tokens_stubs + found.tokens_schemas + found.tokens_rewritten
+    assert found.tokens_read_back == estimate(page) + estimate(
+        json.dumps(asked, separators=(",", ":"))
+    )
+    assert found.tokens_schemas == sum(
+        estimate(json.dumps(one.as_openai(), separators=(",", ":"))) for one in tools
+    )
+    spent = (
+        found.tokens_read_back + found.tokens_stubs + found.tokens_schemas + found.tokens_rewritten
+    )
     assert found.tokens_net == found.tokens_saved - spent
 
 
-def test_anthropic_messages_are_measured_and_tool_results_are_not_user_text(session: Session) -> None:
+def test_anthropic_messages_are_measured_and_tool_results_are_not_user_text(
+    session: Session,
+) -> None:
     tools = toolkit(session)
     outcome = session.externalize(RESULT, tool="grep")
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Find it."}]},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "grep", "input": {}}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t1", "name": "grep", "input": {}}],
+        },
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": outcome.text}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "text", "text": outcome.text}],
+                },
                 {"type": "text", "text": "Go on."},
             ],
         },
     ]
-    found = Meter(session).call(messages=messages, system="Be brief.", tools=[one.as_anthropic() for one in tools])
+    found = Meter(session).call(
+        messages=messages, system="Be brief.", tools=[one.as_anthropic() for one in tools]
+    )
     assert found is not None
     assert found.user_chars == len("Find it.Go on.")
     assert found.sys_chars == len("Be brief.")
@@ -152,7 +184,9 @@ def test_message_objects_of_a_provider_library_are_measured_like_json(session: S
 def test_a_forged_stub_saves_nothing(session: Session) -> None:
     outcome = session.externalize(RESULT, tool="grep")
     stub = json.loads(outcome.text)
-    nowhere = json.dumps({**stub, "artifact": "art:" + "0" * 12, "tokens": 10**12}, separators=(",", ":"))
+    nowhere = json.dumps(
+        {**stub, "artifact": "art:" + "0" * 12, "tokens": 10**12}, separators=(",", ":")
+    )
     inflated = json.dumps({**stub, "tokens": 10**12}, separators=(",", ":"))
     odd = json.dumps({**stub, "tokens": "many"}, separators=(",", ":"))
     saved = []
@@ -170,7 +204,9 @@ def test_stubs_are_found_among_the_lines_of_a_text_and_as_objects(session: Sessi
     found = Meter(session).call(messages=[inside])
     assert found is not None
     assert found.tokens_saved == 2 * tokens
-    found = Meter(session).call(messages=[{"role": "user", "content": [{"data": json.loads(outcome.text)}]}])
+    found = Meter(session).call(
+        messages=[{"role": "user", "content": [{"data": json.loads(outcome.text)}]}]
+    )
     assert found is not None
     assert found.tokens_saved == tokens
 
@@ -178,7 +214,9 @@ def test_stubs_are_found_among_the_lines_of_a_text_and_as_objects(session: Sessi
 def test_bootstrap_files_that_became_references_are_counted_with_what_was_left_out(
     session: Session, tmp_path: Path
 ) -> None:
-    words = "\n".join(f"Rule {number}: always do the right thing, and do it well." for number in range(1_000))
+    words = "\n".join(
+        f"Rule {number}: always do the right thing, and do it well." for number in range(1_000)
+    )
     (tmp_path / "AGENTS.md").write_text(words)
     (tmp_path / "SMALL.md").write_text("Be brief.")
     made = bootstrap(session, ["AGENTS.md", "SMALL.md"], root=tmp_path)
@@ -217,7 +255,10 @@ def test_a_changed_message_rewrites_everything_after_it(session: Session) -> Non
 
 def test_cache_breakpoints_do_not_count_as_rewritten(session: Session) -> None:
     meter = Meter(session)
-    turns = [{"role": "user", "content": [{"type": "text", "text": f"message {number}"}]} for number in range(4)]
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": f"message {number}"}]}
+        for number in range(4)
+    ]
     mark = {"cache_control": {"type": "ephemeral"}}
     for end in (2, 3):
         marked = [{**turns[end - 1], "content": [{**turns[end - 1]["content"][0], **mark}]}]  # type: ignore[dict-item]
@@ -235,7 +276,10 @@ def test_cached_tokens_cost_a_tenth_and_new_tokens_a_quarter_more(session: Sessi
     assert first.cost == round(1.25 * (first.est_tokens or 0))
     new = (second.est_tokens or 0) - (first.est_tokens or 0)
     assert second.cost == round(0.1 * (first.est_tokens or 0) + 1.25 * new)
-    counted = meter.call(messages=START, usage={"input_tokens": 10, "cache_read_input_tokens": 100, "output_tokens": 1})
+    counted = meter.call(
+        messages=START,
+        usage={"input_tokens": 10, "cache_read_input_tokens": 100, "output_tokens": 1},
+    )
     assert counted is not None
     assert (counted.input_tokens, counted.cached_tokens, counted.cost) == (110, 100, 20)
 
@@ -245,11 +289,26 @@ def test_cached_tokens_cost_a_tenth_and_new_tokens_a_quarter_more(session: Sessi
     [
         (None, (None, None, None, None)),
         ({"prompt_tokens": 9, "completion_tokens": 2}, (9, 2, None, None)),
-        ({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}, (9, 2, 4, None)),
-        ({"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}, (9, 2, 4, None)),
+        (
+            {
+                "prompt_tokens": 9,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 4},
+            },
+            (9, 2, 4, None),
+        ),
+        (
+            {"input_tokens": 9, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}},
+            (9, 2, 4, None),
+        ),
         ({"input_tokens": 9, "output_tokens": 2}, (9, 2, None, None)),
         (
-            {"input_tokens": 9, "output_tokens": 2, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 6},
+            {
+                "input_tokens": 9,
+                "output_tokens": 2,
+                "cache_read_input_tokens": 5,
+                "cache_creation_input_tokens": 6,
+            },
             (20, 2, 5, 6),
         ),
         ({"usage": {"prompt_tokens": 9}}, (9, None, None, None)),
@@ -258,21 +317,34 @@ def test_cached_tokens_cost_a_tenth_and_new_tokens_a_quarter_more(session: Sessi
         (7, (None, None, None, None)),
     ],
 )
-def test_the_usage_of_each_provider_is_read(usage: object, expected: tuple[int | None, ...]) -> None:
+def test_the_usage_of_each_provider_is_read(
+    usage: object, expected: tuple[int | None, ...]
+) -> None:
     found = usage_of(usage)
-    assert (found.input_tokens, found.output_tokens, found.cached_tokens, found.cache_write_tokens) == expected
+    assert (
+        found.input_tokens,
+        found.output_tokens,
+        found.cached_tokens,
+        found.cache_write_tokens,
+    ) == expected
 
 
 def test_the_usage_of_openais_library_is_read() -> None:
-    types = pytest.importorskip("openai.types.completion_usage", reason="needs the library of a provider")
+    types = pytest.importorskip(
+        "openai.types.completion_usage", reason="needs the library of a provider"
+    )
     details = types.PromptTokensDetails(cached_tokens=3)
-    usage = types.CompletionUsage(prompt_tokens=9, completion_tokens=2, total_tokens=11, prompt_tokens_details=details)
+    usage = types.CompletionUsage(
+        prompt_tokens=9, completion_tokens=2, total_tokens=11, prompt_tokens_details=details
+    )
     assert (usage_of(usage).input_tokens, usage_of(usage).cached_tokens) == (9, 3)
 
 
 def test_the_usage_of_anthropics_library_is_read() -> None:
     types = pytest.importorskip("anthropic.types", reason="needs the library of a provider")
-    usage = types.Usage(input_tokens=9, output_tokens=2, cache_read_input_tokens=5, cache_creation_input_tokens=None)
+    usage = types.Usage(
+        input_tokens=9, output_tokens=2, cache_read_input_tokens=5, cache_creation_input_tokens=None
+    )
     assert (usage_of(usage).input_tokens, usage_of(usage).cached_tokens) == (14, 5)
 
 
@@ -312,12 +384,17 @@ def test_a_hot_state_is_counted_with_its_index_and_artifact_types(session: Sessi
     assert dict(found.artifact_types) == {"code": 1, "log": 2}
 
 
-@pytest.mark.parametrize("count", [lambda text: None, lambda text: -1, lambda text: 1 / 0, lambda text: True])
+@pytest.mark.parametrize(
+    "count", [lambda text: None, lambda text: -1, lambda text: 1 / 0, lambda text: True]
+)
 def test_a_prompt_that_cannot_be_counted_is_a_violation(session: Session, count: Any) -> None:
     found = Meter(session, count=count).call(messages=START, hot_state={"session_id": "s"})
     assert found is not None
     assert not found.budget_ok
-    assert {one["field"] for one in found.budget_violations} == {"max_hot_state_tokens", "max_prompt_tokens"}
+    assert {one["field"] for one in found.budget_violations} == {
+        "max_hot_state_tokens",
+        "max_prompt_tokens",
+    }
     assert all(one["ambiguous"] for one in found.budget_violations)
     assert {one.reason for one in found.warnings} == {"violation"}
     assert found.est_tokens is found.tokens_without is found.cost is None
@@ -327,19 +404,30 @@ def test_a_built_prompt_is_measured_by_its_own_figures(session: Session) -> None
     tools = toolkit(session)
     meter = Meter(session, budget=Budget(max_prompt_tokens=6_000))
     builder = PromptBuilder(
-        session, provider="anthropic", system="Be brief.", tools=tools, budget=Budget(max_prompt_tokens=6_000)
+        session,
+        provider="anthropic",
+        system="Be brief.",
+        tools=tools,
+        budget=Budget(max_prompt_tokens=6_000),
     )
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Find it."}]
     for turn in range(3):
         call_id = f"t{turn}"
         messages += [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": call_id, "name": "grep", "input": {}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": call_id, "name": "grep", "input": {}}],
+            },
             {
                 "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": call_id, "content": f"{turn} {RESULT}"}],
+                "content": [
+                    {"type": "tool_result", "tool_use_id": call_id, "content": f"{turn} {RESULT}"}
+                ],
             },
         ]
-        state = HotState(session_id="s", objective=f"turn {turn}", artifact_index=artifact_index(session))
+        state = HotState(
+            session_id="s", objective=f"turn {turn}", artifact_index=artifact_index(session)
+        )
         prompt = builder.build(messages, hot_state=state)
         messages = list(prompt.history)
         found = meter.call(prompt)
@@ -360,7 +448,9 @@ def test_a_built_prompt_is_measured_by_its_own_figures(session: Session) -> None
 
 def test_a_refused_prompt_is_a_violation_with_a_warning(session: Session) -> None:
     meter = Meter(session)
-    builder = PromptBuilder(session, provider="openai", budget=Budget(max_prompt_tokens=50), policy=None)
+    builder = PromptBuilder(
+        session, provider="openai", budget=Budget(max_prompt_tokens=50), policy=None
+    )
     with pytest.raises(coatcheck.errors.BudgetExceeded) as caught:
         builder.build([{"role": "user", "content": "word " * 500}])
     found = meter.call(caught.value)
@@ -401,7 +491,10 @@ def test_a_prompt_above_three_quarters_of_its_budget_gets_a_warning(session: Ses
     for budget, warned in ((8_000, True), (200_000, False)):
         found = Meter(session, budget=Budget(max_prompt_tokens=budget)).call(messages=words)
         assert found is not None
-        assert any(one.figure == "est_tokens" and one.reason == "over" for one in found.warnings) is warned
+        assert (
+            any(one.figure == "est_tokens" and one.reason == "over" for one in found.warnings)
+            is warned
+        )
 
 
 def test_the_decisions_of_a_prompt_builder_are_recorded(session: Session) -> None:
@@ -415,7 +508,9 @@ def test_the_decisions_of_a_prompt_builder_are_recorded(session: Session) -> Non
     assert found.expected_saving > 0
 
 
-def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(backend: Backend) -> None:
+def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(
+    backend: Backend,
+) -> None:
     tokens = Meter(backend.open().session("s")).call(messages=START)
     assert tokens is not None
     for most, warned in ((tokens.est_tokens, False), ((tokens.est_tokens or 0) - 1, True)):
@@ -425,7 +520,9 @@ def test_thresholds_are_settings_and_a_count_at_the_threshold_is_not_a_warning(b
         assert bool(found.warnings) is warned
 
 
-def test_the_size_of_a_prompt_is_the_count_of_its_provider_and_the_ratio_is_learned(session: Session) -> None:
+def test_the_size_of_a_prompt_is_the_count_of_its_provider_and_the_ratio_is_learned(
+    session: Session,
+) -> None:
     meter = Meter(session, budget=Budget(max_prompt_tokens=8_000))
     small = meter.call(messages=START, usage={"prompt_tokens": 7_000, "completion_tokens": 1})
     assert small is not None
@@ -466,10 +563,14 @@ def test_a_rise_is_reported_once_and_again_only_when_it_continues(session: Sessi
     rises = [turn for turn, figure in notices if figure == "est_tokens"]
     assert len(rises) == 2
     assert rises == [10, 18]
-    again = Meter(session, budget=Budget(max_prompt_tokens=10**6))  # like another process: it knows what was reported
+    again = Meter(
+        session, budget=Budget(max_prompt_tokens=10**6)
+    )  # like another process: it knows what was reported
     found = again.call(messages=[{"role": "user", "content": "word " * 4_500}])
     assert found is not None
-    assert not [one for one in found.warnings if one.reason == "session" and one.figure == "est_tokens"]
+    assert not [
+        one for one in found.warnings if one.reason == "session" and one.figure == "est_tokens"
+    ]
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=9, max_size=40), st.integers(0, 10**9))
@@ -515,7 +616,9 @@ def test_a_release_without_growth_causes_no_warning(session: Session) -> None:
     odd = [call(est_tokens=1_200)] * CALLS + [call(est_tokens=90_000)] * 4
     assert baseline.rises(odd, 50, {}) == []
     assert baseline.rises(odd[:3], 50, {}) == []
-    assert [one.figure for one in baseline.rises([call(est_tokens=1_600)] * CALLS, 50, {})] == ["est_tokens"]
+    assert [one.figure for one in baseline.rises([call(est_tokens=1_600)] * CALLS, 50, {})] == [
+        "est_tokens"
+    ]
     assert baseline.rises([call(est_tokens=1_600)] * CALLS, 50, {"est_tokens": 1_600}) == []
 
 
@@ -524,26 +627,42 @@ def test_a_baseline_can_be_read_from_its_file_and_an_invalid_one_is_refused(tmp_
     (tmp_path / "b.json").write_text(kept.to_json())
     assert Baseline.read(tmp_path / "b.json") == kept
     assert (kept.figures["est_tokens"].median, kept.figures["est_tokens"].p90) == (9, 17)
-    for text in ("", "[]", "{}", '{"type":"metrics_baseline","label":1}', '{"type":"x"}', "[" * 100_000):
+    for text in (
+        "",
+        "[]",
+        "{}",
+        '{"type":"metrics_baseline","label":1}',
+        '{"type":"x"}',
+        "[" * 100_000,
+    ):
         with pytest.raises(coatcheck.errors.InvalidArgument):
             Baseline.from_json(text)
     with pytest.raises(coatcheck.errors.InvalidArgument):
         Baseline.read(tmp_path / "nothing.json")
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", "1" + "0" * 400, "true", '"9"', "null"])
+@pytest.mark.parametrize(
+    "number", ["NaN", "Infinity", "1e400", "1" + "0" * 400, "true", '"9"', "null"]
+)
 def test_a_baseline_with_an_unusable_number_is_refused(number: str) -> None:
     for calls, median in (("20", number), (number, "7")):
         figures = f'{{"est_tokens":{{"median":{median},"p90":9}}}}'
         with pytest.raises(coatcheck.errors.InvalidArgument):
-            Baseline.from_json(f'{{"type":"metrics_baseline","label":"1.0","calls":{calls},"figures":{figures}}}')
+            Baseline.from_json(
+                f'{{"type":"metrics_baseline","label":"1.0","calls":{calls},"figures":{figures}}}'
+            )
 
 
 def test_the_settings_can_name_a_baseline_file(backend: Backend, tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(Baseline.of("1.0", [call(est_tokens=10)] * CALLS).to_json())
     settings = config.load({"metrics": {"baseline": str(tmp_path / "b.json")}})
-    meter = Meter(backend.open(settings=settings).session("s"), budget=Budget(max_prompt_tokens=10**6))
-    found = [meter.call(messages=[{"role": "user", "content": "word " * 1_000}]) for _ in range(CALLS + 2)]
+    meter = Meter(
+        backend.open(settings=settings).session("s"), budget=Budget(max_prompt_tokens=10**6)
+    )
+    found = [
+        meter.call(messages=[{"role": "user", "content": "word " * 1_000}])
+        for _ in range(CALLS + 2)
+    ]
     rises = [one for each in found if each for one in each.warnings if one.reason == "release"]
     assert [(one.figure, one.before) for one in rises] == [("est_tokens", 10)]
 
@@ -624,7 +743,10 @@ ANYTHING = st.recursive(
     lambda children: (
         st.lists(children)
         | st.dictionaries(
-            st.text() | st.sampled_from(["role", "content", "type", "text", "stub", "artifact", "name", "arguments"]),
+            st.text()
+            | st.sampled_from(
+                ["role", "content", "type", "text", "stub", "artifact", "name", "arguments"]
+            ),
             children,
         )
     ),
@@ -639,7 +761,11 @@ def test_no_message_breaks_the_meter(backend: Backend) -> None:
     def check(message: Any) -> None:
         session = backend.new_session()
         meter = Meter(session, tools=toolkit(session))
-        meter.call(messages=[message, {"role": "user", "content": message}], hot_state=message, usage=message)
+        meter.call(
+            messages=[message, {"role": "user", "content": message}],
+            hot_state=message,
+            usage=message,
+        )
         assert meter.failures == 0
 
     check()
@@ -681,7 +807,11 @@ def test_a_damaged_record_is_skipped(session: Session) -> None:
     meter.call(messages=START)
     session.record("metrics", b"\xff not json")
     session.record("metrics", b"[" * 100_000)
-    for odd in ('"budget_violations":[{}]', '"at":1' + "0" * 400, '"warnings":[{"reason":"over","before":1e400}]'):
+    for odd in (
+        '"budget_violations":[{}]',
+        '"at":1' + "0" * 400,
+        '"warnings":[{"reason":"over","before":1e400}]',
+    ):
         session.record("metrics", f'{{"type":"prompt_metrics","session":"s",{odd}}}'.encode())
     meter.call(messages=START)
     assert [one.turn for one in calls_of(session)] == [1, 7]
@@ -691,7 +821,9 @@ def test_a_damaged_record_is_skipped(session: Session) -> None:
 
 def test_tool_calls_and_their_durations_are_counted(session: Session) -> None:
     executor = ToolExecutor(session, {"nap": lambda: time.sleep(0.02)})
-    outcomes = executor.run_all([ToolCall("a", "nap"), ToolCall("b", "nap"), ToolCall("c", "unknown")])
+    outcomes = executor.run_all(
+        [ToolCall("a", "nap"), ToolCall("b", "nap"), ToolCall("c", "unknown")]
+    )
     call = Meter(session).call(messages=[{"role": "user", "content": "hi"}], outcomes=outcomes)
     assert call is not None
     assert call.tool_calls == 3

@@ -15,12 +15,19 @@ import coatcheck
 from coatcheck import Policy, Session, Store, errors
 from coatcheck.externalize import Outcome
 
-LOG = "".join(f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i} ms\n" for i in range(2_000))
+LOG = "".join(
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i} ms\n"
+    for i in range(2_000)
+)
 ROWS = [{"id": i, "name": f"user {i}"} for i in range(2_000)]
 
 
 def png(width: int, height: int, size: int = 20_000) -> bytes:
-    header = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    header = (
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
+        + width.to_bytes(4, "big")
+        + height.to_bytes(4, "big")
+    )
     return header + bytes(size - len(header))
 
 
@@ -42,12 +49,27 @@ def stub_in(text: str) -> dict[str, Any]:
 # Images
 
 
-def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(session: Session) -> None:
+def test_an_image_that_a_model_should_see_stays_however_long_its_base64_is(
+    session: Session,
+) -> None:
     blocks = [
         image(png(1280, 800, 200_000)),
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + image(png(640, 480))["data"]}},
-        {"type": "input_image", "image_url": "data:image/png;base64," + image(png(640, 480))["data"]},
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image(png(9, 9))["data"]}},
+        {
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64," + image(png(640, 480))["data"]},
+        },
+        {
+            "type": "input_image",
+            "image_url": "data:image/png;base64," + image(png(640, 480))["data"],
+        },
+        {
+            "type": "image",
+            "source": {
+                "type": "base64",
+                "media_type": "image/png",
+                "data": image(png(9, 9))["data"],
+            },
+        },
     ]
     outcome = session.externalize(blocks)
     assert outcome.content is blocks
@@ -145,17 +167,28 @@ def test_an_image_in_the_format_of_a_framework_stays_and_the_text_beside_it_is_e
     stub, same = outcome.content
     assert same is picture
     assert type(stub) is type(text)
-    stub_text: Any = stub if isinstance(stub, str) else stub.text if isinstance(stub, Part) else stub["text"]
+    stub_text: Any = (
+        stub if isinstance(stub, str) else stub.text if isinstance(stub, Part) else stub["text"]
+    )
     assert session.get(stub_in(stub_text)["artifact"]) == LOG
     if isinstance(stub, dict):
         assert stub == {**text, "text": stub_text}
     assert len(outcome.refs) == 1
     assert len(outcome.text) < 2_000
-    small = [text if isinstance(text, Part) else "short" if isinstance(text, str) else {**text, "text": "s"}, picture]
+    small = [
+        text
+        if isinstance(text, Part)
+        else "short"
+        if isinstance(text, str)
+        else {**text, "text": "s"},
+        picture,
+    ]
     assert isinstance(text, Part) or session.externalize(small).content is small
 
 
-@pytest.mark.parametrize(("outer", "key"), [("toolResult", "content"), ("function_response", "parts"), (None, "parts")])
+@pytest.mark.parametrize(
+    ("outer", "key"), [("toolResult", "content"), ("function_response", "parts"), (None, "parts")]
+)
 def test_text_beside_an_image_in_the_result_of_a_framework_is_externalized(
     session: Session, outer: str | None, key: str
 ) -> None:
@@ -176,7 +209,9 @@ def test_text_beside_an_image_in_the_result_of_a_framework_is_externalized(
 
 
 @pytest.mark.parametrize("text", [TYPED, LOG])
-def test_a_large_unknown_block_stays_and_the_text_beside_it_is_externalized(session: Session, text: Any) -> None:
+def test_a_large_unknown_block_stays_and_the_text_beside_it_is_externalized(
+    session: Session, text: Any
+) -> None:
     unknown = {"type": "hologram", "beam": "z" * 60_000}
     picture = {"type": "image", "base64": ENCODED, "mime_type": "image/png"}
     for more in ([picture],) if isinstance(text, str) else ([], [picture]):
@@ -216,12 +251,16 @@ def test_lists_of_many_images_or_parts_are_treated_as_data(session: Session) -> 
         {"type": "image", "image_url": "https://example.org/" + "x" * 20_000},
     ],
 )
-def test_data_with_the_keys_of_an_image_is_treated_as_data(session: Session, record: dict[str, Any]) -> None:
+def test_data_with_the_keys_of_an_image_is_treated_as_data(
+    session: Session, record: dict[str, Any]
+) -> None:
     assert session.externalize(record).is_stub
     assert session.externalize([record]).is_stub
 
 
-def test_a_limit_in_tokens_counts_the_pixels_of_an_image_and_the_other_limits_do_not_apply(session: Session) -> None:
+def test_a_limit_in_tokens_counts_the_pixels_of_an_image_and_the_other_limits_do_not_apply(
+    session: Session,
+) -> None:
     block = [image(png(1280, 800))]
     assert session.externalize(block, policy=Policy(max_tokens=1_366)).content is block
     assert session.externalize(block, policy=Policy(max_tokens=1_365)).is_stub
@@ -269,7 +308,12 @@ def test_blocks_that_are_objects_are_treated_like_dicts_and_stay_objects(session
     blocks = [small, TextContent(text=LOG, _meta={"a": 1}), picture, file]
     outcome = session.externalize(blocks)
     assert (outcome.content[0], outcome.content[2]) == (small, picture)
-    assert [type(block) for block in outcome.content] == [TextContent, TextContent, Picture, TextContent]
+    assert [type(block) for block in outcome.content] == [
+        TextContent,
+        TextContent,
+        Picture,
+        TextContent,
+    ]
     assert outcome.content[1].meta == {"a": 1}
     assert [session.get(ref) for ref in outcome.refs] == [LOG, bytes(300_000)]
     unchanged = [small, TextContent(text="too")]
@@ -304,7 +348,12 @@ def test_objects_of_the_mcp_sdk_keep_their_types(session: Session) -> None:
     result = session.externalize(given).content
     assert type(result) is type(given)
     dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert [block["type"] for block in dumped["content"]] == ["text", "text", "resource", "resource_link"]
+    assert [block["type"] for block in dumped["content"]] == [
+        "text",
+        "text",
+        "resource",
+        "resource_link",
+    ]
     assert dumped["content"][0]["annotations"] == {"audience": ["user"]}
     assert (dumped["isError"], dumped["_meta"]) == (True, {"trace": "t1"})
     assert session.get(dumped["structuredContent"]["artifact"]) == {"rows": ROWS}
@@ -325,7 +374,11 @@ def test_an_mcp_result_keeps_everything_but_its_content(session: Session) -> Non
         "content": [{"type": "text", "text": outcome.text}], "isError": True, "_meta": {"a": 1},
     }  # fmt: skip
     assert stub_in(outcome.text)["kind"] == "log"
-    small = {"content": [{"type": "text", "text": "ok"}], "structuredContent": {"ok": True}, "isError": False}
+    small = {
+        "content": [{"type": "text", "text": "ok"}],
+        "structuredContent": {"ok": True},
+        "isError": False,
+    }
     assert session.externalize(small).content is small
     assert session.externalize(small).text == "ok"
 
@@ -338,18 +391,30 @@ def test_structured_content_is_replaced_by_its_stub_as_an_object(session: Sessio
 
 
 def test_data_with_the_keys_of_an_mcp_result_is_treated_as_data(session: Session) -> None:
-    for data in ({"content": ROWS}, {"content": [{"type": "row", "text": "x" * 20}] * 2_000}, {"content": LOG, "x": 1}):
+    for data in (
+        {"content": ROWS},
+        {"content": [{"type": "row", "text": "x" * 20}] * 2_000},
+        {"content": LOG, "x": 1},
+    ):
         outcome = session.externalize(data)
         assert len(outcome.refs) == 1
         assert session.get(outcome.refs[0]) == data
 
 
 def test_data_whose_type_is_not_a_string_is_treated_as_data(session: Session) -> None:
-    schema = {"type": ["object", "null"], "properties": {"rows": {"type": ["array", "null"], "items": {}}}}
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"rows": {"type": ["array", "null"], "items": {}}},
+    }
     for small in (schema, [schema], {"content": [schema]}, {"type": {}, "content": [schema]}):
         assert session.externalize(small).content is small
     large = {**schema, "examples": ROWS}
-    for value in (large, [large], {"content": [large]}, [{"type": "tool_result", "content": [large]}]):
+    for value in (
+        large,
+        [large],
+        {"content": [large]},
+        [{"type": "tool_result", "content": [large]}],
+    ):
         outcome = session.externalize(value)
         assert session.get(outcome.refs[0]) == value
 
@@ -357,7 +422,11 @@ def test_data_whose_type_is_not_a_string_is_treated_as_data(session: Session) ->
 def test_a_single_block_is_treated_as_a_block(session: Session) -> None:
     outcome = session.externalize({"type": "text", "text": LOG, "x": 1})
     assert outcome.content == {"type": "text", "text": outcome.text, "x": 1}
-    link = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "note": "n" * 1_000}
+    link = {
+        "type": "image_url",
+        "image_url": {"url": "https://example.com/a.png"},
+        "note": "n" * 1_000,
+    }
     assert session.externalize(link).text == json.dumps(link, separators=(",", ":"))
 
 
@@ -415,7 +484,10 @@ def test_if_the_store_fails_the_model_gets_less_of_each_block_when_there_are_man
 def test_structured_content_that_repeats_the_text_is_one_artifact_and_saves_once(
     session: Session, texts: list[str], structured: dict[str, Any]
 ) -> None:
-    given = {"content": [{"type": "text", "text": one} for one in texts], "structuredContent": structured}
+    given = {
+        "content": [{"type": "text", "text": one} for one in texts],
+        "structuredContent": structured,
+    }
     outcome = session.externalize(given)
     assert len(outcome.refs) == len(session.list()) == 1
     [block] = outcome.content["content"]
@@ -429,23 +501,40 @@ def test_structured_content_that_repeats_the_text_is_one_artifact_and_saves_once
 
 def test_blocks_beside_a_repeated_text_stay(session: Session) -> None:
     link = {"type": "resource_link", "uri": "file:///c", "name": "c"}
-    content = [link, {"type": "text", "text": json.dumps({"rows": ROWS}), "annotations": {"priority": 1}}]
-    outcome = session.externalize({"content": content, "structuredContent": {"rows": ROWS}, "isError": False})
+    content = [
+        link,
+        {"type": "text", "text": json.dumps({"rows": ROWS}), "annotations": {"priority": 1}},
+    ]
+    outcome = session.externalize(
+        {"content": content, "structuredContent": {"rows": ROWS}, "isError": False}
+    )
     text, other = outcome.content["content"]
-    assert (other, text["annotations"], outcome.content["isError"]) == (link, {"priority": 1}, False)
+    assert (other, text["annotations"], outcome.content["isError"]) == (
+        link,
+        {"priority": 1},
+        False,
+    )
     assert len(outcome.refs) == 1
 
 
-@pytest.mark.parametrize("structured", [{"rows": [*ROWS, 1]}, {"rows": ROWS, "more": True}, {"result": {"rows": [1]}}])
-def test_structured_content_that_differs_from_the_text_is_kept_too(session: Session, structured: Any) -> None:
+@pytest.mark.parametrize(
+    "structured", [{"rows": [*ROWS, 1]}, {"rows": ROWS, "more": True}, {"result": {"rows": [1]}}]
+)
+def test_structured_content_that_differs_from_the_text_is_kept_too(
+    session: Session, structured: Any
+) -> None:
     text = json.dumps({"rows": [*ROWS, True]})
-    outcome = session.externalize({"content": [{"type": "text", "text": text}], "structuredContent": structured})
+    outcome = session.externalize(
+        {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+    )
     assert session.get(stub_in(outcome.content["content"][0]["text"])["artifact"]) == text
     kept = outcome.content["structuredContent"]
     assert (session.get(kept["artifact"]) if "artifact" in kept else kept) == structured
 
 
-def test_text_and_structured_content_that_differ_count_once_since_a_model_gets_one_of_them(session: Session) -> None:
+def test_text_and_structured_content_that_differ_count_once_since_a_model_gets_one_of_them(
+    session: Session,
+) -> None:
     result = {"content": [{"type": "text", "text": LOG}], "structuredContent": {"rows": ROWS}}
     outcome = session.externalize(result)
     assert len(outcome.refs) == 2
@@ -454,7 +543,10 @@ def test_text_and_structured_content_that_differ_count_once_since_a_model_gets_o
 
 
 def test_a_text_in_structured_content_is_stored_as_a_text(session: Session) -> None:
-    result = {"content": [{"type": "text", "text": "2,000 lines"}], "structuredContent": {"content": LOG}}
+    result = {
+        "content": [{"type": "text", "text": "2,000 lines"}],
+        "structuredContent": {"content": LOG},
+    }
     outcome = session.externalize(result)
     assert outcome.content["content"] == result["content"]
     assert session.get(outcome.content["structuredContent"]["artifact"]) == LOG
@@ -476,7 +568,10 @@ def test_structured_content_that_a_host_has_written_as_json_is_stored_as_the_tex
         (json.dumps({"content": LOG}, separators=(",", ":")), "Bash"),  # a file, perhaps
         (json.dumps({"content": LOG}), "mcp__files__read_text_file"),
         (json.dumps({"content": LOG}, separators=(",", ":")) + "\n", "mcp__files__read_text_file"),
-        (json.dumps({"content": LOG, "lines": "9"}, separators=(",", ":")), "mcp__files__read_text_file"),
+        (
+            json.dumps({"content": LOG, "lines": "9"}, separators=(",", ":")),
+            "mcp__files__read_text_file",
+        ),
         (json.dumps({"rows": ROWS}, separators=(",", ":")), "mcp__files__read_text_file"),
     ],
     ids=["another tool", "spaces", "line break", "two fields", "rows"],
@@ -500,8 +595,12 @@ WRAPPED = {
     "a block": json.dumps(BLOCK),
     "keys in another order": json.dumps(dict(reversed(BLOCK.items()))),
     "a list": json.dumps([BLOCK]),
-    "a result": json.dumps({"_meta": None, "content": [{**BLOCK, "annotations": None}], "isError": False}, indent=2),
-    "a result that repeats its text": json.dumps({"content": [BLOCK], "structuredContent": {"result": INNER}}),
+    "a result": json.dumps(
+        {"_meta": None, "content": [{**BLOCK, "annotations": None}], "isError": False}, indent=2
+    ),
+    "a result that repeats its text": json.dumps(
+        {"content": [BLOCK], "structuredContent": {"result": INNER}}
+    ),
     "a repr of a list": repr([BLOCK]),
     "a repr of a result": repr({"content": [BLOCK], "isError": False}),
     "a repr of objects": f"[TextContent(type='text', text={INNER!r}, annotations=None)]",
@@ -523,7 +622,9 @@ def test_blocks_written_as_text_are_stored_as_the_text_inside(kept: Session, for
 
 
 def test_several_blocks_written_as_text_are_stored_line_by_line(kept: Session) -> None:
-    outcome = kept.externalize(json.dumps([{"type": "text", "text": json.dumps(row)} for row in ROWS]))
+    outcome = kept.externalize(
+        json.dumps([{"type": "text", "text": json.dumps(row)} for row in ROWS])
+    )
     assert outcome.ref is not None
     assert outcome.ref.media_type == "application/x-ndjson"
     assert kept.get(outcome.ref) == "\n".join(map(json.dumps, ROWS))
@@ -542,8 +643,12 @@ def test_a_wrapper_whose_end_is_cut_off_is_removed_too(kept: Session, form: str,
 UNCHANGED = {
     "an error": json.dumps({"content": [BLOCK], "isError": True}),
     "annotations": json.dumps([{**BLOCK, "annotations": {"priority": 1}}]),
-    "an image beside it": json.dumps([BLOCK, {"type": "image", "data": "aGk=", "mimeType": "image/png"}]),
-    "other structured content": json.dumps({"content": [BLOCK], "structuredContent": {"rows": [1]}}),
+    "an image beside it": json.dumps(
+        [BLOCK, {"type": "image", "data": "aGk=", "mimeType": "image/png"}]
+    ),
+    "other structured content": json.dumps(
+        {"content": [BLOCK], "structuredContent": {"rows": [1]}}
+    ),
     "another key": json.dumps({"content": [BLOCK], "nextCursor": "abc"}),
     "words after it": json.dumps([BLOCK]) + " and more",
     "words after its repr": repr([BLOCK]) + " and more",

@@ -28,7 +28,9 @@ def test_a_name_that_is_not_valid_unicode_finds_nothing(store: Store) -> None:
     assert not session.forget("lone \ud800")
 
 
-def test_a_file_name_that_is_not_text_is_kept_with_replacement_characters(backend: Backend, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_text_is_kept_with_replacement_characters(
+    backend: Backend, tmp_path: Path
+) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     path.write_bytes(b"coffee")
     assert backend.open().session("s").put(path).name == "caf\ufffd"
@@ -55,8 +57,12 @@ def test_bytes_that_an_export_declares_as_text_are_reported_as_damaged(backend: 
         source.session("s").get("n")
 
 
-@pytest.mark.parametrize(("fragment", "part"), [("/a", b"null"), ("/b/1", b'"\xc3\xa9"'), ("/b", b'[1,"\xc3\xa9"]')])
-def test_a_part_can_be_opened_as_a_stream_of_its_json(store: Store, fragment: str, part: bytes) -> None:
+@pytest.mark.parametrize(
+    ("fragment", "part"), [("/a", b"null"), ("/b/1", b'"\xc3\xa9"'), ("/b", b'[1,"\xc3\xa9"]')]
+)
+def test_a_part_can_be_opened_as_a_stream_of_its_json(
+    store: Store, fragment: str, part: bytes
+) -> None:
     session = store.session("s")
     pointer = session.put({"a": None, "b": [1, "é"]}).pointer
     with session.open(f"{pointer}#{fragment}") as stream:

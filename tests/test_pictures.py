@@ -59,9 +59,19 @@ def test_a_small_image_is_shown_as_it_is(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("PNG", "RGB"), ("PNG", "P"), ("PNG", "I;16"), ("JPEG", "CMYK"), ("GIF", "P"), ("WEBP", "RGBA")]
+    ("kind", "mode"),
+    [
+        ("PNG", "RGB"),
+        ("PNG", "P"),
+        ("PNG", "I;16"),
+        ("JPEG", "CMYK"),
+        ("GIF", "P"),
+        ("WEBP", "RGBA"),
+    ],
 )
-def test_a_large_image_is_scaled_to_what_providers_accept(session: Session, kind: str, mode: str) -> None:
+def test_a_large_image_is_scaled_to_what_providers_accept(
+    session: Session, kind: str, mode: str
+) -> None:
     _, picture = shown(session, encoded(kind, (2_000, 50), mode))
     assert size_of(picture) == (1_568, 39)
     assert picture.media_type in pictures.FORMATS
@@ -84,7 +94,10 @@ def test_a_format_that_no_provider_accepts_is_converted(session: Session) -> Non
 @pytest.mark.parametrize(
     ("data", "media_type"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\2\0\0\0" + bytes(100), "image/png"),  # 65,536 × 65,536
+        (
+            b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\2\0\0\0" + bytes(100),
+            "image/png",
+        ),  # 65,536 × 65,536
         (encoded("PNG", (160, 90))[:2_000], "image/png"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"),
         (b"no image", "text/plain"),
@@ -97,7 +110,9 @@ def test_content_that_cannot_be_shown_as_an_image_is_answered_with_text_only(
     assert len(shown(session, data, media_type=media_type)) == 1
 
 
-def test_without_the_extra_only_small_images_are_shown(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_only_small_images_are_shown(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pictures, "pool", Pool("x", package="no_such_package"))
     small = encoded("PNG", (160, 90))
     assert [part.data for part in shown(session, small)[1:]] == [small]
@@ -116,7 +131,12 @@ def test_a_request_for_a_part_shows_no_image(session: Session) -> None:
 def test_a_part_has_the_form_of_each_provider() -> None:
     text, image = ContentPart("words"), ContentPart(media_type="image/png", data=b"png")
     data = base64.b64encode(b"png").decode()
-    assert text.as_openai() == text.as_anthropic() == text.as_mcp() == {"type": "text", "text": "words"}
+    assert (
+        text.as_openai()
+        == text.as_anthropic()
+        == text.as_mcp()
+        == {"type": "text", "text": "words"}
+    )
     assert text.as_openai_responses() == {"type": "input_text", "text": "words"}
     url = f"data:image/png;base64,{data}"
     assert image.as_openai() == {"type": "image_url", "image_url": {"url": url}}
@@ -146,9 +166,15 @@ def test_an_async_tool_has_parts_too(session: Session) -> None:
     assert [part.media_type for part in parts] == ["", "image/png"]
 
 
-def test_a_model_is_never_asked_to_install_anything(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_never_asked_to_install_anything(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pdf, "pool", Pool("x", extra="pdf", package="no_such_package"))
     pointer = session.put(b"%PDF-1.4\n").pointer
     get = toolkit(session)[0]
-    answers = [get.run(pointer=pointer), get.run(pointer=pointer, query="text"), get.run(pointer=pointer, grep="x")]
+    answers = [
+        get.run(pointer=pointer),
+        get.run(pointer=pointer, query="text"),
+        get.run(pointer=pointer, grep="x"),
+    ]
     assert all("install" not in answer and "extra" not in answer for answer in answers)

@@ -1,7 +1,8 @@
-"""The policy in `coatcheck.toml` applies to every way into a store: its masking, its limit for a tool, its switch.
+"""The policy in `coatcheck.toml` applies to every way into a store: its masking, its limit for a
+tool, its switch.
 
-Each way takes the result of a tool and returns what the model sees of it. The secrets are assembled here, so that no
-scanner reports this file as a leak."""
+Each way takes the result of a tool and returns what the model sees of it. The secrets are assembled
+here, so that no scanner reports this file as a leak."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +41,9 @@ def offload(session: Session, folder: Path, tool: str) -> str:
 
 
 def executor(session: Session, folder: Path, tool: str) -> str:
-    return ToolExecutor(session, {tool: lambda: DUMP}).run(ToolCall("c1", tool, {})).to_model_content()
+    return (
+        ToolExecutor(session, {tool: lambda: DUMP}).run(ToolCall("c1", tool, {})).to_model_content()
+    )
 
 
 def store_artifact(session: Session, folder: Path, tool: str) -> str:
@@ -59,7 +62,11 @@ def prompt(session: Session, folder: Path, tool: str) -> str:
 
 
 def prune(session: Session, folder: Path, tool: str) -> str:
-    return str(transcript.prune(conversation(tool), max_tokens=1_000, keep_turns=1, session=session).messages)
+    return str(
+        transcript.prune(
+            conversation(tool), max_tokens=1_000, keep_turns=1, session=session
+        ).messages
+    )
 
 
 def transcript_file(session: Session, folder: Path, tool: str) -> str:
@@ -93,7 +100,8 @@ def mcp_proxy(place: Path, folder: Path, tool: str) -> str:
 
 
 class Way(NamedTuple):
-    """A way in. `decides` says whether the policy decides what is stored; otherwise the caller has asked for it."""
+    """A way in. `decides` says whether the policy decides what is stored; otherwise the caller has
+    asked for it."""
 
     send: Callable[[Any, Path, str], str]
     in_process: bool = True
@@ -132,7 +140,11 @@ def conversation(tool: str) -> list[dict[str, Any]]:
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": DUMP},
-        *({"role": role, "content": f"words {n}"} for n in range(8) for role in ("assistant", "user")),
+        *(
+            {"role": role, "content": f"words {n}"}
+            for n in range(8)
+            for role in ("assistant", "user")
+        ),
     ]
 
 
@@ -160,16 +172,24 @@ def test_no_secret_is_in_any_file_of_the_store(way: Way, configure: Callable[[st
     way.shown(folder, "env")
     stored = {file: file.read_bytes() for file in (folder / "store").rglob("*") if file.is_file()}
     assert any(stored.values())
-    assert [file.name for file, data in stored.items() if TOKEN.encode() in data or PASSWORD.encode() in data] == []
+    assert [
+        file.name
+        for file, data in stored.items()
+        if TOKEN.encode() in data or PASSWORD.encode() in data
+    ] == []
 
 
 @every_way
-def test_the_limit_of_a_tool_applies_to_that_tool_alone(way: Way, configure: Callable[[str], Path]) -> None:
+def test_the_limit_of_a_tool_applies_to_that_tool_alone(
+    way: Way, configure: Callable[[str], Path]
+) -> None:
     folder = configure(LIMIT)
     assert MIDDLE not in way.shown(folder, "env")
     assert (MIDDLE in way.shown(folder, "other")) == way.decides
 
 
 @every_way
-def test_a_disabled_policy_stores_only_what_was_asked_for(way: Way, configure: Callable[[str], Path]) -> None:
+def test_a_disabled_policy_stores_only_what_was_asked_for(
+    way: Way, configure: Callable[[str], Path]
+) -> None:
     assert (MIDDLE in way.shown(configure(DISABLED), "env")) == way.decides

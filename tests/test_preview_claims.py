@@ -1,4 +1,5 @@
-"""Figures and lists in previews are from all of the content, or say where they are from right beside them."""
+"""Figures and lists in previews are from all of the content, or say where they are from right
+beside them."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_all_headings_of_a_restructured_text_are_counted() -> None:
 def test_headings_are_counted_like_a_parser_does(path: Path) -> None:
     text = path.read_text()
     tokens = MarkdownIt("commonmark").parse(text)
-    headings = [token for token in tokens if token.type == "heading_open" and token.markup.startswith("#")]
+    headings = [
+        token for token in tokens if token.type == "heading_open" and token.markup.startswith("#")
+    ]
     assert f" of {len(headings)} # headings " in stub(text, "text/markdown").shown
 
 
@@ -93,16 +96,24 @@ def test_types_and_values_of_json_are_those_of_all_items() -> None:
     )
 
 
-def test_types_and_values_of_json_that_is_too_large_to_parse_are_called_those_of_the_first_items() -> None:
+def test_types_and_values_of_json_that_is_too_large_to_parse_are_called_those_of_the_first_items() -> (
+    None
+):
     text = json.dumps(CARS * 20)
     found = stub(text, JSON)
     first = re.fullmatch(r"\[~8,100, the first (\d+): \{Name: str, .*\}\]", found.text)
     assert first
-    assert found.shown == f"shape of the first {first[1]} items, in the first 16384 of {len(text)} bytes"
+    assert (
+        found.shown
+        == f"shape of the first {first[1]} items, in the first 16384 of {len(text)} bytes"
+    )
 
 
 def test_rows_inside_of_rows_are_not_counted_for_one_of_them() -> None:
-    rows = [{"id": n, "parts": [{"part": m, "text": "words " * 40} for m in range(100)]} for n in range(60)]
+    rows = [
+        {"id": n, "parts": [{"part": m, "text": "words " * 40} for m in range(100)]}
+        for n in range(60)
+    ]
     text = json.dumps(rows)
     assert len(text) > 256 << 10
     assert "parts: [≥" in stub(text, JSON).text
@@ -138,13 +149,16 @@ def test_the_outline_of_an_array_has_the_types_of_all_its_items() -> None:
 
 
 def linter(lines: int) -> str:
-    """Findings of a linter. The file with the most, and the second most frequent rule, are in the last quarter."""
+    """Findings of a linter. The file with the most, and the second most frequent rule, are in the
+    last quarter."""
     random.seed(7)
     early = [
         f"src/app/module_{random.randrange(90)}.py:{n % 900}:{n % 80}: E501 line too long"
         for n in range(lines * 3 // 4)
     ]
-    late = [f"src/app/generated.py:{n}:1: F401 imported but unused" for n in range(lines - len(early))]
+    late = [
+        f"src/app/generated.py:{n}:1: F401 imported but unused" for n in range(lines - len(early))
+    ]
     return "\n".join([*early, *late]) + "\n"
 
 
@@ -152,7 +166,9 @@ def test_the_files_and_rules_with_the_most_findings_are_those_of_the_whole() -> 
     text = linter(14_000)
     assert 680_000 < len(text) < 1 << 20
     found = stub(text)
-    assert found.text.startswith("14000 findings in 91 files in src/app/; E501 ×10500, F401 ×3500: generated.py 3500, ")
+    assert found.text.startswith(
+        "14000 findings in 91 files in src/app/; E501 ×10500, F401 ×3500: generated.py 3500, "
+    )
 
 
 def test_the_most_findings_of_a_part_are_called_so_before_the_first_number() -> None:
@@ -167,7 +183,9 @@ def test_the_most_findings_of_a_part_are_called_so_before_the_first_number() -> 
 
 def test_files_with_the_same_name_in_different_folders_are_different_files() -> None:
     folder = "/home/somebody/projects/a-rather-long-name-of-a-project/packages"
-    rows = [f"{folder}/{name}/src/index.ts:{n}: words" for name in ("one", "two") for n in range(30)]
+    rows = [
+        f"{folder}/{name}/src/index.ts:{n}: words" for name in ("one", "two") for n in range(30)
+    ]
     rows += [f"packages/one/src/index.ts:{n}: words" for n in range(40, 60)]
     assert stub("\n".join(rows)).text.startswith("80 lines from 2 files: ")
 
@@ -176,7 +194,9 @@ PACKAGE = (
     "Package: lib{0}\nStatus: install ok installed\nSection: libs\nVersion: 1.{0}\n"
     "Description: a library\n with a second line\n"
 )
-PACKAGES = "".join(PACKAGE.format(n) + ("Homepage: http://a\n\n" if n % 2 else "\n") for n in range(400))
+PACKAGES = "".join(
+    PACKAGE.format(n) + ("Homepage: http://a\n\n" if n % 2 else "\n") for n in range(400)
+)
 
 
 def test_a_package_list_is_not_called_yaml() -> None:
@@ -189,7 +209,9 @@ def test_a_package_list_is_not_called_yaml() -> None:
 
 
 def test_documents_of_yaml_may_repeat_their_keys() -> None:
-    manifest = "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: a\nspec:\n  containers:\n  - name: b\n"
+    manifest = (
+        "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: a\nspec:\n  containers:\n  - name: b\n"
+    )
     found = stub(manifest * 300)
     assert found.text.startswith("YAML, 2400 lines; objects: Pod ×300; keys: ")
     assert found.shown.endswith(" of 1200 upper keys with their lines")
@@ -203,18 +225,28 @@ def test_the_folder_of_paths_is_one_of_all_of_them() -> None:
 
 def test_the_largest_files_of_a_listing_for_people_are_the_largest() -> None:
     sizes = ["4.0K", "1.5M", "12", "980K", "2.1G", "15K"]
-    rows = [f"-rw-r--r-- 1 me me {size:>5} Mar  1 12:00 file{n}.bin" for n, size in enumerate(sizes * 20)]
+    rows = [
+        f"-rw-r--r-- 1 me me {size:>5} Mar  1 12:00 file{n}.bin"
+        for n, size in enumerate(sizes * 20)
+    ]
     assert "; largest: file94.bin 2.1G, " in stub("total 9\n" + "\n".join(rows)).text
 
 
 def test_the_upper_level_of_a_long_tree_is_complete() -> None:
     inner = "".join(f"│   ├── a_rather_long_name_of_a_file_{n}.py\n" for n in range(60))
-    text = ".\n" + "".join(f"├── folder_{n}\n{inner}" for n in range(9)) + "└── last\n\n10 directories, 540 files\n"
+    text = (
+        ".\n"
+        + "".join(f"├── folder_{n}\n{inner}" for n in range(9))
+        + "└── last\n\n10 directories, 540 files\n"
+    )
     assert stub(text).shown == "10 of 10 names of the upper level"
 
 
 def test_all_headings_of_a_snapshot_are_counted() -> None:
-    rows = [f'- heading "Section {n} of the page" [level=2] [ref=e{n}]\n- link "more" [ref=f{n}]' for n in range(120)]
+    rows = [
+        f'- heading "Section {n} of the page" [level=2] [ref=e{n}]\n- link "more" [ref=f{n}]'
+        for n in range(120)
+    ]
     found = stub("- Page URL: http://a/\n" + "\n".join(rows))
     assert found.shown.endswith(" of 120 headings")
 
@@ -236,7 +268,10 @@ def test_columns_that_do_not_fit_are_counted() -> None:
 
 
 def test_a_package_that_did_not_build_is_a_failure() -> None:
-    text = "# app/a\n./a.go:3:2: undefined: x\n" * 40 + "FAIL\tapp/a [build failed]\nok  \tapp/b\t0.012s\n"
+    text = (
+        "# app/a\n./a.go:3:2: undefined: x\n" * 40
+        + "FAIL\tapp/a [build failed]\nok  \tapp/b\t0.012s\n"
+    )
     found = stub(text)
     assert "FAIL in 1 of 2 packages" in found.text
     assert "no failures" not in found.text
@@ -246,24 +281,43 @@ def test_the_totals_of_the_last_of_several_runs_are_called_so() -> None:
     run = "running 9 tests\n" + "".join(f"test case_{n} ... ok\n" for n in range(90))
     totals = "\ntest result: ok. {} passed; 0 failed; 0 ignored; 0 measured\n\n"
     text = "".join(run + totals.format(n) for n in (40, 12, 0))
-    assert "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured (the last of 3 such lines)" in stub(text).text
+    assert (
+        "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured (the last of 3 such lines)"
+        in stub(text).text
+    )
 
 
 LEVELS = ("INFO", "WARN", "ERROR", "DEBUG")
-MENTIONS = ("", "", "", " after ERROR in backend", " (WARN limit) ok", " previous state ERROR: none")
+MENTIONS = (
+    "",
+    "",
+    "",
+    " after ERROR in backend",
+    " (WARN limit) ok",
+    " previous state ERROR: none",
+)
 
 
-@pytest.mark.parametrize("form", ["{time} {level} {text}", "{time} app[12] {level} - {text}", "{level} {time} {text}"])
+@pytest.mark.parametrize(
+    "form", ["{time} {level} {text}", "{time} app[12] {level} - {text}", "{level} {time} {text}"]
+)
 @pytest.mark.parametrize("lines", [400, 5_000])
 def test_a_level_that_a_message_names_is_not_the_level_of_its_line(form: str, lines: int) -> None:
     random.seed(3)
     levels = random.choices(LEVELS, (80, 8, 3, 9), k=lines)
     rows = [
-        form.format(time=f"2026-01-01 12:00:{n % 60:02}", level=level, text=f"request {n}{random.choice(MENTIONS)}")
+        form.format(
+            time=f"2026-01-01 12:00:{n % 60:02}",
+            level=level,
+            text=f"request {n}{random.choice(MENTIONS)}",
+        )
         for n, level in enumerate(levels)
     ]
     counts = Counter(levels)
-    assert f" · ERROR {counts['ERROR']} WARN {counts['WARN']} INFO {counts['INFO']} " in stub("\n".join(rows)).text
+    assert (
+        f" · ERROR {counts['ERROR']} WARN {counts['WARN']} INFO {counts['INFO']} "
+        in stub("\n".join(rows)).text
+    )
 
 
 def test_the_figures_of_a_very_large_diff_say_which_part_they_are_from() -> None:
@@ -272,11 +326,15 @@ def test_the_figures_of_a_very_large_diff_say_which_part_they_are_from() -> None
     files = "".join(part.format(n) for n in range(4_900))
     text = files + "+more\n" * 800_000
     found = stub(text, "text/x-diff")
-    assert re.match(rf"diff of 4900 files, .*, in src/, in the first 4194304 of {len(text)} bytes: ", found.text)
+    assert re.match(
+        rf"diff of 4900 files, .*, in src/, in the first 4194304 of {len(text)} bytes: ", found.text
+    )
     assert stub(files, "text/x-diff").text.startswith("diff of 4900 files, +4900 -4900, in src/: ")
     many = "".join(part.format(n) for n in range(6_000))
     found = stub(many, "text/x-diff")
-    assert found.text.startswith("diff of 5000 files, +5000 -5000, in src/, only the first 5000 of each are counted: ")
+    assert found.text.startswith(
+        "diff of 5000 files, +5000 -5000, in src/, only the first 5000 of each are counted: "
+    )
 
 
 def test_the_elements_of_a_large_xml_document_say_which_part_they_are_from() -> None:
@@ -285,7 +343,9 @@ def test_the_elements_of_a_large_xml_document_say_which_part_they_are_from() -> 
 
 
 def test_a_folded_progress_bar_is_mentioned() -> None:
-    text = "".join(f"\rdownloading {n}%" for n in range(100)) + "\ndone\n" + "a line of words\n" * 100
+    text = (
+        "".join(f"\rdownloading {n}%" for n in range(100)) + "\ndone\n" + "a line of words\n" * 100
+    )
     assert stub(text).shown.endswith("; progress bars are folded")
 
 
@@ -295,6 +355,8 @@ SHEET = '<sheet name="Sheet {0} of a workbook with long names" sheetId="{0}" r:i
 def test_the_sheets_of_a_workbook_with_many_are_a_minimum() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr("xl/workbook.xml", "<workbook><sheets>" + "".join(map(SHEET.format, range(900))))
+        archive.writestr(
+            "xl/workbook.xml", "<workbook><sheets>" + "".join(map(SHEET.format, range(900)))
+        )
     found = facts(Sample.of(file.getvalue()), "application/zip", "data", 200).preview
     assert re.match(r"Excel workbook, at least \d+ sheets", found.text)

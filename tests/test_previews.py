@@ -44,9 +44,15 @@ def large(line: str, *, size: int = 4 * EDGE) -> str:
 
 
 def test_json_shows_keys_types_and_array_lengths() -> None:
-    document = {"total": 512, "items": [{"id": n, "tags": ["a"] * n, "owner": {"name": "x" * 50}} for n in range(40)]}
+    document = {
+        "total": 512,
+        "items": [{"id": n, "tags": ["a"] * n, "owner": {"name": "x" * 50}} for n in range(40)],
+    }
     found = look(json.dumps(document), JSON)
-    assert found.text == '{total: 512, items: [40 × {id: int, tags: [0-39 × "a"], owner: {name: str}}]}'
+    assert (
+        found.text
+        == '{total: 512, items: [40 × {id: int, tags: [0-39 × "a"], owner: {name: str}}]}'
+    )
     assert found.shown == "shape: all 2 keys"
 
 
@@ -88,10 +94,14 @@ def test_counts_of_json_that_continues_beyond_the_sample_are_marked_as_minimums(
 
 def test_rows_beyond_the_sample_are_counted_exactly() -> None:
     rows = [{"id": n, "text": "word " * 10} for n in range(2_500)]
-    assert "rows: [2500 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
+    assert (
+        "rows: [2500 × {id: int, text: " in look(json.dumps({"rows": rows, "after": 1}), JSON).text
+    )
 
 
-def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_marked_as_approximate() -> None:
+def test_rows_of_a_very_large_document_are_counted_by_their_first_key_and_marked_as_approximate() -> (
+    None
+):
     rows = [{"id": n, "text": "word " * 10} for n in range(5_000)]
     found = look(json.dumps({"rows": rows, "after": 1}), JSON).text
     assert re.search(r"rows: \[~5000, the first \d+: \{id: int, text: ", found)
@@ -120,7 +130,9 @@ def test_brackets_inside_strings_are_not_nesting() -> None:
     assert look(json.dumps({"a": "[" * 5_000, "b": "}" * 5_000}), JSON).text.startswith('{a: "[[[')
 
 
-@pytest.mark.parametrize("text", ['{"a": 1, ' * 50, "[1, 2" + " " * 300, "{'a': 1}" * 50, '{"a" 1}' + " " * 300])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, ' * 50, "[1, 2" + " " * 300, "{'a': 1}" * 50, '{"a" 1}' + " " * 300]
+)
 def test_broken_json_is_shown_as_text_that_is_not_json(text: str) -> None:
     found = look(text, JSON)
     assert found.shown.endswith("not valid JSON")
@@ -128,8 +140,14 @@ def test_broken_json_is_shown_as_text_that_is_not_json(text: str) -> None:
 
 
 documents = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=6), inner, max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=6), inner, max_size=5)
+    ),
     max_leaves=12,
 )
 
@@ -139,9 +157,13 @@ def begins_like(cut: object, whole: object) -> bool:
     if isinstance(cut, CutText):
         return isinstance(whole, str) and whole.startswith(cut)
     if isinstance(cut, CutList):
-        return isinstance(whole, list) and len(cut) <= len(whole) and all(map(begins_like, cut, whole))
+        return (
+            isinstance(whole, list) and len(cut) <= len(whole) and all(map(begins_like, cut, whole))
+        )
     if isinstance(cut, CutDict):
-        return isinstance(whole, dict) and all(key in whole and begins_like(cut[key], whole[key]) for key in cut)
+        return isinstance(whole, dict) and all(
+            key in whole and begins_like(cut[key], whole[key]) for key in cut
+        )
     return cut == whole
 
 
@@ -159,8 +181,12 @@ def test_json_that_is_cut_anywhere_is_parsed_to_a_part_of_the_document(
 
 
 def test_concatenated_json_texts_are_counted() -> None:
-    found = look("\n".join(json.dumps({"id": n, "body": "long " * 30}, indent=2) for n in range(5)), JSON)
-    assert found.text == "5 JSON values × {id: int, body: str}" or found.text.startswith("5 JSON values × {id: int")
+    found = look(
+        "\n".join(json.dumps({"id": n, "body": "long " * 30}, indent=2) for n in range(5)), JSON
+    )
+    assert found.text == "5 JSON values × {id: int, body: str}" or found.text.startswith(
+        "5 JSON values × {id: int"
+    )
     assert found.shown == "shape of all 5 values"
 
 
@@ -175,7 +201,9 @@ def test_half_of_a_surrogate_pair_in_json_is_escaped() -> None:
 
 
 def test_json_lines_are_counted_and_their_shape_shown() -> None:
-    lines = "".join(json.dumps({"level": "info" if n % 2 else "error", "n": n}) + "\n" for n in range(300))
+    lines = "".join(
+        json.dumps({"level": "info" if n % 2 else "error", "n": n}) + "\n" for n in range(300)
+    )
     found = look(lines, JSONL)
     assert found.text == '300 records × ERROR 150 INFO 150 · {level: "error"|"info", n: int}'
     assert found.shown == "shape of all 300 records"
@@ -184,12 +212,17 @@ def test_json_lines_are_counted_and_their_shape_shown() -> None:
 def test_json_lines_of_any_size_are_counted_by_their_lines() -> None:
     found = look(large('{"level":"info","n":1}\n'), JSONL)
     total = len(large('{"level":"info","n":1}\n')) // 23
-    assert found.text == f'{total} lines · INFO {total} · the first 2000 records: {{level: "info", n: 1}}'
+    assert (
+        found.text
+        == f'{total} lines · INFO {total} · the first 2000 records: {{level: "info", n: 1}}'
+    )
     assert found.shown == f"shape of the first 2000 records of {total} lines"
 
 
 def test_lines_that_are_not_json_are_counted_separately() -> None:
-    assert look('{"a":1}\n' * 50 + "oops\n", JSONL).shown == "shape of all 50 records; 1 line not JSON"
+    assert (
+        look('{"a":1}\n' * 50 + "oops\n", JSONL).shown == "shape of all 50 records; 1 line not JSON"
+    )
 
 
 # Tables
@@ -198,7 +231,10 @@ def test_lines_that_are_not_json_are_counted_separately() -> None:
 def test_a_table_shows_its_columns_first_rows_and_number_of_rows() -> None:
     rows = "".join(f"{n},Person {n},{n % 90}\n" for n in range(1_000))
     found = look("id,name,age\n" + rows, "text/csv", limit=82)
-    assert found.text == "1000 rows × 3 columns: id, name, age\n0, Person 0, 0\n1, Person 1, 1\n2, Person 2, 2"
+    assert (
+        found.text
+        == "1000 rows × 3 columns: id, name, age\n0, Person 0, 0\n1, Person 1, 1\n2, Person 2, 2"
+    )
     assert found.shown == "3 of 1000 rows"
 
 
@@ -207,7 +243,9 @@ def test_a_line_feed_inside_quotes_does_not_start_a_row() -> None:
     assert found.text.startswith("50 rows × 2 columns: id, text\n1, two lines\n")
 
 
-@pytest.mark.parametrize("row", ["1,Someone,44", '1,"two\nlines",44', '1,"a ""word"" of it\n, and more",44'])
+@pytest.mark.parametrize(
+    "row", ["1,Someone,44", '1,"two\nlines",44', '1,"a ""word"" of it\n, and more",44']
+)
 def test_rows_beyond_the_sample_are_counted_exactly_too(row: str) -> None:
     found = look("id,name,age\n" + f"{row}\n" * 30_000, "text/csv")
     assert found.text.startswith("30000 rows × 3 columns: id, name, age\n")
@@ -229,7 +267,9 @@ def test_a_row_count_of_the_sample_alone_is_marked_as_a_minimum() -> None:
 
 
 def test_a_table_without_a_header_says_so() -> None:
-    assert look("1,2,3\n" * 100, "text/csv").text.startswith("100 rows × 3 columns, no header:\n1, 2, 3\n")
+    assert look("1,2,3\n" * 100, "text/csv").text.startswith(
+        "100 rows × 3 columns, no header:\n1, 2, 3\n"
+    )
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
@@ -241,7 +281,10 @@ def test_a_table_without_a_media_type_is_recognized(separator: str) -> None:
 
 
 def test_prose_with_commas_is_not_a_table() -> None:
-    prose = "One, two, three.\nThen, nothing.\nFive words, and, a, few, more.\nNone here.\nYes, no.\n" * 20
+    prose = (
+        "One, two, three.\nThen, nothing.\nFive words, and, a, few, more.\nNone here.\nYes, no.\n"
+        * 20
+    )
     assert look(prose).shown.startswith("first ")
 
 
@@ -284,7 +327,10 @@ def test_the_first_and_the_last_error_of_a_log_are_shown_with_their_lines() -> N
     text = f"{tick}2031-05-07T00:00:00Z ERROR gone\n{tick}2031-05-08T00:00:00Z FATAL over\n{tick}"
     lines = text.split("\n")
     found = look(text, limit=300)
-    assert f"first error, line {lines.index('2031-05-07T00:00:00Z ERROR gone') + 1}: 2031" in found.text
+    assert (
+        f"first error, line {lines.index('2031-05-07T00:00:00Z ERROR gone') + 1}: 2031"
+        in found.text
+    )
     assert f"last, line {lines.index('2031-05-08T00:00:00Z FATAL over') + 1}: 2031" in found.text
     assert found.ask == 'grep="FATAL|ERROR"'
 
@@ -295,9 +341,17 @@ def test_the_first_and_the_last_error_of_a_log_are_shown_with_their_lines() -> N
         ("web-1  | 2026-11-17T03:00:00Z ", "error: x", "info: x"),
         ("Nov 17 03:00:01 host app[12]: ", "ERROR x", "INFO x"),
         ("2026-11-17T03:00:00.0Z stdout F ", "level=error msg=x", "level=info msg=x"),
-        ("", "E1117 03:00:01.123456      12 file.go:3] x", "I1117 03:00:01.123456      12 file.go:3] x"),
+        (
+            "",
+            "E1117 03:00:01.123456      12 file.go:3] x",
+            "I1117 03:00:01.123456      12 file.go:3] x",
+        ),
         ("10:00:00 ", "[ERR] x", "[INF] x"),
-        ("", "2026-11-17 03:00:00,123 - app - ERROR - x", "2026-11-17 03:00:00,123 - app - INFO - x"),
+        (
+            "",
+            "2026-11-17 03:00:00,123 - app - ERROR - x",
+            "2026-11-17 03:00:00,123 - app - INFO - x",
+        ),
     ],
 )
 def test_levels_are_found_after_any_prefix(prefix: str, bad: str, good: str) -> None:
@@ -313,7 +367,9 @@ def test_a_level_in_the_middle_of_a_message_does_not_count() -> None:
 
 
 def test_frequent_levels_of_a_very_large_log_are_estimated_and_the_preview_says_so() -> None:
-    text = "".join(f"2031-05-06 10:00:00 {'INFO' if n % 3 else 'WARN'} message {n}\n" for n in range(40_000))
+    text = "".join(
+        f"2031-05-06 10:00:00 {'INFO' if n % 3 else 'WARN'} message {n}\n" for n in range(40_000)
+    )
     found = look(text + "2031-05-06 10:00:01 ERROR at last\n")
     assert re.search(r"ERROR 1 WARN ~13,000 INFO ~2[67],000", found.text)
     assert "~ is an estimate" in found.shown
@@ -329,7 +385,12 @@ def test_colours_of_a_log_do_not_hide_its_levels() -> None:
 
 
 def test_the_first_failure_in_a_long_output_is_shown() -> None:
-    output = "running tests\n" + "ok  some/package\n" * 200 + "--- FAIL: TestLogin (0.02s)\n" + "ok  other\n" * 200
+    output = (
+        "running tests\n"
+        + "ok  some/package\n" * 200
+        + "--- FAIL: TestLogin (0.02s)\n"
+        + "ok  other\n" * 200
+    )
     found = look(output.replace("--- FAIL: TestLogin", "fatal: no such login") + "exit code 1")
     assert "fatal: no such login" in found.text
     assert found.shown.endswith("; 1 failure line, first at 202")
@@ -364,7 +425,9 @@ def test_code_without_a_media_type_is_outlined(code: str, names: str) -> None:
 
 
 def test_line_numbers_added_by_a_tool_are_the_ones_shown() -> None:
-    code = ["package shop", "", 'import "fmt"', "", "func Buy() {", "}", "func Sell() {", "}"] + ["// more"] * 40
+    code = ["package shop", "", 'import "fmt"', "", "func Buy() {", "}", "func Sell() {", "}"] + [
+        "// more"
+    ] * 40
     numbered = "\n".join(f"{number:6}→{line}" for number, line in enumerate(code, 200))
     assert look(numbered).text == "go, 48 lines: func Buy:204, Sell:206"
 
@@ -379,7 +442,8 @@ def test_top_level_definitions_come_first_if_not_all_fit() -> None:
 def test_a_diff_shows_its_files_and_how_much_each_changes() -> None:
     hunk = "@@ -1,3 +1,4 @@\n one\n--- gone\n+new\n+newer\n three\n"
     text = "".join(
-        f"diff --git a/src/{f} b/src/{f}\n--- a/src/{f}\n+++ b/src/{f}\n{hunk}" for f in ("a.py", "b.py", "c.py")
+        f"diff --git a/src/{f} b/src/{f}\n--- a/src/{f}\n+++ b/src/{f}\n{hunk}"
+        for f in ("a.py", "b.py", "c.py")
     )
     found = look(text, "text/x-diff", limit=90)
     assert found.text == "diff of 3 files, +6 -3, in src/: a.py +2 -1, b.py +2 -1, c.py +2 -1"
@@ -417,7 +481,9 @@ def png(width: int, height: int) -> bytes:
 
 def jpeg(width: int, height: int) -> bytes:
     exif = b"\xff\xe1" + struct.pack(">H", 1_002) + bytes(1_000)
-    return b"\xff\xd8" + exif + b"\xff\xc2\x00\x11\x08" + struct.pack(">HH", height, width) + bytes(20)
+    return (
+        b"\xff\xd8" + exif + b"\xff\xc2\x00\x11\x08" + struct.pack(">HH", height, width) + bytes(20)
+    )
 
 
 def webp(width: int, height: int) -> bytes:
@@ -432,12 +498,25 @@ def webp(width: int, height: int) -> bytes:
         (jpeg(640, 480), "JPEG"),
         (b"GIF89a" + struct.pack("<HH", 640, 480) + bytes(20), "GIF"),
         (webp(640, 480), "WebP"),
-        (b"RIFF\x00\x00\x00\x00WEBPVP8L" + bytes(5) + struct.pack("<I", 639 | 479 << 14) + bytes(9), "WebP"),
-        (b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(10) + struct.pack("<HH", 640, 480) + bytes(9), "WebP"),
+        (
+            b"RIFF\x00\x00\x00\x00WEBPVP8L"
+            + bytes(5)
+            + struct.pack("<I", 639 | 479 << 14)
+            + bytes(9),
+            "WebP",
+        ),
+        (
+            b"RIFF\x00\x00\x00\x00WEBPVP8 " + bytes(10) + struct.pack("<HH", 640, 480) + bytes(9),
+            "WebP",
+        ),
     ],
 )
 def test_an_image_shows_its_format_and_dimensions(data: bytes, format_: str) -> None:
-    for named in ("image/" + format_.lower(), media.BINARY, TEXT if b"\x00" * 9 in data else "image/x-other"):
+    for named in (
+        "image/" + format_.lower(),
+        media.BINARY,
+        TEXT if b"\x00" * 9 in data else "image/x-other",
+    ):
         assert look(data, named).text == f"{format_} image, 640 × 480 pixels, {len(data)} bytes"
 
 
@@ -447,7 +526,9 @@ def test_a_zip_shows_how_many_entries_and_their_names() -> None:
         for n in range(40):
             archive.writestr(f"folder/file-{n}.txt", b"x" * 5_000)
     found = look(buffer.getvalue(), "application/zip")
-    assert found.text.startswith(f"zip archive, 40 entries, {len(buffer.getvalue())} bytes: folder/file-0.txt, folder/")
+    assert found.text.startswith(
+        f"zip archive, 40 entries, {len(buffer.getvalue())} bytes: folder/file-0.txt, folder/"
+    )
     assert found.text.endswith("more")
 
 
@@ -467,7 +548,9 @@ def test_bytes_are_described_and_never_shown(data: bytes, expected: str) -> None
 
 
 def test_bytes_declared_as_text_are_described() -> None:
-    assert look(bytes(range(32)) * 50, TEXT).text == "binary data, though named text/plain, 1600 bytes"
+    assert (
+        look(bytes(range(32)) * 50, TEXT).text == "binary data, though named text/plain, 1600 bytes"
+    )
 
 
 # Anything else
@@ -486,15 +569,31 @@ def test_empty_content_says_that_it_is_empty(named: str) -> None:
 def test_large_text_shows_both_ends_and_how_much_is_left_out() -> None:
     text = "beginning " + "middle " * 1_000 + "end"
     found = look(text)
-    first, last = map(int, re.fullmatch(rf"first (\d+) and last (\d+) of {len(text)} characters", found.shown).groups())  # type: ignore[union-attr]
-    assert found.text == text[:first] + f" …[{len(text) - first - last} characters left out]… " + text[-last:]
+    first, last = map(
+        int,
+        re.fullmatch(
+            rf"first (\d+) and last (\d+) of {len(text)} characters", found.shown
+        ).groups(),
+    )  # type: ignore[union-attr]
+    assert (
+        found.text
+        == text[:first] + f" …[{len(text) - first - last} characters left out]… " + text[-last:]
+    )
 
 
 def test_text_beyond_the_sample_is_measured_in_bytes() -> None:
     text = "é" * 300_000
     found = look(text)
-    first, last = map(int, re.fullmatch(r"first (\d+) and last (\d+) characters of 600000 bytes", found.shown).groups())  # type: ignore[union-attr]
-    assert found.text == "é" * first + f" …[{600_000 - 2 * (first + last)} bytes left out]… " + "é" * last
+    first, last = map(
+        int,
+        re.fullmatch(
+            r"first (\d+) and last (\d+) characters of 600000 bytes", found.shown
+        ).groups(),
+    )  # type: ignore[union-attr]
+    assert (
+        found.text
+        == "é" * first + f" …[{600_000 - 2 * (first + last)} bytes left out]… " + "é" * last
+    )
 
 
 def test_text_of_invalid_utf8_is_shown_with_replacements() -> None:
@@ -520,9 +619,12 @@ def test_no_character_is_cut_in_half_at_any_edge_of_a_sample(encoding: str) -> N
 
 
 @pytest.mark.parametrize(
-    "hidden", ["\x1b[2J", "\x07", "\x00", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\U000e0041", "\r"]
+    "hidden",
+    ["\x1b[2J", "\x07", "\x00", "\x9b", "\u202e", "\u2066", "\u200b", "\u2028", "\U000e0041", "\r"],
 )
-@pytest.mark.parametrize("named", [TEXT, JSON, JSONL, "text/csv", "text/html", "text/markdown", "text/x-python"])
+@pytest.mark.parametrize(
+    "named", [TEXT, JSON, JSONL, "text/csv", "text/html", "text/markdown", "text/x-python"]
+)
 def test_control_and_invisible_characters_are_made_visible(hidden: str, named: str) -> None:
     forms = {
         JSON: json.dumps({f"k{hidden}": f"v{hidden}", "b": "x" * 300}),
@@ -532,7 +634,8 @@ def test_control_and_invisible_characters_are_made_visible(hidden: str, named: s
     }
     text = look(forms.get(named, f"a{hidden}b,c,d\n" + "1,2,3\n" * 80), named).text
     assert all(
-        character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Zl", "Zp") for character in text
+        character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Zl", "Zp")
+        for character in text
     )
 
 
@@ -550,7 +653,12 @@ def test_a_limit_too_small_for_a_preview_shows_nothing_and_says_so() -> None:
 def test_a_sample_is_the_same_from_memory_and_from_its_ends() -> None:
     for size in (0, 1, EDGE, EDGE + 1, 2 * EDGE, 2 * EDGE + 1, 5 * EDGE):
         data = (b"line of text\n" * (size // 13 + 1))[:size]
-        ends = Sample(data[:EDGE], data[-EDGE:], size, data.count(b"\n") + (not data.endswith(b"\n") if data else 0))
+        ends = Sample(
+            data[:EDGE],
+            data[-EDGE:],
+            size,
+            data.count(b"\n") + (not data.endswith(b"\n") if data else 0),
+        )
         assert ends == Sample.of(data)
 
 
@@ -580,9 +688,14 @@ PIECES = st.one_of(
     edge=st.one_of(st.none(), st.integers(0, 400)),
     counted=st.booleans(),
 )
-@example(pieces=[b"diff --git a/ b/\0"], times=20, media_type="text/plain", limit=20, edge=17, counted=False).via(
-    "a count that is not exact"
-)
+@example(
+    pieces=[b"diff --git a/ b/\0"],
+    times=20,
+    media_type="text/plain",
+    limit=20,
+    edge=17,
+    counted=False,
+).via("a count that is not exact")
 def test_any_content_gets_a_preview_within_the_limit(
     pieces: list[bytes], times: int, media_type: str, limit: int, edge: int | None, counted: bool
 ) -> None:
@@ -590,13 +703,17 @@ def test_any_content_gets_a_preview_within_the_limit(
     sample = Sample.of(data)
     if edge is not None:
         edge = min(edge, len(data))
-        sample = Sample(data[:edge], data[len(data) - edge :], len(data), sample.lines if counted else None)
+        sample = Sample(
+            data[:edge], data[len(data) - edge :], len(data), sample.lines if counted else None
+        )
     found = preview(sample, media_type=media_type, limit=limit)
     assert len(found.text) <= limit
     assert found == preview(sample, media_type=media_type, limit=limit)
     assert found.text or limit < LEAST
     found.text.encode()
-    assert all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in found.text)
+    assert all(
+        c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Zl", "Zp") for c in found.text
+    )
     assert found.shown
     assert len(found.shown) < 160
     assert found.shown.replace("≥", "").isascii(), "it does not quote the content"
@@ -609,7 +726,8 @@ def test_any_content_gets_a_preview_within_the_limit(
      "\x1b[", "\u202e", "a/b/", "E   ", "/Count 1 ", "/Type /Pages "],
 )  # fmt: skip
 def test_a_preview_of_hostile_repetition_finishes(unit: str) -> None:
-    """Quadratic work on a sample of this size would take minutes and exceed the time limit of the run."""
+    """Quadratic work on a sample of this size would take minutes and exceed the time limit of the
+    run."""
     for named in TYPES:
         assert len(look(large(unit, size=2 * EDGE - 99), named).text) <= 200
         assert len(look(large(unit), named).text) <= 200
@@ -627,17 +745,28 @@ def test_every_file_of_the_corpus_has_a_preview_that_matches_its_format(corpus: 
             assert "left out" not in found.text
 
 
-def test_text_that_the_quick_checks_skip_contains_no_definition_failure_or_level(corpus: Path) -> None:
+def test_text_that_the_quick_checks_skip_contains_no_definition_failure_or_level(
+    corpus: Path,
+) -> None:
     texts = [path.read_text()[:200_000] for path in corpus_files(corpus)]
     texts += [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
     for text in texts:
         for at in range(0, len(text), 4_096):
             piece = f"\n{text[at : at + 4_096]}"
             if not outlines._DEFINES(piece):
-                patterns = (outlines._DEFINITION, outlines._METHOD, outlines._CONSTANT, outlines._SHELL)
-                assert not any(pattern.search(piece) for pattern in (*patterns, outlines._C_FUNCTION))
+                patterns = (
+                    outlines._DEFINITION,
+                    outlines._METHOD,
+                    outlines._CONSTANT,
+                    outlines._SHELL,
+                )
+                assert not any(
+                    pattern.search(piece) for pattern in (*patterns, outlines._C_FUNCTION)
+                )
             assert listings._FAILS(piece) or not listings._FAILURE.search(piece)
-            assert listings.may_be_log(piece) or not (listings._LEVEL.search(piece) or listings._STAMP.search(piece))
+            assert listings.may_be_log(piece) or not (
+                listings._LEVEL.search(piece) or listings._STAMP.search(piece)
+            )
 
 
 BEGINNINGS = [
@@ -650,7 +779,9 @@ BEGINNINGS = [
 @given(st.lists(st.sampled_from(BEGINNINGS), max_size=8))
 def test_the_beginning_of_a_text_rules_out_only_forms_that_do_not_apply(lines: list[str]) -> None:
     text = decode(Sample.of("\n".join(lines).encode()))
-    for kind in (kind for kind in KINDS if kind.form in (outlines.numbered_diff, outlines.short_history)):
+    for kind in (
+        kind for kind in KINDS if kind.form in (outlines.numbered_diff, outlines.short_history)
+    ):
         assert kind.begins is not None
         assert kind.begins.match(text.head) or kind.form(text, 200) is None
     assert outlines.NUMBERED_LINES.match(text.head) or outlines.unnumber(text) is None

@@ -1,4 +1,5 @@
-"""Many threads and processes on one store: nothing is lost or duplicated, and each sees what the others put."""
+"""Many threads and processes on one store: nothing is lost or duplicated, and each sees what the
+others put."""
 
 import hashlib
 import io
@@ -90,7 +91,10 @@ def test_every_change_is_seen_by_another_process_at_once(lasting: Backend) -> No
     with PROCESSES.Pool(1) as pool:
         for value in ("small", "x" * LARGE):
             ref = session.put(value, name="n")
-            assert pool.apply(answer, (lasting.url, [("get", "n"), ("get", ref.pointer)])) == [value, value]
+            assert pool.apply(answer, (lasting.url, [("get", "n"), ("get", ref.pointer)])) == [
+                value,
+                value,
+            ]
             assert pool.apply(answer, (lasting.url, [("forget", "n")])) == [True]
             assert session.get(ref) is None
         assert pool.apply(answer, (lasting.url, [("put", "from there")]))
@@ -184,7 +188,11 @@ def test_a_collection_during_puts_of_the_same_content_loses_nothing(backend: Bac
             store.collect(grace=0, cold_after=0)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda job: job[0](job[1]), [(put_and_forget, 1), (put_and_forget, 2), (collect, 0)]))
+        list(
+            pool.map(
+                lambda job: job[0](job[1]), [(put_and_forget, 1), (put_and_forget, 2), (collect, 0)]
+            )
+        )
     store.collect()
     assert store.verify().problems == []
 
@@ -233,7 +241,9 @@ def _serve(pipe: Any, url: str, ahead: float) -> None:
     with coatcheck.open(url, durability="process", clock=lambda: time.time() + ahead) as store:
         while (asked := pipe.recv()) is not None:
             method, args, options = asked
-            done = getattr(store if method == "collect" else store.session("s"), method)(*args, **options)
+            done = getattr(store if method == "collect" else store.session("s"), method)(
+                *args, **options
+            )
             pipe.send(None if method == "collect" else done)
 
 
@@ -248,7 +258,9 @@ def test_a_get_sees_every_put_of_another_process_that_has_the_store_open(lasting
     assert len(session.list()) == 16
 
 
-def test_an_artifact_that_another_process_forgets_right_after_its_put_is_gone(lasting: Backend) -> None:
+def test_an_artifact_that_another_process_forgets_right_after_its_put_is_gone(
+    lasting: Backend,
+) -> None:
     session = lasting.open().session("s")
     with Peer(lasting.url) as peer:
         for number in range(4):
@@ -277,7 +289,9 @@ def test_a_grant_is_visible_at_once_to_all_who_have_the_session_open(lasting: Ba
             assert giver.get(ref) == value_of(number)
 
 
-def test_a_session_that_another_process_has_ended_is_empty_until_the_next_put(lasting: Backend) -> None:
+def test_a_session_that_another_process_has_ended_is_empty_until_the_next_put(
+    lasting: Backend,
+) -> None:
     session = lasting.open().session("s")
     with Peer(lasting.url) as peer:
         refs = [session.put(value_of(number)) for number in range(4)]
@@ -299,7 +313,9 @@ def test_artifacts_that_another_process_has_collected_are_gone(lasting: Backend)
     assert session.get(kept) == b"pinned"
 
 
-def test_an_artifact_that_another_process_has_compressed_or_repaired_can_be_read(lasting: Backend) -> None:
+def test_an_artifact_that_another_process_has_compressed_or_repaired_can_be_read(
+    lasting: Backend,
+) -> None:
     session = lasting.open().session("s", ttl=None)
     text = b"a line that compresses well\n" * 10_000
     ref = session.put(text)
@@ -358,7 +374,9 @@ def test_a_forked_child_and_its_parent_see_the_puts_of_each_other(folder: Backen
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_open_stores_with_the_same_url_always_answer_like_one(folder: Backend, clock: Clock, seed: int) -> None:
+def test_two_open_stores_with_the_same_url_always_answer_like_one(
+    folder: Backend, clock: Clock, seed: int
+) -> None:
     choose = random.Random(seed)
     stores = [
         folder.open(clock=clock, grace=5),
@@ -387,13 +405,22 @@ def test_two_open_stores_with_the_same_url_always_answer_like_one(folder: Backen
         if verb == "collect":
             return stores[at].collect(grace=0).refs
         if verb == "pin":
-            owned = any(ref.artifact_id == ids[number] and ref.session_id == which for ref in session.list())
+            owned = any(
+                ref.artifact_id == ids[number] and ref.session_id == which for ref in session.list()
+            )
             return owned and session.pin(ids[number]).artifact_id
         return session.forget(ids[number]) if verb == "forget" else session.get(ids[number])
 
     for step in range(120):
-        verb = choose.choices(["put", "get", "forget", "brief", "pin", "end", "collect"], [12, 8, 3, 2, 1, 1, 1])[0]
-        asked = choose.choice(["one", "two", "child"]), verb, choose.randrange(len(values)), choose.choice([None, "n"])
+        verb = choose.choices(
+            ["put", "get", "forget", "brief", "pin", "end", "collect"], [12, 8, 3, 2, 1, 1, 1]
+        )[0]
+        asked = (
+            choose.choice(["one", "two", "child"]),
+            verb,
+            choose.randrange(len(values)),
+            choose.choice([None, "n"]),
+        )
         assert act(choose.randrange(2), *asked) == act(2, *asked), (step, asked)
         for which in sessions[0]:
             for one in choose.sample(ids, 4):

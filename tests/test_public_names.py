@@ -1,4 +1,5 @@
-"""The names and codes that users rely on. A change here is a change for them: say so in the changelog."""
+"""The names and codes that users rely on. A change here is a change for them: say so in the
+changelog."""
 
 from __future__ import annotations
 
@@ -15,14 +16,17 @@ PUBLIC = {
     "default", "errors", "is_pointer", "open", "toolkit",
 }  # fmt: skip
 
-# Modules that only the command line, an extra or a caller's own models need. Importing coatcheck must not load them.
+# Modules that only the command line, an extra or a caller's own models need. Importing coatcheck
+# must not load them.
 HEAVY = {
     "asyncio", "click", "duckdb", "hypothesis", "jsonpath_rfc9535", "mcp", "obstore", "psycopg", "pydantic",
     "pydantic_core", "pytest", "re2", "rich", "splintr", "starlette", "uvicorn",
 }  # fmt: skip
 
 
-def error_classes(root: type[errors.CoatcheckError] = errors.CoatcheckError) -> list[type[errors.CoatcheckError]]:
+def error_classes(
+    root: type[errors.CoatcheckError] = errors.CoatcheckError,
+) -> list[type[errors.CoatcheckError]]:
     return [root, *(found for child in root.__subclasses__() for found in error_classes(child))]
 
 
@@ -35,7 +39,10 @@ def test_the_public_names_are_the_expected_ones() -> None:
 def test_toolkit_is_the_function_whatever_was_imported_before() -> None:
     source = "import coatcheck._toolkit; from coatcheck import toolkit; print(toolkit.__name__)"
     assert (
-        subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout == "toolkit\n"
+        subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, check=True
+        ).stdout
+        == "toolkit\n"
     )
 
 
@@ -66,11 +73,21 @@ def test_the_docstring_shows_the_actual_tree_of_errors() -> None:
 
 def test_importing_coatcheck_loads_no_extras_and_no_unused_modules() -> None:
     source = "import sys, coatcheck; coatcheck.open; print('\\n'.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "coatcheck.store" in loaded
     assert not HEAVY & set(loaded)
-    assert not {name for name in loaded if name.startswith(("coatcheck.cli", "coatcheck.aio", "coatcheck.testing"))}
-    assert not {"coatcheck.storage.sqlite", "coatcheck.storage.folder", "coatcheck.storage.memory"} & set(loaded)
+    assert not {
+        name
+        for name in loaded
+        if name.startswith(("coatcheck.cli", "coatcheck.aio", "coatcheck.testing"))
+    }
+    assert not {
+        "coatcheck.storage.sqlite",
+        "coatcheck.storage.folder",
+        "coatcheck.storage.memory",
+    } & set(loaded)
 
 
 def test_using_a_memory_store_loads_no_extras_either() -> None:
@@ -78,5 +95,7 @@ def test_using_a_memory_store_loads_no_extras_either() -> None:
         "import sys, coatcheck; s = coatcheck.open('memory:').session('s'); assert s.get(s.put([1]).pointer) == [1];"
         "print('\\n'.join(sys.modules))"
     )
-    loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not HEAVY & set(loaded)

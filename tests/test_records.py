@@ -21,11 +21,16 @@ from tests.backends import PROCESSES, Backend, Clock, edit_catalog
 def test_records_and_claims_survive_reopening(lasting: Backend, clock: Clock) -> None:
     session = lasting.open(clock=clock).session("s")
     token = session.claim("dispatcher")
-    assert [session.record("hot", body, token=token) for body in (b"one", b"", bytes(200_000))] == [1, 2, 3]
+    assert [session.record("hot", body, token=token) for body in (b"one", b"", bytes(200_000))] == [
+        1,
+        2,
+        3,
+    ]
     lasting.close()
     again = lasting.open().session("s")
     assert [(one.seq, one.at, one.token, one.body) for one in again.records("hot")] == [
-        (number, clock.now, token, body) for number, body in enumerate((b"one", b"", bytes(200_000)), 1)
+        (number, clock.now, token, body)
+        for number, body in enumerate((b"one", b"", bytes(200_000)), 1)
     ]
     claim = again.claimant()
     assert claim is not None
@@ -73,7 +78,9 @@ def test_an_active_holder_keeps_its_claim_while_another_waits(store: Store, cloc
     assert session.claim("d") > second
 
 
-def test_a_claim_and_a_record_keep_a_session_and_its_parent_alive(store: Store, clock: Clock) -> None:
+def test_a_claim_and_a_record_keep_a_session_and_its_parent_alive(
+    store: Store, clock: Clock
+) -> None:
     parent = store.session("parent", ttl=100)
     parent.put("text", name="n")
     child = store.session("child", parent="parent", ttl=100)
@@ -87,7 +94,9 @@ def test_a_claim_and_a_record_keep_a_session_and_its_parent_alive(store: Store, 
     assert len(child.records("metrics")) == 4
 
 
-def test_records_can_be_read_until_an_expired_session_is_collected(store: Store, clock: Clock) -> None:
+def test_records_can_be_read_until_an_expired_session_is_collected(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s", ttl=10)
     session.record("metrics", b"x")
     clock.advance(1_000)
@@ -102,7 +111,10 @@ def test_records_are_erased_after_the_session_has_ended_and_a_collection(lasting
     store = lasting.open()
     store.session("other").record("metrics", b"kept")
     session = store.session("s")
-    secrets = [f"the secret of record {number}".encode() * (300 if number % 2 else 1) for number in range(40)]
+    secrets = [
+        f"the secret of record {number}".encode() * (300 if number % 2 else 1)
+        for number in range(40)
+    ]
     for secret in secrets:
         session.record("metrics", secret)
     session.claim("a holder whose name is a secret")
@@ -172,7 +184,11 @@ def test_a_damaged_record_is_an_error_and_repair_removes_it(lasting: Backend) ->
     session = store.session("s")
     for number in range(5):
         session.record("x", b"body %d" % number)
-    rotten = "set_byte(value, 20, 0)" if lasting.is_fleet else "CAST(substr(value, 1, 20) || 'X' AS BLOB)"
+    rotten = (
+        "set_byte(value, 20, 0)"
+        if lasting.is_fleet
+        else "CAST(substr(value, 1, 20) || 'X' AS BLOB)"
+    )
     lasting.edit_catalog(f"UPDATE note SET value = {rotten} WHERE key LIKE 'record/%3'")
     with pytest.raises(errors.Damaged):
         session.records("x")
@@ -210,7 +226,9 @@ def recorded(store: Store, series: str = "metrics") -> list[tuple[float, bytes]]
     return [(one.at, one.body) for one in store.session("s").records(series)]
 
 
-def test_an_export_contains_records_and_an_import_duplicates_none(store: Store, backend: Backend, clock: Clock) -> None:
+def test_an_export_contains_records_and_an_import_duplicates_none(
+    store: Store, backend: Backend, clock: Clock
+) -> None:
     session = store.session("s", ttl=None)
     token = session.claim("a")
     for number in range(130):
@@ -227,12 +245,17 @@ def test_an_export_contains_records_and_an_import_duplicates_none(store: Store, 
     assert exported(copy) == data
     before = recorded(store)
     with pytest.raises(errors.Fenced):
-        store.import_(io.BytesIO(data.replace(base64.b64encode(b"state"), base64.b64encode(b"other"))), merge=True)
+        store.import_(
+            io.BytesIO(data.replace(base64.b64encode(b"state"), base64.b64encode(b"other"))),
+            merge=True,
+        )
     store.import_(io.BytesIO(data), merge=True)
     assert recorded(store) == before
 
 
-def test_an_old_export_does_not_bring_back_records_that_a_series_has_dropped(store: Store, clock: Clock) -> None:
+def test_an_old_export_does_not_bring_back_records_that_a_series_has_dropped(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s", ttl=None)
     for number in range(5):
         clock.advance(1)
@@ -266,7 +289,14 @@ def test_an_export_in_the_first_format_can_be_imported(store: Store, backend: Ba
     ],
 )  # fmt: skip
 def test_an_invalid_record_is_not_imported(store: Store, record: object) -> None:
-    session = {"session_id": "s", "parent": None, "ttl": None, "quota": None, "created": 1, "used": 1}
+    session = {
+        "session_id": "s",
+        "parent": None,
+        "ttl": None,
+        "quota": None,
+        "created": 1,
+        "used": 1,
+    }
     lines = [{"coatcheck": 2}, {"session": session}, {"record": record}, {"end": 0}]
     with pytest.raises(errors.InvalidArgument, match="line 3"):
         store.import_(io.BytesIO(b"\n".join(json.dumps(line).encode() for line in lines)))
@@ -298,7 +328,9 @@ def test_a_forked_child_claims_and_writes_on_its_own(lasting: Backend) -> None:
     token = session.claim("parent")
     session.record("hot", b"parent's", token=token)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is the case under test
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # forking while threads run is the case under test
         child = os.fork()
     if child == 0:
         code = 1

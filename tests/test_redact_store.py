@@ -1,4 +1,5 @@
-"""With `redact="store"`, no file of the store contains a secret, however a value came in and whatever its encoding.
+"""With `redact="store"`, no file of the store contains a secret, however a value came in and
+whatever its encoding.
 
 The canaries are assembled here, so that no scanner reports this file as a leak."""
 
@@ -52,14 +53,26 @@ def chat(content: str) -> list[dict[str, Any]]:
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": content},
-        *({"role": role, "content": f"words {n}"} for n in range(8) for role in ("assistant", "user")),
+        *(
+            {"role": role, "content": f"words {n}"}
+            for n in range(8)
+            for role in ("assistant", "user")
+        ),
     ]
 
 
 def externalize(way: Way) -> None:
     rows = [{"name": "API_TOKEN", "value": PASSWORD}, {"dbPassword": PASSWORD}] * 600
     blocks = [{"type": "text", "text": DUMP}, {"type": "text", "text": "small"}]
-    for value in (DUMP, DUMP.encode(), rows, blocks, {"rows": DUMP}, io.BytesIO(DUMP.encode()), _Row(DUMP, {DUMP})):
+    for value in (
+        DUMP,
+        DUMP.encode(),
+        rows,
+        blocks,
+        {"rows": DUMP},
+        io.BytesIO(DUMP.encode()),
+        _Row(DUMP, {DUMP}),
+    ):
         assert way.session.externalize(value, tool="env", **way.given).is_stub
 
 
@@ -83,7 +96,13 @@ def executor(way: Way) -> None:
         yield LINE
         raise RuntimeError(LINE)
 
-    tools = {"value": lambda: DUMP, "fails": fails, "yields": yields, "bytes": yields_bytes, "broken": breaks_off}
+    tools = {
+        "value": lambda: DUMP,
+        "fails": fails,
+        "yields": yields,
+        "bytes": yields_bytes,
+        "broken": breaks_off,
+    }
     run = ToolExecutor(way.session, tools, **way.given)
     for name in tools:
         assert run.run(ToolCall(name, name, {})).ref is not None, name
@@ -102,13 +121,21 @@ def tool_for_storing(way: Way) -> None:
     store = toolkit(way.session, **way.redact)[2]
     assert store.run(name="text", value=LINE).startswith("[stored")
     assert store.run(name="json", value={"token": PASSWORD, "text": LINE}).startswith("[stored")
-    assert store.run(name="parsed", value=json.dumps({"a": LINE}), content_type="application/json").startswith("[st")
+    assert store.run(
+        name="parsed", value=json.dumps({"a": LINE}), content_type="application/json"
+    ).startswith("[st")
 
 
 def appending(way: Way) -> None:
     with transcript.Transcript(way.folder / "t.jsonl", way.session, **way.given) as log:
         log.extend(chat(DUMP))
-        log.append({"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": DUMP, "x": [DUMP]}]})
+        log.append(
+            {
+                "role": "tool",
+                "tool_call_id": "c1",
+                "content": [{"type": "text", "text": DUMP, "x": [DUMP]}],
+            }
+        )
         assert not log.problems
         whole = list(log.messages(mode="whole"))
     assert TOKEN not in str(whole)
@@ -123,7 +150,11 @@ def wrapped_base64(way: Way) -> None:
         (encoded, lines, lines + "\r\n", f"data:text/plain;base64,{encoded[:76]}\n{encoded[76:]}")
     ):
         source = {"type": "base64", "media_type": "text/plain", "data": data}
-        result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document", "source": source}]}
+        result = {
+            "type": "tool_result",
+            "tool_use_id": "t",
+            "content": [{"type": "document", "source": source}],
+        }
         path = way.folder / f"{number}.jsonl"
         path.write_text(json.dumps({"role": "user", "content": [result]}) + "\n")
         assert transcript.externalize(path, way.session, **way.given).artifacts == 1, number
@@ -137,7 +168,9 @@ def wrapped_base64(way: Way) -> None:
         for ref in other.list():
             with other.open(ref) as stream:
                 stored = stream.read()
-            assert TOKEN.encode() not in stored + base64.b64decode(stored[stored.find(b",") + 1 :] + b"==")
+            assert TOKEN.encode() not in stored + base64.b64decode(
+                stored[stored.find(b",") + 1 :] + b"=="
+            )
 
 
 def migrating(way: Way) -> None:
@@ -148,7 +181,9 @@ def migrating(way: Way) -> None:
 
 def pruning(way: Way) -> None:
     for keep in (1, 8):
-        done = transcript.prune(chat(DUMP), max_tokens=1_000, keep_turns=keep, session=way.session, **way.redact)
+        done = transcript.prune(
+            chat(DUMP), max_tokens=1_000, keep_turns=keep, session=way.session, **way.redact
+        )
         assert done.replaced
 
 
@@ -157,12 +192,18 @@ def prompting(way: Way) -> None:
     file.write_text(DUMP)
     (way.folder / "latin.txt").write_bytes(DUMP.encode() + b"\xe9")
     builder = PromptBuilder(
-        way.session, provider="openai", files=["AGENTS.md", "latin.txt"], root=way.folder, **way.given
+        way.session,
+        provider="openai",
+        files=["AGENTS.md", "latin.txt"],
+        root=way.folder,
+        **way.given,
     )
     prompt = builder.build(chat(DUMP)[:3], chunks=[DUMP, *(f"{n} {LINE}" for n in range(40))])
     assert len(prompt.refs) > 20
     small = coatcheck.context.Budget(max_prompt_tokens=3_000)
-    quiet: dict[str, Any] = {} if way.policy is None else {"policy": Policy(enabled=False, redact="store")}
+    quiet: dict[str, Any] = (
+        {} if way.policy is None else {"policy": Policy(enabled=False, redact="store")}
+    )
     builder = PromptBuilder(way.session, provider="openai", budget=small, rewrite=True, **quiet)
     assert builder.build(chat(DUMP[:12_000])).messages
 
@@ -176,14 +217,20 @@ def labels(way: Way) -> None:
     assert get.run(pointer=f"tok {TOKEN}").endswith("hi")
     names: dict[str, Any] = {"tool": f"env {TOKEN}", "call_id": f"c DB_PASSWORD={PASSWORD}"}
     assert way.session.externalize(DUMP, **names, **way.given).is_stub
-    call = {"id": names["call_id"], "type": "function", "function": {"name": names["tool"], "arguments": "{}"}}
+    call = {
+        "id": names["call_id"],
+        "type": "function",
+        "function": {"name": names["tool"], "arguments": "{}"},
+    }
     messages = chat(DUMP)
     messages[1]["tool_calls"] = [call]
     messages[2]["tool_call_id"] = names["call_id"]
     with transcript.Transcript(way.folder / "t.jsonl", way.session, **way.given) as log:
         log.extend(messages)
     messages[2]["content"] += "more"
-    assert transcript.prune(messages, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact).replaced
+    assert transcript.prune(
+        messages, max_tokens=1_000, keep_turns=1, session=way.session, **way.redact
+    ).replaced
 
 
 def counted_tools(way: Way) -> None:
@@ -201,7 +248,10 @@ def enforcing(way: Way) -> None:
 def files(way: Way) -> None:
     (way.folder / "AGENTS.md").write_text(DUMP)
     (way.folder / "wide.txt").write_bytes(DUMP.encode("utf-16"))
-    assert len(bootstrap(way.session, ["AGENTS.md", "wide.txt"], root=way.folder, **way.redact).refs) == 2
+    assert (
+        len(bootstrap(way.session, ["AGENTS.md", "wide.txt"], root=way.folder, **way.redact).refs)
+        == 2
+    )
 
 
 WAYS: tuple[Callable[[Way], None], ...] = (
@@ -218,7 +268,8 @@ class _Row:
 
 
 def leaks(place: Path) -> list[str]:
-    """The files of a store that contain a secret in UTF-8, UTF-16 or UTF-32. These differ only in zero bytes."""
+    """The files of a store that contain a secret in UTF-8, UTF-16 or UTF-32. These differ only in
+    zero bytes."""
     found = []
     for file in sorted(one for one in place.rglob("*") if one.is_file()):
         data = file.read_bytes().replace(b"\0", b"")
@@ -226,7 +277,8 @@ def leaks(place: Path) -> list[str]:
     return found
 
 
-# The settings are read in one place, and `test_policy_everywhere.py` sets them in a file for each way in.
+# The settings are read in one place, and `test_policy_everywhere.py` sets them in a file for each
+# way in.
 GIVEN = [
     pytest.param(way, given, id=f"{way.__name__}-{given}")
     for number, way in enumerate(WAYS)
@@ -280,12 +332,24 @@ def test_the_proxy_stores_no_secret(given: str, tmp_path: Path) -> None:
     assert leaks(place) == []
 
 
-ENCODINGS = ("utf-8", "utf-8-sig", "latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+ENCODINGS = (
+    "utf-8",
+    "utf-8-sig",
+    "latin-1",
+    "utf-16",
+    "utf-16-le",
+    "utf-16-be",
+    "utf-32",
+    "utf-32-le",
+    "utf-32-be",
+)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("before", ["", "grün und schön\n"])
-def test_a_secret_is_masked_in_every_encoding_and_everything_else_is_unchanged(encoding: str, before: str) -> None:
+def test_a_secret_is_masked_in_every_encoding_and_everything_else_is_unchanged(
+    encoding: str, before: str
+) -> None:
     after = "\nañd more\n" if encoding != "utf-8" else "\nand 漢字 more\n"
     data = (before + LINE + after).encode(encoding)
     masked = mask_bytes(data)
@@ -315,9 +379,15 @@ def test_bytes_without_a_secret_are_unchanged() -> None:
 
 
 @pytest.mark.parametrize("encoding", [*ENCODINGS, "mixed"])
-def test_values_and_streams_that_are_not_utf_8_are_stored_masked(encoding: str, tmp_path: Path) -> None:
+def test_values_and_streams_that_are_not_utf_8_are_stored_masked(
+    encoding: str, tmp_path: Path
+) -> None:
     text = "é" + DUMP if encoding != "utf-8" else DUMP
-    data = b"\xff\x00\xfe" + DUMP.encode() + DUMP.encode("utf-16-be") if encoding == "mixed" else text.encode(encoding)
+    data = (
+        b"\xff\x00\xfe" + DUMP.encode() + DUMP.encode("utf-16-be")
+        if encoding == "mixed"
+        else text.encode(encoding)
+    )
 
     def yields() -> Iterator[bytes]:
         yield from (data[at : at + 1_001] for at in range(0, len(data), 1_001))
@@ -327,7 +397,10 @@ def test_values_and_streams_that_are_not_utf_8_are_stored_masked(encoding: str, 
         session = store.session("s")
         for value in (data, bytearray(data), io.BytesIO(data)):
             assert session.externalize(value, policy=STORE).ref is not None
-        assert ToolExecutor(session, {"t": yields}, policy=STORE).run(ToolCall("1", "t", {})).ref is not None
+        assert (
+            ToolExecutor(session, {"t": yields}, policy=STORE).run(ToolCall("1", "t", {})).ref
+            is not None
+        )
         session.search("row")
     assert leaks(place) == []
 
@@ -342,11 +415,16 @@ def migrated(tmp_path: Path) -> Iterator[tuple[Path, bytes, Store]]:
     with coatcheck.open(tmp_path / "store") as store:
         original = path.read_bytes()
         (report,) = transcript.externalize(path, store.session("s"), policy=STORE).files
-        assert (report.status, report.note) == ("externalized", "1 payload was stored with secrets masked")
+        assert (report.status, report.note) == (
+            "externalized",
+            "1 payload was stored with secrets masked",
+        )
         yield path, original, store
 
 
-def test_a_masked_transcript_is_complete_except_for_its_secrets(migrated: tuple[Path, bytes, Store]) -> None:
+def test_a_masked_transcript_is_complete_except_for_its_secrets(
+    migrated: tuple[Path, bytes, Store],
+) -> None:
     path, original, store = migrated
     out = io.BytesIO()
     (report,) = transcript.rehydrate(path, store, to=out).files

@@ -1,4 +1,5 @@
-"""Secrets are masked in summaries, previews, lists, hits, errors and exports, and exact in what `get` returns.
+"""Secrets are masked in summaries, previews, lists, hits, errors and exports, and exact in what
+`get` returns.
 
 The canaries are assembled here, so that no scanner reports this file as a leak."""
 
@@ -41,7 +42,9 @@ HEX = "0123456789abcdef"
 MIXED = "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA" * 4
 UPPER = "AB3DE5GH7JK9MN1PQ2RS4TU6VW8XY0ZA" * 2
 ESC = "\x1b"
-BODY = "\n".join("MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7" + letter * 12 for letter in "abcdefgh")
+BODY = "\n".join(
+    "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7" + letter * 12 for letter in "abcdefgh"
+)
 FENCE = "-" * 5
 
 
@@ -59,7 +62,11 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("aws session token", "export AWS_SESSION_TOKEN=§\n", "FwoG" + MIXED),
         ("google key", "?key=§&x=1", "AI" + "za" + MIXED[:35]),
         ("google oauth", "access § here", "ya" + "29." + MIXED[:60]),
-        ("service account", '{"private_key": "§"}', armoured("PRIVATE" + " KEY").replace("\n", "\\n")),
+        (
+            "service account",
+            '{"private_key": "§"}',
+            armoured("PRIVATE" + " KEY").replace("\n", "\\n"),
+        ),
         ("azure storage", "AccountName=x;AccountKey=§;EndpointSuffix=y", MIXED[:86] + "=="),
         ("azure sas", "https://x.blob.example/c?sv=2020-01-01&sig=§&se=2030", MIXED[:43] + "%3D"),
         ("azure client secret", "value § end", "abc" + "8" + "Q~" + MIXED[:34]),
@@ -67,7 +74,11 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("github fine-grained", "with §.", "github" + "_pat_" + MIXED[:22] + "_" + MIXED[:59]),
         ("gitlab", "PRIVATE-TOKEN: §", "gl" + "pat-" + MIXED[:20]),
         ("slack", "bot §\n", "xo" + "xb-" + "123456789012-" + MIXED[:24]),
-        ("slack webhook", "POST https://§", "hooks." + "slack.com/services/T0000/B0000/" + MIXED[:24]),
+        (
+            "slack webhook",
+            "POST https://§",
+            "hooks." + "slack.com/services/T0000/B0000/" + MIXED[:24],
+        ),
         ("stripe", "charge with §, please", "sk" + "_live_" + MIXED[:24]),
         ("openai", "client = OpenAI('§')", "sk" + "-proj-" + MIXED[:48]),
         ("anthropic", "x § y", "sk" + "-ant-api03-" + MIXED[:80]),
@@ -77,7 +88,11 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("sendgrid", "mail § sent", "S" + "G." + MIXED[:22] + "." + MIXED[:43]),
         ("twilio", "sid § used", "S" + "K" + HEX * 2),
         ("telegram", "bot § started", "123456789" + ":AA" + MIXED[:33]),
-        ("jwt", "got § back", "ey" + "JhbGciOiJIUzI1NiJ9." + "ey" + "JzdWIiOiIxMjM0In0." + MIXED[:43]),
+        (
+            "jwt",
+            "got § back",
+            "ey" + "JhbGciOiJIUzI1NiJ9." + "ey" + "JzdWIiOiIxMjM0In0." + MIXED[:43],
+        ),
         ("rsa key", "before\n§\nafter", armoured("RSA PRIVATE" + " KEY")),
         ("ssh key", "before\n§\nafter", armoured("OPENSSH PRIVATE" + " KEY")),
         ("pgp key", "before\n§\nafter", armoured("PGP PRIVATE" + " KEY BLOCK")),
@@ -85,7 +100,11 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("redis url", "redis://:§@cache:6379/0", "Zx9-horse-Qq"),
         ("odbc", "Server=db;Database=x;User Id=sa;Password=§;Encrypt=yes", "Zx9.horse!Qq"),
         ("bearer", "curl -H 'Authorization: Bearer §' host", MIXED[:30]),
-        ("basic", "Authorization: Basic §\r\n", base64.b64encode(b"bob:" + b"horse-battery").decode()),
+        (
+            "basic",
+            "Authorization: Basic §\r\n",
+            base64.b64encode(b"bob:" + b"horse-battery").decode(),
+        ),
         ("cookie", "Cookie: theme=dark; sid=§; lang=en", MIXED[:32]),
         ("set-cookie", "set-cookie: session=§; Path=/; HttpOnly", MIXED[:32]),
         ("env", "export DB_PASSWORD=§\n", "correct(horse),staple"),
@@ -125,12 +144,28 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("a strong word among words", 'password = "§"', "a b hunter2Xy9Qz c"),
         ("yaml block in a list", "- password: |\n    §\n  user: bob\n", "Zx9-horse-Qq"),
         ("tagged yaml block", "password: !!str |\n  §\nuser: bob\n", "Zx9-horse-Qq"),
-        ("folded yaml block of words", "password: >-\n  §\nuser: bob\n", "correct horse\n  battery staple"),
-        ("folded yaml block that begins with words", "secret: >\n  §\nuser: bob\n", "some words\n  hunter2Xy9Qz"),
+        (
+            "folded yaml block of words",
+            "password: >-\n  §\nuser: bob\n",
+            "correct horse\n  battery staple",
+        ),
+        (
+            "folded yaml block that begins with words",
+            "secret: >\n  §\nuser: bob\n",
+            "some words\n  hunter2Xy9Qz",
+        ),
         ("after an empty line", "API key:\n\n  §\nport: 1", MIXED[:32]),
-        ("netrc in quotes", 'machine example.org login bob password "§"\n', "correct horse 9 battery"),
+        (
+            "netrc in quotes",
+            'machine example.org login bob password "§"\n',
+            "correct horse 9 battery",
+        ),
         ("netrc in json", '{"l":"machine example.org login bob password §"}', "letmein9"),
-        ("netrc lines in json", '{"l":"machine x.org login bob password §\\nmachine y.org"}', "letmein9"),
+        (
+            "netrc lines in json",
+            '{"l":"machine x.org login bob password §\\nmachine y.org"}',
+            "letmein9",
+        ),
         ("pass without an underscore", "DBPASS=§\n", "Zx9-horse-Qq"),
         ("dockerfile", "FROM x\nENV DB_PASS §\nRUN y", "Zx9-horse-Qq"),
         ("kubernetes", "env:\n- name: DB_PASSWORD\n  value: §\n- name: X\n", "Zx9-horse-Qq"),
@@ -146,14 +181,30 @@ CANARIES: dict[str, tuple[str, str]] = {
         ("shadow", "root:§:19000:0:99999:7:::\n", "$6$" + MIXED[:8] + "$" + MIXED[:86]),
         ("url without a user", "git clone https://§@example.org/x.git", MIXED[:20]),
         ("query", "GET /a?access_token=§&x=1", MIXED[:12]),
-        ("odbc with letters only", "Server=db;Database=x;User Id=sa;Password=§;Encrypt=yes", "HorseBatteryStaple"),
-        ("kubeconfig", "user:\n  client-certificate-data: x\n  client-key-data: §\n", "LS0tLS1CRUdJTiB" + MIXED),
+        (
+            "odbc with letters only",
+            "Server=db;Database=x;User Id=sa;Password=§;Encrypt=yes",
+            "HorseBatteryStaple",
+        ),
+        (
+            "kubeconfig",
+            "user:\n  client-certificate-data: x\n  client-key-data: §\n",
+            "LS0tLS1CRUdJTiB" + MIXED,
+        ),
         ("powershell", '$c = ConvertTo-SecureString "§" -AsPlainText -Force', MIXED[:24]),
         ("powershell by name", "ConvertTo-SecureString -String '§' -AsPlainText", MIXED[:24]),
         ("bitcoin", "importprivkey §", "5" + "JhDk6" + MIXED.replace("0", "")[:45]),
         ("compressed bitcoin", "importprivkey § label", "K" + "wDk6" + MIXED.replace("0", "")[:47]),
-        ("telegram address", "https://api.telegram.org/bot§/getMe", "3104019874" + ":" + MIXED[:35]),
-        ("telegram file", "https://api.telegram.org/file/bot§/a.png", "3104019874" + ":" + MIXED[:35]),
+        (
+            "telegram address",
+            "https://api.telegram.org/bot§/getMe",
+            "3104019874" + ":" + MIXED[:35],
+        ),
+        (
+            "telegram file",
+            "https://api.telegram.org/file/bot§/a.png",
+            "3104019874" + ":" + MIXED[:35],
+        ),
         ("domain user of a proxy", "HTTPS_PROXY=http://corp\\user:§@proxy:8080", "Zx9-horse-Qq"),
         ("fragment", "https://example.org/#access_token=§", MIXED[:12]),
         *(
@@ -382,7 +433,11 @@ def test_a_secret_in_a_json_string_is_masked_after_every_escape(name: str) -> No
 
 
 def test_a_marker_does_not_reveal_how_long_the_secret_was() -> None:
-    assert mask("password=" + "Zx9horse") == mask("password=" + "Zx9horse" * 20) == "password=[masked: password]"
+    assert (
+        mask("password=" + "Zx9horse")
+        == mask("password=" + "Zx9horse" * 20)
+        == "password=[masked: password]"
+    )
 
 
 @pytest.mark.parametrize("name", CANARIES)
@@ -406,12 +461,18 @@ def test_a_secret_is_masked_wherever_it_is_shown_and_exact_where_it_is_read(
     shown = {
         "summary": [ref.summary for ref in refs],
         "list": [repr(ref) + json.dumps(ref.to_record()) for ref in session.list()],
-        "preview": [session.preview(ref, limit=limit).text for ref in refs for limit in (200, 2_000)],
+        "preview": [
+            session.preview(ref, limit=limit).text for ref in refs for limit in (200, 2_000)
+        ],
         "search": [hit.passage for hit in session.search("findable " + name)],
         "export": [json.dumps(line["ref"], ensure_ascii=False) for line in lines if "ref" in line],
         "log": [caplog.text],
     }
-    needles = {secret, json.dumps(secret)[1:-1], *(line for line in secret.splitlines() if len(line) > 40)}
+    needles = {
+        secret,
+        json.dumps(secret)[1:-1],
+        *(line for line in secret.splitlines() if len(line) > 40),
+    }
     for where, texts in shown.items():
         for each in texts:
             plain = each.replace("\x00", "")
@@ -428,7 +489,9 @@ def test_ls_and_show_mask_a_secret_and_get_prints_it_exactly(tmp_path: Path) -> 
     file.write_text(text)
     where = ["--store", str(tmp_path / "store")]
     run = CliRunner()
-    pointer = run.invoke(main, ["put", str(file), "--summary", f"with {secret}", *where]).output.strip()
+    pointer = run.invoke(
+        main, ["put", str(file), "--summary", f"with {secret}", *where]
+    ).output.strip()
     for command in (["ls"], ["ls", "--json"], ["show", pointer], ["show", pointer, "--json"]):
         result = run.invoke(main, [*command, *where])
         assert result.exit_code == 0
@@ -454,7 +517,9 @@ def test_a_summary_that_cuts_a_secret_does_not_show_its_beginning(store: Store) 
         assert secret[:8] not in summary
 
 
-def test_a_long_summary_stays_within_its_limit_and_putting_it_again_adds_nothing(store: Store) -> None:
+def test_a_long_summary_stays_within_its_limit_and_putting_it_again_adds_nothing(
+    store: Store,
+) -> None:
     session = store.session("s")
     summary = " ".join(f"password=Zx9!horse{number}" for number in range(30))[:500]
     first = session.put("content", summary=summary)
@@ -475,12 +540,18 @@ def test_an_imported_summary_is_masked(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("secret", ["minio", "postgres", "1", "not-a-secret", "a%40b", "token"])
-def test_a_secret_in_a_url_is_recognized_by_its_position_whatever_it_looks_like(secret: str) -> None:
+def test_a_secret_in_a_url_is_recognized_by_its_position_whatever_it_looks_like(
+    secret: str,
+) -> None:
     key, catalog = f"{MARK} key]", "catalog=postgresql://u:{}@h:1/d?sslmode=require"
     url = f"s3://b/p?secret_access_key={secret}&session_token={secret}&region=r&{catalog.format(secret)}"
     masked = f"s3://b/p?secret_access_key={key}&session_token={key}&region=r&{catalog.format(f'{MARK} password]')}"
     assert mask_url(url) == mask_url(masked) == masked
-    for plain in ("s3://b/p?region=r&catalog=postgresql://u@h:5432/d?a=b", "/home/me/a store", "memory:"):
+    for plain in (
+        "s3://b/p?region=r&catalog=postgresql://u@h:5432/d?a=b",
+        "/home/me/a store",
+        "memory:",
+    ):
         assert mask_url(plain) == plain
 
 
@@ -515,9 +586,12 @@ def test_cutting_a_large_text_leaves_no_part_of_a_secret(shift: int) -> None:
 
 def test_json_stays_valid_when_a_value_is_masked() -> None:
     found = preview(
-        Sample.of(b'{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'), media_type="application/json"
+        Sample.of(b'{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'),
+        media_type="application/json",
     )
-    assert json.loads(mask('{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'))["rows"] == [1, 2, 3]
+    assert json.loads(mask('{"user": "bob", "password": "Zx9\\"horse", "rows": [1, 2, 3]}'))[
+        "rows"
+    ] == [1, 2, 3]
     assert "horse" not in found.text
 
 
@@ -540,7 +614,11 @@ def test_values_are_masked_by_their_keys_too() -> None:
         "dbPassword": "letmein",
         "Authorization": "Bearer " + MIXED[:30],
         "cookie": "sid=" + MIXED[:32],
-        "nested": [{"API_KEY": "Zx9horseQq1", "max_tokens": 4096, "password": None}, f"see {secret}", ("a", 1.5)],
+        "nested": [
+            {"API_KEY": "Zx9horseQq1", "max_tokens": 4096, "password": None},
+            f"see {secret}",
+            ("a", 1.5),
+        ],
         secret: True,
         "token": ["Zx9horseQq1", "Zx9horseQq2"],
         "next_token": "CAUQAA1234",
@@ -621,7 +699,12 @@ PARTS = (
 )
 
 
-@given(st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=5)), max_size=12).map("".join)))
+@given(
+    st.one_of(
+        st.text(),
+        st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=5)), max_size=12).map("".join),
+    )
+)
 def test_masking_never_fails_and_masking_again_changes_nothing(text: str) -> None:
     masked = mask(text)
     assert mask(masked) == masked
@@ -629,12 +712,16 @@ def test_masking_never_fails_and_masking_again_changes_nothing(text: str) -> Non
     assert find_secrets(masked) == []
 
 
-@given(st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=5)), max_size=8).map("".join), st.data())
+@given(
+    st.lists(st.one_of(st.sampled_from(PARTS), st.text(max_size=5)), max_size=8).map("".join),
+    st.data(),
+)
 def test_any_part_of_a_text_can_be_masked(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     masked = mask(text, start, end)
-    # The text around a part may show that a word in it is not a secret; the rest of that word alone may look like one.
+    # The text around a part may show that a word in it is not a secret; the rest of that word alone
+    # may look like one.
     assert mask(masked) == masked or mask(text[start:end]) != masked
 
 
@@ -715,7 +802,13 @@ def test_real_data_is_left_alone(corpus: Path, long_faults: bool) -> None:
         if file.suffix in (".json", ".jsonl", ".csv", ".html")
         for span in find_secrets(file.read_text(encoding="utf-8")[:most])
     ]
-    assert {span.label for span in found} <= {"authorization", "password", "secret", "key", "signature"}
+    assert {span.label for span in found} <= {
+        "authorization",
+        "password",
+        "secret",
+        "key",
+        "signature",
+    }
     assert len(found) <= 35  # example headers and secrets in documentation, each checked by hand
 
 
@@ -738,24 +831,42 @@ NEARLY = ["--token ", "Key", "to\u212aen = ", "sig=", "bearer", "\n"]
 def test_a_text_that_the_quick_check_skips_contains_no_secret(pieces: list[str]) -> None:
     text = "".join(pieces)
     low = text.lower() if len(text.lower()) == len(text) else text
-    found = [*named_secrets(text, low), *prefixed_tokens(text), *private_keys(text), *url_passwords(text)]
+    found = [
+        *named_secrets(text, low),
+        *prefixed_tokens(text),
+        *private_keys(text),
+        *url_passwords(text),
+    ]
     assert is_suspect(text) or not [*found, *placed_secrets(text)]
 
 
-def test_the_quick_check_skips_no_real_text_that_contains_a_secret(corpus: Path, long_faults: bool) -> None:
+def test_the_quick_check_skips_no_real_text_that_contains_a_secret(
+    corpus: Path, long_faults: bool
+) -> None:
     for path in sorted(corpus.rglob("*.json*")):
         text = path.read_text()[: 500_000 if long_faults else 100_000]
         for at in range(0, len(text), 8_192):
             piece = text[at : at + 8_192]
             if not is_suspect(piece):
                 found = (named_secrets(piece, piece.lower()), prefixed_tokens(piece))
-                assert not [*chain(*found), *private_keys(piece), *url_passwords(piece), *placed_secrets(piece)]
+                assert not [
+                    *chain(*found),
+                    *private_keys(piece),
+                    *url_passwords(piece),
+                    *placed_secrets(piece),
+                ]
 
 
 def test_values_beside_their_names_and_numbers_are_masked_too() -> None:
-    value = {"env": [{"name": "DB_PASS", "value": "Zx9-horse"}, {"name": "PORT", "value": "5432"}], "password": 123456}
+    value = {
+        "env": [{"name": "DB_PASS", "value": "Zx9-horse"}, {"name": "PORT", "value": "5432"}],
+        "password": 123456,
+    }
     assert mask_value(value) == {
-        "env": [{"name": "DB_PASS", "value": "[masked: password]"}, {"name": "PORT", "value": "5432"}],
+        "env": [
+            {"name": "DB_PASS", "value": "[masked: password]"},
+            {"name": "PORT", "value": "5432"},
+        ],
         "password": "[masked: password]",
     }
 

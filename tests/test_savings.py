@@ -1,4 +1,5 @@
-"""Savings of a store: every way in counts once, pages that a model reads are subtracted, and nothing counts twice."""
+"""Savings of a store: every way in counts once, pages that a model reads are subtracted, and
+nothing counts twice."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ POLICY = Policy(max_chars=2_000)
 
 
 def log(name: str) -> str:
-    return "".join(f"{n:04} INFO {name}: request {n * 7919} took {n % 97} ms\n" for n in range(1_500))
+    return "".join(
+        f"{n:04} INFO {name}: request {n * 7919} took {n % 97} ms\n" for n in range(1_500)
+    )
 
 
 @pytest.fixture
@@ -52,7 +55,8 @@ def read(session: Session, pointer: str) -> int:
 
 
 def saved_by(stub: str, name: str) -> int:
-    """Return the tokens that a stub kept out: those that it names, about as many as the result has, minus its own."""
+    """Return the tokens that a stub kept out: those that it names, about as many as the result has,
+    minus its own."""
     tokens: int = json.loads(stub)["tokens"]
     assert tokens == pytest.approx(estimate(log(name)), rel=0.05)
     return tokens - estimate(stub)
@@ -70,7 +74,9 @@ def by_executor(session: Session) -> str:
     def fetch() -> str:
         return log("executor")
 
-    outcome = ToolExecutor(session, [fetch], policy=POLICY).run(ToolCall(id="c1", name="fetch", arguments={}))
+    outcome = ToolExecutor(session, [fetch], policy=POLICY).run(
+        ToolCall(id="c1", name="fetch", arguments={})
+    )
     return str(outcome.to_model_content())
 
 
@@ -91,7 +97,9 @@ def by_plugin(session: Session) -> str:
 
 def by_proxy(session: Session) -> str:
     rewriter = Rewriter(session, ProxySettings(POLICY, server="npx files"), Counts())
-    result = rewriter.call_result("read_log", "7", {"content": [{"type": "text", "text": log("proxy")}]})
+    result = rewriter.call_result(
+        "read_log", "7", {"content": [{"type": "text", "text": log("proxy")}]}
+    )
     return str(result["content"][0]["text"])
 
 
@@ -121,7 +129,12 @@ def test_a_gateway_counts_the_result_and_the_page_that_it_answers_itself(store: 
         stub = json.loads(seen.messages[-1]["content"][0]["content"])
         return turn(Use("get", {"pointer": stub["artifact"], "lines": "1:5"}))
 
-    script: list[Any] = [turn(Use("search", {"q": "x"})), asking, turn(Say("Done.")), turn(Say("Bye."))]
+    script: list[Any] = [
+        turn(Use("search", {"q": "x"})),
+        asking,
+        turn(Say("Done.")),
+        turn(Say("Bye.")),
+    ]
     with Provider(script) as provider, serving(store, provider, mode="loop", policy=POLICY) as url:
         talk = Talk(url, is_streamed=False, thinking=False)
         talk.ask("find it")
@@ -173,8 +186,12 @@ def test_a_result_within_the_limit_and_a_stored_value_count_nothing(session: Ses
     assert savings(session.store).rows == ()
 
 
-def test_chunks_that_a_prompt_stores_to_stay_within_its_budget_are_not_counted(session: Session) -> None:
-    builder = PromptBuilder(session, provider="openai", budget=Budget(max_inline_artifact_chars=1_000), recall=False)
+def test_chunks_that_a_prompt_stores_to_stay_within_its_budget_are_not_counted(
+    session: Session,
+) -> None:
+    builder = PromptBuilder(
+        session, provider="openai", budget=Budget(max_inline_artifact_chars=1_000), recall=False
+    )
     builder.build([{"role": "user", "content": "hello"}], chunks=[log("chunk")])
     assert session.list()
     assert savings(session.store).total.results == 0
@@ -191,7 +208,9 @@ def test_a_page_of_a_query_result_counts_for_the_tool_of_the_artifact(session: S
     assert (row.tool, row.reads) == ("rows", 1)
 
 
-def test_an_artifact_that_a_tool_stored_itself_counts_when_its_stub_is_shown(session: Session) -> None:
+def test_an_artifact_that_a_tool_stored_itself_counts_when_its_stub_is_shown(
+    session: Session,
+) -> None:
     ref = session.put(log("a"), tool="dump")
     stub = session.externalize(ref, tool="dump", policy=POLICY).text
     read(session, json.loads(stub)["artifact"])
@@ -287,7 +306,13 @@ def test_a_damaged_record_is_skipped(store: Store) -> None:
     month = f"{datetime.now(UTC):%Y-%m}"
     by_library(store.session("work"))
     counts_of(store).flush(store)
-    for body in (b"{", b"[]", b'{"rows":[[1]]}', b'{"upto":99,"rows":7}', b'{"rows":[["x","a","b","c",1,1,1,1,-1]]}'):
+    for body in (
+        b"{",
+        b"[]",
+        b'{"rows":[[1]]}',
+        b'{"upto":99,"rows":7}',
+        b'{"rows":[["x","a","b","c",1,1,1,1,-1]]}',
+    ):
         store.session(SESSION).record(month, body)
     assert savings(store).total.results == 1
 
@@ -309,7 +334,9 @@ def test_tenants_are_counted_separately(store: Store) -> None:
 
 def test_a_secret_in_the_name_of_a_server_is_masked(session: Session) -> None:
     secret = "ghp_" + "a1B2" * 9
-    outcome = session.externalize(log("a"), tool="t", policy=POLICY, source=ResultSource("proxy", f"run {secret}"))
+    outcome = session.externalize(
+        log("a"), tool="t", policy=POLICY, source=ResultSource("proxy", f"run {secret}")
+    )
     assert outcome.ref is not None
     assert secret not in json.dumps(outcome.ref.metadata)
     assert secret not in savings(session.store).rows[0].server

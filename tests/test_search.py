@@ -1,4 +1,5 @@
-"""Search: it covers what a session may see and returns the best hits first, each with its passage."""
+"""Search: it covers what a session may see and returns the best hits first, each with its
+passage."""
 
 import json
 from pathlib import Path
@@ -15,7 +16,10 @@ from tests.backends import Backend, Clock
 
 def test_a_hit_has_the_passage_its_lines_and_the_call_that_reads_on(store: Store) -> None:
     session = store.session("s")
-    log = "\n".join(f"step {i} went well" for i in range(500)) + "\nlogin timeout after 30 s\nstep 500 went well\n"
+    log = (
+        "\n".join(f"step {i} went well" for i in range(500))
+        + "\nlogin timeout after 30 s\nstep 500 went well\n"
+    )
     ref = session.put(log, name="run")
     session.put("something else entirely")
     hit = session.search("login timeout")[0]
@@ -35,7 +39,9 @@ def test_words_inside_identifiers_and_inflections_are_found(store: Store) -> Non
         assert session.search(words)[0].ref == ref, words
 
 
-def test_names_tools_and_summaries_are_searched_even_if_the_content_is_not_text(store: Store) -> None:
+def test_names_tools_and_summaries_are_searched_even_if_the_content_is_not_text(
+    store: Store,
+) -> None:
     session = store.session("s")
     by_name = session.put(b"\x00\x01\x02", name="quarterly revenue")
     by_tool = session.put(b"\x00\x01\x03", tool="weather_forecast")
@@ -67,7 +73,9 @@ def test_each_artifact_is_found_once_however_many_passages_and_names_match(store
     assert len(session.search("needle")) == 1
 
 
-def test_a_forgotten_artifact_is_not_found_and_its_words_are_removed_from_the_index(lasting: Backend) -> None:
+def test_a_forgotten_artifact_is_not_found_and_its_words_are_removed_from_the_index(
+    lasting: Backend,
+) -> None:
     store = lasting.open()
     session = store.session("s")
     ref = session.put("canarysecretword and more", name="canaryname")
@@ -91,14 +99,17 @@ def test_a_damaged_index_is_rebuilt(tmp_path: Path) -> None:
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize(("words", "limit"), [("", 8), ("  \n", 8), ("fine", 0)])
-def test_a_search_without_words_or_with_a_limit_of_0_is_a_clear_error(store: Store, words: str, limit: int) -> None:
+def test_a_search_without_words_or_with_a_limit_of_0_is_a_clear_error(
+    store: Store, words: str, limit: int
+) -> None:
     with pytest.raises(InvalidArgument):
         store.session("s").search(words, limit=limit)
 
 
 @pytest.mark.on_fleet
 @pytest.mark.parametrize(
-    "words", ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"]
+    "words",
+    ['"', "a OR", "NEAR(", "col:x", "*", "-", "^x", "'; DROP TABLE passage; --", "🦆", "\x00"],
 )
 def test_query_syntax_in_a_search_is_treated_as_text(store: Store, words: str) -> None:
     session = store.session("s")
@@ -106,18 +117,26 @@ def test_query_syntax_in_a_search_is_treated_as_text(store: Store, words: str) -
     assert isinstance(session.search(words), list)
 
 
-def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Path, store: Store) -> None:
+def test_the_right_chunk_is_among_the_first_eight_for_most_questions(
+    corpus: Path, store: Store
+) -> None:
     documents = json.loads((corpus / "retrieval" / "codebase_chunks.json").read_text())
-    questions = [json.loads(line) for line in (corpus / "retrieval" / "queries.jsonl").read_text().splitlines()]
+    questions = [
+        json.loads(line)
+        for line in (corpus / "retrieval" / "queries.jsonl").read_text().splitlines()
+    ]
     session = store.session("s")
     chunks: dict[str, set[tuple[str, int]]] = {}
     for document in documents:
         for chunk in document["chunks"]:
             ref = session.put(chunk["content"], name=document["doc_id"])
-            chunks.setdefault(ref.artifact_id, set()).add((document["original_uuid"], chunk["original_index"]))
+            chunks.setdefault(ref.artifact_id, set()).add(
+                (document["original_uuid"], chunk["original_index"])
+            )
     found = sum(
         any(
-            chunks[hit.ref.artifact_id] & {(uuid, index) for uuid, index in question["golden_chunks"]}
+            chunks[hit.ref.artifact_id]
+            & {(uuid, index) for uuid, index in question["golden_chunks"]}
             for hit in session.search(question["query"], limit=8)
         )
         for question in questions
@@ -125,13 +144,18 @@ def test_the_right_chunk_is_among_the_first_eight_for_most_questions(corpus: Pat
     assert found >= 0.85 * len(questions)
 
 
-def test_a_search_finds_artifacts_put_since_the_last_search_under_each_of_their_names(store: Store) -> None:
+def test_a_search_finds_artifacts_put_since_the_last_search_under_each_of_their_names(
+    store: Store,
+) -> None:
     session = store.session("s")
     first = session.put("the pump failed", name="monday")
     assert [hit.ref for hit in session.search("pump")] == [first]
     second = session.put("the pump was repaired", name="tuesday")
     again = session.put("the pump failed", name="incident")
-    assert {hit.ref.artifact_id for hit in session.search("pump")} == {first.artifact_id, second.artifact_id}
+    assert {hit.ref.artifact_id for hit in session.search("pump")} == {
+        first.artifact_id,
+        second.artifact_id,
+    }
     for name in ("monday", "incident"):
         assert [hit.ref.artifact_id for hit in session.search(name)] == [again.artifact_id]
 
@@ -158,7 +182,10 @@ def test_a_forgotten_name_is_not_found_when_the_content_is_put_again(store: Stor
 
 def test_a_search_for_a_word_in_every_artifact_finds_the_newest_ones(store: Store) -> None:
     session = store.session("s")
-    refs = [session.put(f"result number {n}") for n in range(300 if store.url.startswith("s3:") else 1_200)]
+    refs = [
+        session.put(f"result number {n}")
+        for n in range(300 if store.url.startswith("s3:") else 1_200)
+    ]
     found = [hit.ref for hit in session.search("result", limit=5)]
     assert len(found) == 5
     if not store.url.startswith("s3:"):  # a fleet ranks all of them
@@ -172,7 +199,9 @@ def test_expired_artifacts_do_not_displace_live_ones(store: Store, clock: Clock)
     session = store.session("s", ttl=None)
     for n in range(60):
         session.put(f"needle {n}", ttl=10)
-    live = session.put("among other words there is a needle somewhere in this longer text, further down")
+    live = session.put(
+        "among other words there is a needle somewhere in this longer text, further down"
+    )
     assert len(session.search("needle", limit=2)) == 2
     assert session.count() == 61
     clock.now += 20
@@ -180,7 +209,9 @@ def test_expired_artifacts_do_not_displace_live_ones(store: Store, clock: Clock)
     assert session.count() == 1
 
 
-def test_a_search_reads_only_new_artifacts_and_its_hits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_reads_only_new_artifacts_and_its_hits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = store.session("s")
     for n in range(100):
         session.put(f"result number {n}")

@@ -1,4 +1,5 @@
-"""What a session stores, sees and returns: values, names, pointers, provenance, limits, child sessions and grants."""
+"""What a session stores, sees and returns: values, names, pointers, provenance, limits, child
+sessions and grants."""
 
 import dataclasses
 import hashlib
@@ -123,7 +124,9 @@ def test_the_id_is_the_digest_of_the_bytes(store: Store) -> None:
 
 
 @pytest.mark.parametrize("filler", ["", "x" * LARGE], ids=["small", "large"])
-def test_the_same_bytes_as_text_json_and_bytes_are_one_blob_and_keep_their_types(store: Store, filler: str) -> None:
+def test_the_same_bytes_as_text_json_and_bytes_are_one_blob_and_keep_their_types(
+    store: Store, filler: str
+) -> None:
     session = store.session("s")
     value = {"a": [1, 2], "filler": filler}
     text = json.dumps(value, separators=(",", ":"))
@@ -318,7 +321,9 @@ with coatcheck.open(sys.argv[1], durability="process") as store:
 # Names
 
 
-def test_the_newest_put_under_a_name_wins_and_the_others_stay_in_its_history(store: Store, clock: Clock) -> None:
+def test_the_newest_put_under_a_name_wins_and_the_others_stay_in_its_history(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s")
     for value in ("one", "two", "one", "three"):
         session.put(value, name="n")
@@ -337,7 +342,9 @@ def test_the_history_of_a_name_includes_the_puts_of_the_parent(store: Store) -> 
     assert len(child.list()) == 2
 
 
-def test_forgetting_the_newest_artifact_gives_the_name_back_to_the_previous_one(store: Store) -> None:
+def test_forgetting_the_newest_artifact_gives_the_name_back_to_the_previous_one(
+    store: Store,
+) -> None:
     session = store.session("s")
     session.put("one", name="n")
     two = session.put("two", name="n")
@@ -482,7 +489,9 @@ def test_a_pointer_may_be_any_prefix_of_12_characters_or_more(store: Store) -> N
 
 
 @pytest.mark.on_fleet
-@pytest.mark.parametrize("pointer", ["art:", "art:12", "art:XYZ", "art:3f9b2a1c8e4d#rows", "art:" + "0" * 65])
+@pytest.mark.parametrize(
+    "pointer", ["art:", "art:12", "art:XYZ", "art:3f9b2a1c8e4d#rows", "art:" + "0" * 65]
+)
 def test_a_malformed_pointer_is_an_error(store: Store, pointer: str) -> None:
     with pytest.raises(InvalidPointer):
         store.session("s").get(pointer)
@@ -528,7 +537,9 @@ def test_a_granted_pointer_is_made_unique_in_the_receiving_session(store: Store)
     assert receiver.get(granted.pointer) == TWINS[1]
 
 
-def test_a_pointer_that_matches_artifacts_of_a_session_and_its_parent_is_ambiguous(store: Store) -> None:
+def test_a_pointer_that_matches_artifacts_of_a_session_and_its_parent_is_ambiguous(
+    store: Store,
+) -> None:
     parent, child = store.session("parent"), store.session("child", parent="parent")
     theirs = parent.put(TWINS[0])
     assert child.get(theirs.pointer) == TWINS[0]
@@ -541,7 +552,12 @@ def test_a_pointer_that_matches_artifacts_of_a_session_and_its_parent_is_ambiguo
 def test_a_fragment_names_a_part_of_a_json_value(store: Store) -> None:
     session = store.session("s")
     ref = session.put({"rows": [{"a/b": 1}, "x"]})
-    for fragment, part in (("", session.get(ref)), ("/rows/0", {"a/b": 1}), ("/rows/0/a~1b", 1), ("/rows/1", "x")):
+    for fragment, part in (
+        ("", session.get(ref)),
+        ("/rows/0", {"a/b": 1}),
+        ("/rows/0/a~1b", 1),
+        ("/rows/1", "x"),
+    ):
         assert session.get(f"{ref.pointer}#{fragment}") == part
 
 
@@ -578,10 +594,21 @@ def test_a_ref_records_its_provenance(store: Store) -> None:
         producer="planner",
         parents=[parent, parent.pointer],
     )
-    assert (ref.session_id, ref.name, ref.tool, ref.call_id, ref.producer) == ("s", "n", "t", "c1", "planner")
+    assert (ref.session_id, ref.name, ref.tool, ref.call_id, ref.producer) == (
+        "s",
+        "n",
+        "t",
+        "c1",
+        "planner",
+    )
     assert ref.parents[0] == parent.artifact_id
     assert all(parent.artifact_id.startswith(one) for one in ref.parents)
-    assert (ref.size_bytes, ref.media_type, ref.kind, ref.created) == (26, "text/plain", "log", START)
+    assert (ref.size_bytes, ref.media_type, ref.kind, ref.created) == (
+        26,
+        "text/plain",
+        "log",
+        START,
+    )
     assert session.ref(ref) == ref
     assert session.ref("n") == ref
 
@@ -623,7 +650,9 @@ def test_given_values_override_detected_ones(store: Store) -> None:
         (b"\x00\x01", "application/octet-stream, 2 bytes"),
     ],
 )
-def test_the_summary_is_the_first_200_characters_on_one_line(store: Store, value: Any, summary: str) -> None:
+def test_the_summary_is_the_first_200_characters_on_one_line(
+    store: Store, value: Any, summary: str
+) -> None:
     assert store.session("s").put(value).summary == summary
 
 
@@ -677,9 +706,16 @@ def test_the_list_is_newest_first_and_can_be_limited(store: Store, clock: Clock)
     session = store.session("s")
     for i in range(300):
         session.put(f"value {i}", kind="log" if i % 2 else "doc")
-    assert [session.get(ref) for ref in session.list(limit=3)] == ["value 299", "value 298", "value 297"]
+    assert [session.get(ref) for ref in session.list(limit=3)] == [
+        "value 299",
+        "value 298",
+        "value 297",
+    ]
     assert len(session.list()) == 300
-    assert [session.get(ref) for ref in session.list(kind="log", limit=2)] == ["value 299", "value 297"]
+    assert [session.get(ref) for ref in session.list(kind="log", limit=2)] == [
+        "value 299",
+        "value 297",
+    ]
     assert session.list(limit=0) == []
     assert session.list(kind="plan") == []
 
@@ -731,7 +767,9 @@ def test_a_store_cannot_exceed_its_quota(backend: Backend, size: int) -> None:
     assert store.verify().problems == []
 
 
-def test_a_full_store_makes_room_by_collecting_expired_artifacts(backend: Backend, clock: Clock) -> None:
+def test_a_full_store_makes_room_by_collecting_expired_artifacts(
+    backend: Backend, clock: Clock
+) -> None:
     store = backend.open(quota_bytes=3 * LARGE, clock=clock, ttl=10, grace=5)
     kept = store.session("kept", ttl=None).put(b"k" * LARGE)
     for i in range(2):
@@ -844,7 +882,11 @@ def test_a_grant_lets_another_session_see_the_artifact(store: Store, value: str)
     ref = giver.put(value, name="n")
     assert receiver.get(ref) is None
     granted = giver.grant(ref, to="receiver")
-    assert (granted.session_id, granted.granted_by, granted.artifact_id) == ("receiver", "giver", ref.artifact_id)
+    assert (granted.session_id, granted.granted_by, granted.artifact_id) == (
+        "receiver",
+        "giver",
+        ref.artifact_id,
+    )
     assert receiver.get(ref.pointer) == receiver.get("n") == value
     assert store.stats().artifacts == 1
 
@@ -866,13 +908,17 @@ def test_a_session_can_grant_only_what_it_sees(store: Store) -> None:
 
 
 @pytest.mark.parametrize("value", ["secret", "x" * LARGE], ids=["small", "large"])
-def test_an_id_of_another_session_is_treated_like_one_that_does_not_exist(store: Store, value: str) -> None:
+def test_an_id_of_another_session_is_treated_like_one_that_does_not_exist(
+    store: Store, value: str
+) -> None:
     ref = store.session("owner").put(value, name="n")
     stranger = store.session("stranger")
     stranger.put("something else")
     missing = "f" * 64
     for length in (12, 64):
-        theirs, nothing = (("art:" + one[:length], one[:length]) for one in (ref.artifact_id, missing))
+        theirs, nothing = (
+            ("art:" + one[:length], one[:length]) for one in (ref.artifact_id, missing)
+        )
         for known, unknown in zip(theirs, nothing, strict=True):
             assert stranger.get(known) is stranger.get(unknown) is None
             assert stranger.ref(known) is stranger.ref(unknown) is None
@@ -1005,7 +1051,9 @@ def test_a_file_url_and_a_path_open_the_same_store(tmp_path: Path) -> None:
         assert store.session("s").get("n") == "x"
 
 
-def test_without_a_url_the_environment_determines_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_url_the_environment_determines_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COATCHECK_STORE", str(tmp_path / "named"))
     with coatcheck.open() as store:
         assert store.url == str(tmp_path / "named")
@@ -1048,7 +1096,9 @@ print(len(set(map(id, found))), found[0] is first, first.closed, found[0].sessio
     assert run_python(script, env=env).split() == ["1", "False", "True", "value"]
 
 
-def test_pages_of_artifacts_contain_each_artifact_once_in_any_order_of_names_and_sessions(store: Store) -> None:
+def test_pages_of_artifacts_contain_each_artifact_once_in_any_order_of_names_and_sessions(
+    store: Store,
+) -> None:
     parent = store.session("parent", ttl=None)
     child = store.session("child", parent="parent", ttl=None)
     for number in range(7):

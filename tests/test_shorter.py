@@ -1,4 +1,5 @@
-"""Shorter forms of a result that leave nothing out: sparse line numbers, repeated results, diffs."""
+"""Shorter forms of a result that leave nothing out: sparse line numbers, repeated results,
+diffs."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ def session() -> Iterator[Session]:
 
 
 @given(
-    st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=60), min_size=20),
+    st.lists(
+        st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=60),
+        min_size=20,
+    ),
     st.integers(1, 99_999),
     st.sampled_from("→\t"),
     st.text(max_size=50),
 )
-def test_a_sparse_listing_has_every_line_under_its_number(lines: list[str], first: int, sign: str, rest: str) -> None:
+def test_a_sparse_listing_has_every_line_under_its_number(
+    lines: list[str], first: int, sign: str, rest: str
+) -> None:
     whole = numbered(lines, first, sign) + (f"\n\n{rest}" if rest else "")
     short = sparse(whole)
     if short is not None:
@@ -50,18 +56,26 @@ def test_sparse_line_numbers_save_a_tenth_of_the_tokens_of_code() -> None:
     assert tokens.estimate(short) < 0.9 * tokens.estimate(whole)
 
 
-@pytest.mark.parametrize("text", ["", "1→one line", "no numbers\n" * 50, numbered(LINES[:10]), "7→a\n9→b\n" * 30])
+@pytest.mark.parametrize(
+    "text", ["", "1→one line", "no numbers\n" * 50, numbered(LINES[:10]), "7→a\n9→b\n" * 30]
+)
 def test_other_texts_have_no_sparse_form(text: str) -> None:
     assert sparse(text) is None
 
 
-def test_a_listing_that_is_not_externalized_is_sparse_only_without_a_limit(session: Session) -> None:
+def test_a_listing_that_is_not_externalized_is_sparse_only_without_a_limit(
+    session: Session,
+) -> None:
     whole = numbered(LINES[:40])
     assert session.externalize(whole, tool="Read").content == sparse(whole)
-    assert session.externalize(whole, tool="Read", policy=Policy(max_tokens=50_000)).content == whole
+    assert (
+        session.externalize(whole, tool="Read", policy=Policy(max_tokens=50_000)).content == whole
+    )
     assert session.externalize(whole, tool="Read", policy=Policy(enabled=False)).content == whole
     block = [{"type": "text", "text": whole}]
-    assert session.externalize(block, tool="Read").content == [{"type": "text", "text": sparse(whole)}]
+    assert session.externalize(block, tool="Read").content == [
+        {"type": "text", "text": sparse(whole)}
+    ]
 
 
 def test_a_repeated_result_is_replaced_by_a_reference_to_where_it_is_shown() -> None:
@@ -96,11 +110,19 @@ def test_a_changed_result_of_an_equal_call_is_a_diff() -> None:
     assert "c1" in found
     assert tokens.estimate(found) < 200
     assert changed(new, "Read", {"path": "b.py"}, shown) is None
-    assert changed(numbered(LINES[::-1]), "Read", arguments, shown) is None, "nearly everything has changed"
+    assert changed(numbered(LINES[::-1]), "Read", arguments, shown) is None, (
+        "nearly everything has changed"
+    )
 
 
-@given(st.lists(st.text("ab \n", max_size=30), min_size=1, max_size=30), st.integers(0, 5), st.integers(0, 5))
-def test_a_result_reported_as_repeated_is_really_shown(parts: list[str], start: int, end: int) -> None:
+@given(
+    st.lists(st.text("ab \n", max_size=30), min_size=1, max_size=30),
+    st.integers(0, 5),
+    st.integers(0, 5),
+)
+def test_a_result_reported_as_repeated_is_really_shown(
+    parts: list[str], start: int, end: int
+) -> None:
     whole = "\n".join(parts) * 20
     text = whole[start : len(whole) - end]
     if repeated(text, [ShownResult(whole, "t", "c")]) is not None:

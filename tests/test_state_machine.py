@@ -1,7 +1,8 @@
-"""A store compared with a model made of dicts: after any sequence of operations, both give the same answers.
+"""A store compared with a model made of dicts: after any sequence of operations, both give the same
+answers.
 
-The machine also reopens the store, and abandons it as a crash would: not closed, with its WAL as it is
-and its uses not written. The model knows nothing of blobs, rows, files or objects.
+The machine also reopens the store, and abandons it as a crash would: not closed, with its WAL as it
+is and its uses not written. The model knows nothing of blobs, rows, files or objects.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class ModelRef:
 
     def equals(self, other: ModelRef) -> bool:
         """Return whether both have the same content, type, name, giver and end."""
-        mine, others = ((one.digest, type(one.value), one.name, one.granted_by) for one in (self, other))
+        mine, others = (
+            (one.digest, type(one.value), one.name, one.granted_by) for one in (self, other)
+        )
         return mine == others and self.own_end == other.own_end
 
 
@@ -85,7 +88,9 @@ class Machine(RuleBasedStateMachine):
         self.store = self.opened()
 
     def opened(self) -> Store:
-        return coatcheck.open(self.url, durability="process", ttl=TTL, grace=GRACE, clock=self.clock)
+        return coatcheck.open(
+            self.url, durability="process", ttl=TTL, grace=GRACE, clock=self.clock
+        )
 
     # The model
 
@@ -130,7 +135,10 @@ class Machine(RuleBasedStateMachine):
         known = [one for one in longest[-1:] if is_asked and self.is_live(model, one)]
         model.used = max(model.used, self.clock.now)
         newest = next((one for one in reversed(model.refs) if one.name == entry.name), None)
-        if any(one.equals(entry) and (entry.name is None or one is newest) for one in [*known, *same[-1:]]):
+        if any(
+            one.equals(entry) and (entry.name is None or one is newest)
+            for one in [*known, *same[-1:]]
+        ):
             return  # nothing is added: the existing ref stays where it is
         if not same:
             model.refs = [one for one in model.refs if one.digest != entry.digest]
@@ -148,14 +156,25 @@ class Machine(RuleBasedStateMachine):
     def session(self, name: str) -> coatcheck.Session:
         return self.store.session(name, parent=PARENTS.get(name))
 
-    @rule(which=WHICH, value=VALUES, name=NAMES, ttl=st.sampled_from([None, None, 10.0, 500.0]), stream=st.booleans())
-    def put(self, which: str, value: Any, name: str | None, ttl: float | None, stream: bool) -> None:
-        self.store._activity.flush()  # as a timer does: a put asks the catalog when its session was last used
+    @rule(
+        which=WHICH,
+        value=VALUES,
+        name=NAMES,
+        ttl=st.sampled_from([None, None, 10.0, 500.0]),
+        stream=st.booleans(),
+    )
+    def put(
+        self, which: str, value: Any, name: str | None, ttl: float | None, stream: bool
+    ) -> None:
+        # as a timer does: a put asks the catalog when its session was last used
+        self.store._activity.flush()
         streamed = stream and isinstance(value, bytes)
         ref = self.session(which).put(io.BytesIO(value) if streamed else value, name=name, ttl=ttl)
         digest = digest_of(encode(value)[1])
         assert ref.artifact_id == digest
-        self.add(which, ModelRef(digest, value, name, None if ttl is None else self.clock.now + ttl))
+        self.add(
+            which, ModelRef(digest, value, name, None if ttl is None else self.clock.now + ttl)
+        )
         self.use(which)
         assert same(self.session(which).get(ref), value)
 
@@ -193,7 +212,9 @@ class Machine(RuleBasedStateMachine):
     def list_history(self, which: str, name: str) -> None:
         expected = [entry.digest for _, entry in self.seen(which) if entry.name == name]
         found = [ref.artifact_id for ref in self.session(which).list(name=name)]
-        assert [one for one, before in zip(found, [None, *found], strict=False) if one != before] == [
+        assert [
+            one for one, before in zip(found, [None, *found], strict=False) if one != before
+        ] == [
             one for one, before in zip(expected, [None, *expected], strict=False) if one != before
         ]
 
@@ -204,7 +225,9 @@ class Machine(RuleBasedStateMachine):
         model = self.sessions.get(which)
         own = [entry for entry in model.refs if entry.digest == digest] if model else []
         done = self.session(which).forget("art:" + digest)
-        assert done == (sees and bool(own)) or not any(self.is_live(model, one) for one in own if model)
+        assert done == (sees and bool(own)) or not any(
+            self.is_live(model, one) for one in own if model
+        )
         if sees and model:
             model.refs = [entry for entry in model.refs if entry.digest != digest]
 
@@ -213,7 +236,11 @@ class Machine(RuleBasedStateMachine):
         found = self.by_name(which, name)
         model = self.sessions.get(which)
         own = (
-            [one for one in model.refs if one.name == name and one.digest == found.digest and not one.gone]
+            [
+                one
+                for one in model.refs
+                if one.name == name and one.digest == found.digest and not one.gone
+            ]
             if model and found
             else []
         )
@@ -253,7 +280,9 @@ class Machine(RuleBasedStateMachine):
             assert not entries
             return
         assert entries
-        source = next(one for one in entries if (one.name, encode(one.value)[0]) == (ref.name, ref.codec))
+        source = next(
+            one for one in entries if (one.name, encode(one.value)[0]) == (ref.name, ref.codec)
+        )
         self.add(to, ModelRef(digest, source.value, ref.name, None, granted_by=giver))
 
     @rule(which=WHICH)
@@ -279,11 +308,17 @@ class Machine(RuleBasedStateMachine):
     def collect(self, grace: float | None) -> None:
         planned = self.store.collect(dry_run=True, grace=grace, cold_after=0)
         done = self.store.collect(grace=grace, cold_after=0)
-        assert (planned.refs, planned.artifacts, planned.bytes) == (done.refs, done.artifacts, done.bytes)
+        assert (planned.refs, planned.artifacts, planned.bytes) == (
+            done.refs,
+            done.artifacts,
+            done.bytes,
+        )
         at = self.clock.now - (GRACE if grace is None else grace)
         for model in self.sessions.values():
             for entry in model.refs:
-                is_over = model.expires() <= at or (entry.own_end is not None and entry.own_end <= at)
+                is_over = model.expires() <= at or (
+                    entry.own_end is not None and entry.own_end <= at
+                )
                 entry.gone = entry.gone or (is_over and not entry.pinned)
 
     @rule()
@@ -340,12 +375,19 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # Phase.explain takes longer than it saves
+PHASES = [
+    Phase.explicit,
+    Phase.reuse,
+    Phase.generate,
+    Phase.shrink,
+]  # Phase.explain takes longer than it saves
 
 
 def test_a_store_behaves_like_its_model(backend: Backend) -> None:
     if backend.is_fleet:
-        chosen = settings(max_examples=60 if LONG_FAULTS else 6, stateful_step_count=40 if LONG_FAULTS else 20)
+        chosen = settings(
+            max_examples=60 if LONG_FAULTS else 6, stateful_step_count=40 if LONG_FAULTS else 20
+        )
     else:
         chosen = settings(max_examples=400 if LONG_FAULTS else 12, stateful_step_count=40)
     run_state_machine_as_test(lambda: Machine(backend), settings=settings(chosen, phases=PHASES))  # type: ignore[arg-type]

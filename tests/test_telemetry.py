@@ -25,7 +25,8 @@ CALL = PromptMetrics(
 
 
 def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
-    """Return what the SDK records for these calls: the points of each metric, with their attributes."""
+    """Return what the SDK records for these calls: the points of each metric, with their
+    attributes."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     found = Telemetry(provider, trace)
@@ -33,14 +34,26 @@ def sent(*calls: PromptMetrics) -> dict[str, list[tuple[dict[str, Any], Any]]]:
         found.record(call, "openai")
     data = reader.get_metrics_data()
     assert data is not None
-    metrics = [one for resource in data.resource_metrics for scope in resource.scope_metrics for one in scope.metrics]
+    metrics = [
+        one
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for one in scope.metrics
+    ]
     provider.shutdown()
-    return {one.name: [(dict(point.attributes or {}), point) for point in one.data.data_points] for one in metrics}
+    return {
+        one.name: [(dict(point.attributes or {}), point) for point in one.data.data_points]
+        for one in metrics
+    }
 
 
 def test_the_counts_of_a_provider_follow_the_conventions_for_generative_ai() -> None:
     points = sent(CALL)["gen_ai.client.token.usage"]
-    about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-5"}
+    about = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-5",
+    }
     assert [(attributes, point.sum) for attributes, point in points] == [
         ({**about, "gen_ai.token.type": "input"}, 880),
         ({**about, "gen_ai.token.type": "output"}, 40),
@@ -56,12 +69,26 @@ def test_our_own_figures_are_sent_without_the_session() -> None:
     points = sent(CALL, CALL)
     assert points["coatcheck.prompt.tokens"][0][1].sum == 1_800
     assert points["coatcheck.hot_state.tokens"][0][1].count == 2
-    tokens = {attributes["coatcheck.token.type"]: point.value for attributes, point in points["coatcheck.tokens"]}
-    assert tokens == {"saved": 40_000, "stubs": 600, "read_back": 100, "schemas": 870, "rewritten": 14}
+    tokens = {
+        attributes["coatcheck.token.type"]: point.value
+        for attributes, point in points["coatcheck.tokens"]
+    }
+    assert tokens == {
+        "saved": 40_000,
+        "stubs": 600,
+        "read_back": 100,
+        "schemas": 870,
+        "rewritten": 14,
+    }
     (violations,) = points["coatcheck.budget.violations"]
-    assert (violations[0]["coatcheck.budget.field"], violations[1].value) == ("max_prompt_tokens", 2)
+    assert (violations[0]["coatcheck.budget.field"], violations[1].value) == (
+        "max_prompt_tokens",
+        2,
+    )
     assert points["coatcheck.warnings"][0][0]["coatcheck.warning.reason"] == "over"
-    labels = {value for each in points.values() for attributes, _ in each for value in attributes.values()}
+    labels = {
+        value for each in points.values() for attributes, _ in each for value in attributes.values()
+    }
     assert "fix-login-bug" not in labels
     assert "1.4" in labels
 

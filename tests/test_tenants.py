@@ -1,4 +1,5 @@
-"""Tenants are isolated: the data of one never affects or reveals the data of another, on every backend."""
+"""Tenants are isolated: the data of one never affects or reveals the data of another, on every
+backend."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ from coatcheck.errors import InvalidArgument, NotFound, QuotaExceeded
 from coatcheck.ids import digest_of
 from tests.backends import LARGE, Backend, Fleet
 
-ODD = ["acme", "../acme", "a\0b", "'; DROP TABLE ref; --", "x" * 10_000, "É", "-c search_path=public", "\\ \t\n"]
+ODD = [
+    "acme",
+    "../acme",
+    "a\0b",
+    "'; DROP TABLE ref; --",
+    "x" * 10_000,
+    "É",
+    "-c search_path=public",
+    "\\ \t\n",
+]
 
 
 def test_the_artifacts_of_a_tenant_are_visible_only_to_that_tenant(backend: Backend) -> None:
@@ -31,7 +41,9 @@ def test_the_artifacts_of_a_tenant_are_visible_only_to_that_tenant(backend: Back
             session.read(ref.pointer)
         with pytest.raises(NotFound) as missing:
             session.read("art:000000000000")
-        assert str(hidden.value).replace(ref.pointer, "") == str(missing.value).replace("art:000000000000", "")
+        assert str(hidden.value).replace(ref.pointer, "") == str(missing.value).replace(
+            "art:000000000000", ""
+        )
     assert store.tenant("acme").session("s").get("n") == "theirs " * 10
 
 
@@ -99,7 +111,9 @@ def test_the_store_of_one_tenant_can_be_opened_directly(backend: Backend) -> Non
 
 def test_a_command_works_for_the_tenant_that_the_environment_names(tmp_path: Path) -> None:
     def run(*args: str, tenant: str = "", stdin: str = "") -> str:
-        runner = CliRunner(env={"COATCHECK_STORE": str(tmp_path / "store"), "COATCHECK_TENANT": tenant or "none"})
+        runner = CliRunner(
+            env={"COATCHECK_STORE": str(tmp_path / "store"), "COATCHECK_TENANT": tenant or "none"}
+        )
         done = runner.invoke(main, args, input=stdin)
         assert done.exit_code == 0, done.output
         return done.stdout
@@ -122,7 +136,9 @@ def test_a_tenant_has_no_tenants_and_needs_a_name(backend: Backend) -> None:
         store.tenant("")
 
 
-def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_it(fleet: Fleet) -> None:
+def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_it(
+    fleet: Fleet,
+) -> None:
     role = f"app_{fleet.new_url().partition('schema=')[2].partition('&')[0]}"
     with psycopg.connect(fleet.database.url, autocommit=True) as admin:
         admin.execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOBYPASSRLS")
@@ -134,7 +150,9 @@ def test_row_level_security_hides_other_tenants_from_a_role_that_is_subject_to_i
             store.tenant(name).session("s").put(f"of {name}", name="n")
         assert store.tenant("acme").session("s").get("n") == "of acme"
     counted = f"SELECT count(*) FROM {schema}.ref"
-    with psycopg.connect(fleet.database.url.replace("postgres@", f"{role}@"), autocommit=True) as db:
+    with psycopg.connect(
+        fleet.database.url.replace("postgres@", f"{role}@"), autocommit=True
+    ) as db:
         assert db.execute(counted).fetchone() == (0,), "no row is visible without a tenant"
         db.execute(f"SET coatcheck.tenant = '{digest_of(b'acme')}'")
         assert db.execute(counted).fetchone() == (1,)

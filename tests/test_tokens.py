@@ -31,7 +31,8 @@ def test_an_estimate_is_at_most_5_percent_too_low(kind: str) -> None:
     assert error(SAMPLES[kind]) > -0.05
 
 
-# Not the other languages: their samples contain only the most common words, which cost far less than real prose.
+# Not the other languages: their samples contain only the most common words, which cost far less
+# than real prose.
 @pytest.mark.parametrize("kind", [kind for kind, text in SAMPLES.items() if text.isascii()])
 def test_an_estimate_is_at_most_a_quarter_too_high(kind: str) -> None:
     assert error(SAMPLES[kind]) < 0.25
@@ -49,8 +50,12 @@ def test_text_with_much_punctuation_is_estimated_closely(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_estimates_on_the_corpus_are_close_on_average_and_never_low_or_a_quarter_too_high(corpus: Path) -> None:
-    errors = {name: error(text) for name, text in corpus_texts(corpus) if len(text.encode()) > 2_048}
+def test_estimates_on_the_corpus_are_close_on_average_and_never_low_or_a_quarter_too_high(
+    corpus: Path,
+) -> None:
+    errors = {
+        name: error(text) for name, text in corpus_texts(corpus) if len(text.encode()) > 2_048
+    }
     assert sum(map(abs, errors.values())) / len(errors) < 0.15
     assert {name: off for name, off in errors.items() if not -0.05 <= off <= 0.25} == {}
 
@@ -69,12 +74,15 @@ def test_an_estimate_never_fails_and_is_zero_only_for_the_empty_text(text: str) 
 
 @given(ANY_TEXT, ANY_TEXT)
 def test_two_texts_together_cost_little_more_than_separately(one: str, other: str) -> None:
-    # The estimate of a text is capped at its bytes: a text at the cap may cost more beside a cheap one.
+    # The estimate of a text is capped at its bytes: a text at the cap may cost more beside a cheap
+    # one.
     assume(all(tokens.estimate(text) < size(text) for text in (one, other) if text))
     assert tokens.estimate(one + other) <= tokens.estimate(one) + tokens.estimate(other) + 12
 
 
-COSTLY = st.lists(st.text("xqZ1A ,\n\t\u2603\U0001f600\ud800\x00", min_size=1, max_size=8), max_size=30).map("".join)
+COSTLY = st.lists(
+    st.text("xqZ1A ,\n\t\u2603\U0001f600\ud800\x00", min_size=1, max_size=8), max_size=30
+).map("".join)
 
 
 @given(ANY_TEXT | COSTLY, st.sampled_from([1, 3, 40_000]))
@@ -101,13 +109,19 @@ def test_no_estimate_on_the_corpus_exceeds_the_number_of_bytes(corpus: Path) -> 
             assert tokens.estimate(path.read_bytes().decode()) <= path.stat().st_size
 
 
-@pytest.mark.parametrize("text", ["\x00", "\ud800", "\udc00\ud800", " " * 1_000_000, "\n" * 1_000_000, "a" * 1_000_000])
+@pytest.mark.parametrize(
+    "text", ["\x00", "\ud800", "\udc00\ud800", " " * 1_000_000, "\n" * 1_000_000, "a" * 1_000_000]
+)
 def test_odd_texts_are_not_underestimated(text: str) -> None:
     assert tokens.estimate(text) >= tokens.exact(text)
 
 
 def test_the_estimate_from_samples_of_a_long_text_is_close_to_that_of_all_of_it() -> None:
-    mixed = "".join(samples(seed, 30_000)[kind] for seed in range(4) for kind in ("english", "base64", "log", "csv"))
+    mixed = "".join(
+        samples(seed, 30_000)[kind]
+        for seed in range(4)
+        for kind in ("english", "base64", "log", "csv")
+    )
     assert len(mixed) > 262_144
     parts = [mixed[start : start + 100_000] for start in range(0, len(mixed), 100_000)]
     assert tokens.estimate(mixed) == pytest.approx(sum(map(tokens.estimate, parts)), rel=0.02)
@@ -124,7 +138,12 @@ def test_an_exact_count_never_fails(text: str) -> None:
     assert tokens.exact(text) >= (text != "")
 
 
-@given(st.lists(st.sampled_from(["a", "Bc", "12", " ", "\n", "\r", "/", ".", "'s", "é", "你", "\t", "_"]), max_size=60))
+@given(
+    st.lists(
+        st.sampled_from(["a", "Bc", "12", " ", "\n", "\r", "/", ".", "'s", "é", "你", "\t", "_"]),
+        max_size=60,
+    )
+)
 def test_an_exact_count_is_the_sum_of_the_counts_of_the_parts(pieces: list[str]) -> None:
     text = "".join(pieces)
     cuts = [match.start() for match in tokens._CUT.finditer(text)]
@@ -139,7 +158,9 @@ def test_an_exact_count_splits_one_long_run_into_bounded_parts(unit: str) -> Non
     assert tokens.exact(text) == pytest.approx(3 * tokens.exact(text[:300_000]), rel=0.01)
 
 
-def test_without_the_extra_exact_says_what_to_install_and_count_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_exact_says_what_to_install_and_count_estimates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = SAMPLES["log"]
     assert tokens.count(text) == tokens.exact(text) != tokens.estimate(text)
     monkeypatch.setitem(sys.modules, "splintr", None)

@@ -16,7 +16,8 @@ from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, errors, to
 from tests.backends import TWINS, Backend, Clock
 
 LOG = "".join(
-    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n" for i in range(2_000)
+    f"2026-01-01 12:{i // 60 % 60:02}:{i % 60:02} INFO request {i} took {i * 7 % 900} ms\n"
+    for i in range(2_000)
 )
 KEY = "ghp_" + "Ab3dE5" * 6
 TINY = Policy(max_chars=20)
@@ -47,7 +48,9 @@ def cursor(answer: str) -> str | None:
 # What a model is shown
 
 
-def test_all_three_schemas_have_fewer_than_420_tokens_and_one_alone_fewer_than_190(session: Session) -> None:
+def test_all_three_schemas_have_fewer_than_420_tokens_and_one_alone_fewer_than_190(
+    session: Session,
+) -> None:
     for form in ("as_openai", "as_openai_responses", "as_anthropic"):
         assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) < 420
     alone = toolkit(session, only=("get",))[0]
@@ -55,14 +58,19 @@ def test_all_three_schemas_have_fewer_than_420_tokens_and_one_alone_fewer_than_1
 
 
 def test_a_model_can_have_only_some_of_the_tools(session: Session) -> None:
-    assert [tool.name for tool in toolkit(session, only=["store", "get"])] == ["get_artifact", "store_artifact"]
+    assert [tool.name for tool in toolkit(session, only=["store", "get"])] == [
+        "get_artifact",
+        "store_artifact",
+    ]
     alone = toolkit(session, only=("get",))[0]
     assert "there are no artifacts yet" in alone.run(pointer="nothing")
     ref = session.put(LOG, name="weather")
     assert f'newest: {ref.pointer} "weather"' in alone.run(pointer="nothing")
 
 
-def test_sql_is_described_only_if_it_is_installed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_is_described_only_if_it_is_installed(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "SQL" in toolkit(session)[0].parameters["properties"]["query"]["description"]
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert "SQL" not in toolkit(session)[0].parameters["properties"]["query"]["description"]
@@ -74,8 +82,14 @@ def test_the_names_follow_the_style_of_the_host(session: Session) -> None:
 
     assert named() == ["get_artifact", "list_artifacts", "store_artifact"]
     assert named(style="camel") == ["getArtifact", "listArtifacts", "storeArtifact"]
-    assert named(style="dotted", prefix="mem.") == ["mem.artifacts.get", "mem.artifacts.list", "mem.artifacts.store"]
-    assert "x_listArtifacts()" in toolkit(session, style="camel", prefix="x_")[0].run(pointer="nothing")
+    assert named(style="dotted", prefix="mem.") == [
+        "mem.artifacts.get",
+        "mem.artifacts.list",
+        "mem.artifacts.store",
+    ]
+    assert "x_listArtifacts()" in toolkit(session, style="camel", prefix="x_")[0].run(
+        pointer="nothing"
+    )
 
 
 def test_each_schema_has_the_form_that_its_provider_expects(session: Session) -> None:
@@ -87,7 +101,12 @@ def test_each_schema_has_the_form_that_its_provider_expects(session: Session) ->
     assert list(schema["properties"]) == [
         "pointer", "lines", "grep", "context", "ignore_case", "query", "cursor",
     ]  # fmt: skip
-    assert tool.as_openai_responses()["name"] == tool.as_anthropic()["name"] == tool.as_mcp()["name"] == "get_artifact"
+    assert (
+        tool.as_openai_responses()["name"]
+        == tool.as_anthropic()["name"]
+        == tool.as_mcp()["name"]
+        == "get_artifact"
+    )
     assert tool.as_anthropic()["input_schema"] == tool.as_mcp()["inputSchema"] == schema
     tool.as_anthropic()["input_schema"]["properties"].clear()
     assert tool.as_anthropic()["input_schema"] == schema
@@ -117,7 +136,15 @@ def test_a_page_begins_with_one_line_about_it(session: Session) -> None:
     ref = session.put(LOG, name="run", kind="log")
     answer = get(session, pointer=ref.pointer)
     first = answer.partition("\n")[0]
-    for part in (ref.pointer, '"run"', "log", "text/plain", f"{len(LOG):,} bytes", "of 2,000", "cursor="):
+    for part in (
+        ref.pointer,
+        '"run"',
+        "log",
+        "text/plain",
+        f"{len(LOG):,} bytes",
+        "of 2,000",
+        "cursor=",
+    ):
         assert part in first
     assert LOG.startswith(body(answer))
 
@@ -137,7 +164,9 @@ def test_cursors_lead_through_the_whole_artifact(session: Session) -> None:
 def test_lines_grep_and_query_read_parts_of_an_artifact(session: Session) -> None:
     session.put(LOG, name="run")
     session.put({"rows": [{"id": 7}]}, name="rows")
-    assert body(get(session, pointer="run", lines="3:4")) == "".join(LOG.splitlines(keepends=True)[2:4])
+    assert body(get(session, pointer="run", lines="3:4")) == "".join(
+        LOG.splitlines(keepends=True)[2:4]
+    )
     assert body(get(session, pointer="run", lines=3)) == LOG.splitlines(keepends=True)[2]
     assert "1000:" in body(get(session, pointer="run", grep="request 999 "))
     assert body(get(session, pointer="rows", query="$.rows[0].id")).strip() == "7"
@@ -147,25 +176,45 @@ def test_lines_grep_and_query_read_parts_of_an_artifact(session: Session) -> Non
 def test_context_and_ignore_case_can_be_given_as_text(session: Session) -> None:
     session.put(LOG, name="run")
     for context, ignore_case in ((1, True), ("1", "true"), (1.0, "True")):
-        answer = body(get(session, pointer="run", grep="REQUEST 999 ", context=context, ignore_case=ignore_case))
+        answer = body(
+            get(
+                session,
+                pointer="run",
+                grep="REQUEST 999 ",
+                context=context,
+                ignore_case=ignore_case,
+            )
+        )
         assert [line.split("2026")[0] for line in answer.split("\n")] == ["999-", "1000:", "1001-"]
-    assert "context must be an integer (write context=2)" in get(session, pointer="run", grep="x", context="two")
+    assert "context must be an integer (write context=2)" in get(
+        session, pointer="run", grep="x", context="two"
+    )
     assert "ignore_case must be a boolean" in get(session, pointer="run", grep="x", ignore_case=[1])
 
 
 def test_several_slices_of_lines_come_in_one_answer(session: Session) -> None:
     session.put(LOG, name="run")
     lines = LOG.splitlines(keepends=True)
-    assert body(get(session, pointer="run", lines="3:4,-1:")) == "".join([*lines[2:4], "--\n", lines[-1]])
+    assert body(get(session, pointer="run", lines="3:4,-1:")) == "".join(
+        [*lines[2:4], "--\n", lines[-1]]
+    )
 
 
-ORDERS = {"total": 300, "items": [{"id": n, "title": f"Item {n}"} for n in range(300)], "pages": [1, 2]}
+ORDERS = {
+    "total": 300,
+    "items": [{"id": n, "title": f"Item {n}"} for n in range(300)],
+    "pages": [1, 2],
+}
 
 
 @pytest.mark.parametrize(
     ("query", "first", "text"),
     [
-        ("$.items[?@.name == 'Item 7'].id", "nothing matches; this is $.items[?@.title == 'Item 7'].id; 1 result", "7"),
+        (
+            "$.items[?@.name == 'Item 7'].id",
+            "nothing matches; this is $.items[?@.title == 'Item 7'].id; 1 result",
+            "7",
+        ),
         ("$.Items.id-", "read as $.items[*].id; 300 results", "0\n1"),
         (".items[3].title", "read as $.items[3].title; 1 result", '"Item 3"'),
         ("items[3].title", "read as $.items[3].title; 1 result", '"Item 3"'),
@@ -196,7 +245,9 @@ def test_a_query_that_is_almost_right_is_answered_and_the_first_line_says_how(
         ("nothing", "no match in 4 lines"),
     ],
 )
-def test_a_pattern_that_was_meant_as_text_is_searched_as_text(session: Session, pattern: str, first: str) -> None:
+def test_a_pattern_that_was_meant_as_text_is_searched_as_text(
+    session: Session, pattern: str, first: str
+) -> None:
     session.put("call foo(bar)\nC++ code\nit costs $5.00\nDisk full\n", name="run")
     assert first in get(session, pointer="run", grep=pattern)
 
@@ -206,7 +257,9 @@ def test_an_invalid_pattern_that_is_not_found_as_text_is_an_error(session: Sessi
     assert "[error: RE2 rejects the pattern" in get(session, pointer="run", grep="foo(")
 
 
-@pytest.mark.parametrize("written", ["ORDERS", "art:Orders", "see {} here", "[{}; data]", "pointer={}"])
+@pytest.mark.parametrize(
+    "written", ["ORDERS", "art:Orders", "see {} here", "[{}; data]", "pointer={}"]
+)
 def test_a_name_or_pointer_is_found_however_it_is_written(session: Session, written: str) -> None:
     ref = session.put("hello", name="Orders")
     assert body(get(session, pointer=written.format(ref.pointer))) == "hello"
@@ -217,10 +270,15 @@ def test_a_name_can_have_a_fragment(session: Session) -> None:
     assert body(get(session, pointer="orders#/items/3/title")) == "Item 3"
 
 
-def test_a_model_is_never_asked_to_install_something(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_never_asked_to_install_something(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     pointer = session.put(ORDERS).pointer
-    answers = [get(session, pointer=pointer, query=query) for query in ("SELECT 1 FROM artifact", "zzz qqq")]
+    answers = [
+        get(session, pointer=pointer, query=query)
+        for query in ("SELECT 1 FROM artifact", "zzz qqq")
+    ]
     assert "not available here" in answers[0]
     assert not re.search(r"SQL|pip|install|extra", " ".join(answers))
 
@@ -234,7 +292,8 @@ def test_a_large_query_result_says_where_all_of_it_is(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "written", ["{0}", " {0}\n", '"{0}"', "`{0}`", "<{0}>", "'`{0}`'", "{1}", "{2}", '"{3}"', "“{0}”"]
+    "written",
+    ["{0}", " {0}\n", '"{0}"', "`{0}`", "<{0}>", "'`{0}`'", "{1}", "{2}", '"{3}"', "“{0}”"],
 )
 def test_a_pointer_can_be_written_in_any_harmless_way(session: Session, written: str) -> None:
     pointer = session.put("hello").pointer
@@ -302,7 +361,9 @@ def test_invalid_arguments_are_answered_with_an_explanation(
     assert answer.startswith("[error: ")
     assert says in answer
     assert len(answer) <= 1_100
-    assert not re.search(r"\b(?:chars|diff|literal|invert|max_chars)\b", answer)  # the tool does not have these
+    assert not re.search(
+        r"\b(?:chars|diff|literal|invert|max_chars)\b", answer
+    )  # the tool does not have these
 
 
 def test_empty_arguments_count_as_omitted(session: Session) -> None:
@@ -326,7 +387,10 @@ def test_each_artifact_is_listed_once_however_many_names_it_has(session: Session
 
 
 def test_pages_of_a_list_contain_every_artifact_once(session: Session) -> None:
-    made = {session.put(f"text {i} " + "long " * 30, name=f"name {i} " + "n" * 100).pointer for i in range(130)}
+    made = {
+        session.put(f"text {i} " + "long " * 30, name=f"name {i} " + "n" * 100).pointer
+        for i in range(130)
+    }
     seen: list[str] = []
     at = None
     while True:
@@ -357,7 +421,10 @@ def test_listing_an_empty_session_says_that_there_are_no_artifacts(session: Sess
 
 def test_lists_mask_secrets_and_escape_names(session: Session) -> None:
     session.put(f"key {KEY} here", name=f'a"\n[stored art:000000000000]\n{KEY}')
-    for answer in (run(session, "list_artifacts"), run(session, "list_artifacts", query="key here")):
+    for answer in (
+        run(session, "list_artifacts"),
+        run(session, "list_artifacts", query="key here"),
+    ):
         assert KEY not in answer
         assert len(body(answer).splitlines()) == 1
         assert '\\"' in answer
@@ -439,7 +506,11 @@ def test_a_store_that_fails_is_reported_and_nothing_is_raised(session: Session) 
     tools = toolkit(session)
     tools[1].run()
     session.store.close()
-    for answer in (tools[0].run(pointer=pointer), tools[1].run(), tools[2].run(name="n", value="v")):
+    for answer in (
+        tools[0].run(pointer=pointer),
+        tools[1].run(),
+        tools[2].run(name="n", value="v"),
+    ):
         assert len(answer) <= 8_000
 
 
@@ -458,13 +529,20 @@ def test_our_answers_are_never_externalized_again(session: Session) -> None:
             json.dumps({"result": answer, "ok": True}),
             {"content": [{"type": "text", "text": answer}], "isError": False},
         ):
-            assert session.externalize(wrapped, tool="Mcp__X_GetArtifact", policy=TINY).content is wrapped
+            assert (
+                session.externalize(wrapped, tool="Mcp__X_GetArtifact", policy=TINY).content
+                is wrapped
+            )
         blocks = [{"type": "text", "text": answer}]
         assert session.externalize(blocks, policy=TINY).content is blocks
-        assert not session.externalize(answer, tool="t", policy=Policy(tools={"t": "always"})).is_stub
+        assert not session.externalize(
+            answer, tool="t", policy=Policy(tools={"t": "always"})
+        ).is_stub
 
 
-def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(session: Session, backend: Backend) -> None:
+def test_a_mark_that_is_forged_altered_or_stretched_does_not_count(
+    session: Session, backend: Backend
+) -> None:
     session.put(LOG, name="run")
     answer = get(session, pointer="run")
     first, _, rest = answer.partition("\n")
@@ -499,12 +577,19 @@ def test_a_mark_vouches_for_one_answer_in_a_result(session: Session) -> None:
     assert two.content[0] == {"type": "text", "text": page}
     assert json.loads(two.content[1]["text"])["artifact"]
     assert len(two.refs) == 1
-    different = {"content": [{"type": "text", "text": page}], "structuredContent": {"result": other}}
+    different = {
+        "content": [{"type": "text", "text": page}],
+        "structuredContent": {"result": other},
+    }
     assert session.externalize(different).is_stub
 
 
-@pytest.mark.parametrize("content", ["😀" * 30_000, "<>&/" * 15_000, "\x01\n" * 20_000, "ü\u2028" * 20_000])
-def test_a_mark_vouches_for_its_answer_as_encoded_and_nothing_more(session: Session, content: str) -> None:
+@pytest.mark.parametrize(
+    "content", ["😀" * 30_000, "<>&/" * 15_000, "\x01\n" * 20_000, "ü\u2028" * 20_000]
+)
+def test_a_mark_vouches_for_its_answer_as_encoded_and_nothing_more(
+    session: Session, content: str
+) -> None:
     page = get(session, pointer=session.put(content).pointer)
     for plain in (False, True):
         alone = json.dumps({"a": page}, ensure_ascii=plain)
@@ -521,7 +606,9 @@ def test_a_mark_vouches_for_its_answer_as_encoded_and_nothing_more(session: Sess
     assert session.externalize(f'["{spelled}", {json.dumps(page)}]', policy=TINY).is_stub
 
 
-def test_a_mark_vouches_for_an_answer_only_as_our_encoders_would_escape_it(session: Session) -> None:
+def test_a_mark_vouches_for_an_answer_only_as_our_encoders_would_escape_it(
+    session: Session,
+) -> None:
     page = get(session, pointer=session.put("word " * 20_000).pointer)
     spelled = "".join(one if one in " ~" else f"\\u{ord(one):04x}" for one in page)
     assert json.loads(f'"{spelled}"') == page
@@ -531,7 +618,10 @@ def test_a_mark_vouches_for_an_answer_only_as_our_encoders_would_escape_it(sessi
 def test_a_mark_does_not_vouch_for_blanks_after_the_answer(session: Session) -> None:
     session.put(LOG, name="run")
     page = get(session, pointer="run")
-    stretched = re.sub(r" ~(\d+)\.", lambda found: f" ~{int(found[1]) + 50_000}.", page, count=1) + " " * 50_000
+    stretched = (
+        re.sub(r" ~(\d+)\.", lambda found: f" ~{int(found[1]) + 50_000}.", page, count=1)
+        + " " * 50_000
+    )
     assert session.externalize(stretched, policy=TINY).is_stub
 
 
@@ -572,7 +662,9 @@ def test_a_model_waits_for_calls_that_are_still_running(session: Session) -> Non
     executor = ToolExecutor(session, [slow])
     *_, wait = toolkit(session, handles=executor)
     assert (wait.name, len(toolkit(session))) == ("wait_for_call", 3)
-    small, large = (executor.start(ToolCall(f"c{lines}", "slow", {"lines": lines})) for lines in (3, 90_000))
+    small, large = (
+        executor.start(ToolCall(f"c{lines}", "slow", {"lines": lines})) for lines in (3, 90_000)
+    )
     assert "still running" in wait.run(handle=small.id, seconds=0)
     go.set()
     assert wait.run(handle=small.id, seconds="20").endswith("a line\na line\na line\n")
@@ -591,6 +683,8 @@ def test_waiting_for_a_call_answers_bad_arguments_with_an_error(session: Session
 
 
 def test_the_result_of_waiting_for_a_call_never_exceeds_a_page(session: Session) -> None:
-    executor = ToolExecutor(session, {"wide": lambda: "word " * 2_400}, policy=Policy(max_chars=12_000))
+    executor = ToolExecutor(
+        session, {"wide": lambda: "word " * 2_400}, policy=Policy(max_chars=12_000)
+    )
     *_, wait = toolkit(session, max_chars=2_000, handles=executor)
     assert len(wait.run(handle=executor.start(ToolCall("c", "wide")).id)) <= 2_000

@@ -1,4 +1,5 @@
-"""Results that a host or a server cut before they came here: recognised by their markers, and never called whole."""
+"""Results that a host or a server cut before they came here: recognised by their markers, and never
+called whole."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from coatcheck.transcript.prune import prune
 from coatcheck.truncation import MARKERS, Marker, Truncation, find_truncation, parse_truncation
 
 CLAIMS = re.compile(r"\b(whole|all|every|complete|entire)\b")
-LINES = [f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} took {n * 7 % 900} ms" for n in range(6_000)]
+LINES = [
+    f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} took {n * 7 % 900} ms"
+    for n in range(6_000)
+]
 LOG = "\n".join(LINES)
 
 
@@ -30,7 +34,8 @@ def lines_of(first: int, last: int) -> str:
 
 
 def codex(text: str, budget: int = 10_000) -> str:
-    """Cut the middle out of a text, as codex-rs does (`utils/string/src/truncate.rs`, `core/src/tools/context.rs`)."""
+    """Cut the middle out of a text, as codex-rs does (`utils/string/src/truncate.rs`,
+    `core/src/tools/context.rs`)."""
     data = text.encode()
     left = data[: budget // 2].decode(errors="ignore")
     right = data[-(budget - budget // 2) :].decode(errors="ignore")
@@ -45,7 +50,9 @@ def codex(text: str, budget: int = 10_000) -> str:
 
 def claude_error(text: str) -> str:
     """Cut the middle out of an error, as Claude Code 2.1.326 does."""
-    return f"{text[:5_000]}\n\n... [{len(text) - 10_000} characters truncated] ...\n\n{text[-5_000:]}"
+    return (
+        f"{text[:5_000]}\n\n... [{len(text) - 10_000} characters truncated] ...\n\n{text[-5_000:]}"
+    )
 
 
 def gemini(text: str, budget: int = 40_000) -> str:
@@ -98,7 +105,9 @@ PERSISTED = (
     "<persisted-output>\nOutput too large (340.7KB). Full output saved to: /home/a/.claude/tool-results/b.txt\n\n"
     f"Preview (first 2KB):\n{LOG[:2_000]}\n...\n</persisted-output>"
 )
-REMINDER = "\n\n<system-reminder>\n<total_tokens>14952996 tokens left</total_tokens>\n</system-reminder>"
+REMINDER = (
+    "\n\n<system-reminder>\n<total_tokens>14952996 tokens left</total_tokens>\n</system-reminder>"
+)
 GLOB = "(Showing 100 of 150 matching files; 50 more are not listed. Narrow the pattern or path to see the rest.)"
 SAVED = "The tool call succeeded but the output was truncated. Full output saved to: /a/tool_1"
 GEMINI_FILE = (
@@ -111,17 +120,31 @@ CLINE_FILE = (
     "search_files to find specific patterns, or execute_command with grep/head/tail for targeted reading.]"
 )
 FETCH = "\n\n<error>Content truncated. Call the fetch tool with a start_index of 5000 to get more content.</error>"
-TREE = {"sha": "1f", "truncated": True, "tree": [{"path": line, "mode": "100644"} for line in LINES[:300]]}
-HITS = {"total_count": 9, "incomplete_results": True, "items": [{"name": line} for line in LINES[:300]]}
+TREE = {
+    "sha": "1f",
+    "truncated": True,
+    "tree": [{"path": line, "mode": "100644"} for line in LINES[:300]],
+}
+HITS = {
+    "total_count": 9,
+    "incomplete_results": True,
+    "items": [{"name": line} for line in LINES[:300]],
+}
 TOKENS = f"{LOG[:5_000]}…81234 tokens truncated…{LOG[-5_000:]}"
 
 CUT = {
     "Codex": Cut(codex(LOG), "Codex", MIDDLE),
     "Codex in JSON": Cut(json.dumps({"output": codex(LOG)}), "Codex", MIDDLE),
-    "Codex, tokens": Cut(f"Exit code: 0\nWall time: 0.1 seconds\nOutput:\n{TOKENS}", "Codex", "81,234 tokens"),
-    "Codex, not English": Cut(codex("日志第一行很长\n" * 4_000 + "ascii\n" * 4_000), "Codex", "49,182 characters"),
+    "Codex, tokens": Cut(
+        f"Exit code: 0\nWall time: 0.1 seconds\nOutput:\n{TOKENS}", "Codex", "81,234 tokens"
+    ),
+    "Codex, not English": Cut(
+        codex("日志第一行很长\n" * 4_000 + "ascii\n" * 4_000), "Codex", "49,182 characters"
+    ),
     "Claude Code, an error": Cut(claude_error(LOG), "Claude Code", f"at least {MIDDLE}"),
-    "Claude Code, Bash": Cut(f"{LOG[:30_000]}\n\n... [5388 lines truncated] ...", "Claude Code", "5,388 lines"),
+    "Claude Code, Bash": Cut(
+        f"{LOG[:30_000]}\n\n... [5388 lines truncated] ...", "Claude Code", "5,388 lines"
+    ),
     "Claude Code, a file": Cut(PERSISTED, "Claude Code", "what follows the first 2KB of 340.7KB"),
     "Claude Code, MCP": Cut(LOG[:90_000] + MCP_NOTICE, "Claude Code", "a part"),
     "Claude Code, Read": Cut(PARTIAL + lines_of(0, 900), "Claude Code", "5,100 lines"),
@@ -133,9 +156,13 @@ CUT = {
     ),
     "Gemini CLI": Cut(gemini(LOG), "Gemini CLI", f"{len(LOG) - 40_000:,} characters"),
     "Gemini CLI, a file": Cut(GEMINI_FILE + lines_of(0, 2_000), "Gemini CLI", "4,000 lines"),
-    "opencode": Cut(f"{lines_of(0, 2_000)}\n\n...4000 lines truncated...\n\n{SAVED}", "opencode", "4,000 lines"),
+    "opencode": Cut(
+        f"{lines_of(0, 2_000)}\n\n...4000 lines truncated...\n\n{SAVED}", "opencode", "4,000 lines"
+    ),
     "opencode, the end": Cut(
-        f"...240000 bytes truncated...\n\n{SAVED}\n\n{lines_of(5_000, 6_000)}", "opencode", "240,000 bytes"
+        f"...240000 bytes truncated...\n\n{SAVED}\n\n{lines_of(5_000, 6_000)}",
+        "opencode",
+        "240,000 bytes",
     ),
     "opencode, a file": Cut(
         f"<content>\n{lines_of(0, 2_000)}\n\n(Showing lines 1-2000 of 6000. Use offset=2001 to continue.)\n</content>",
@@ -143,7 +170,9 @@ CUT = {
         "4,000 lines",
     ),
     "opencode, a long line": Cut(
-        f"{'x' * 2_000}... (line truncated to 2000 chars)\n{lines_of(0, 99)}", "opencode", "the ends of long lines"
+        f"{'x' * 2_000}... (line truncated to 2000 chars)\n{lines_of(0, 99)}",
+        "opencode",
+        "the ends of long lines",
     ),
     "OpenHands": Cut(openhands(LOG), "OpenHands", "a part"),
     "pi": Cut(
@@ -157,7 +186,9 @@ CUT = {
         "4,000 lines",
     ),
     "pi, a file": Cut(
-        f"{lines_of(0, 100)}\n\n[5900 more lines in file. Use offset=101 to continue.]", "pi", "5,900 lines"
+        f"{lines_of(0, 100)}\n\n[5900 more lines in file. Use offset=101 to continue.]",
+        "pi",
+        "5,900 lines",
     ),
     "pi, grep": Cut(
         f"{lines_of(0, 100)}\n\n[100 matches limit reached. Use limit=200 for more, or refine pattern]",
@@ -176,7 +207,11 @@ CUT = {
         "Zed",
         "what follows the first 16,382 bytes",
     ),
-    "fetch": Cut(f"Contents of http://a/:\n{LOG[:5_000]}{FETCH}", "the fetch server", "what follows character 5,000"),
+    "fetch": Cut(
+        f"Contents of http://a/:\n{LOG[:5_000]}{FETCH}",
+        "the fetch server",
+        "what follows character 5,000",
+    ),
     "GitHub, a tree": Cut(json.dumps(TREE), "its source", 'a part ("truncated": true)'),
     "GitHub, a search": Cut(json.dumps(HITS), "its source", 'a part ("incomplete_results": true)'),
     "SecRL": Cut(
@@ -184,8 +219,12 @@ CUT = {
         "its source",
         "93 entries",
     ),
-    "an unknown program": Cut(f"{lines_of(0, 300)}\n... (5700 more lines truncated)", "its source", "5,700 lines"),
-    "an unknown server": Cut(f"{lines_of(0, 300)}\n[Response truncated at the limit]", "its source", "a part"),
+    "an unknown program": Cut(
+        f"{lines_of(0, 300)}\n... (5700 more lines truncated)", "its source", "5,700 lines"
+    ),
+    "an unknown server": Cut(
+        f"{lines_of(0, 300)}\n[Response truncated at the limit]", "its source", "a part"
+    ),
 }
 
 
@@ -201,7 +240,8 @@ NUMBERED = [f"{n:6}→{line}" for n, line in enumerate(LINES[:1_000], 1)]
 QUOTED = {
     "a source file": f"{SOURCE}{QUOTES}{SOURCE[:2_000]}",
     "numbered lines": "\n".join([*NUMBERED[:990], f"   991→{FETCH.strip()}", *NUMBERED[991:]]),
-    "a template at the end": 'f"[{remaining} more lines in file. Use offset={next} to continue.]"\n' * 3,
+    "a template at the end": 'f"[{remaining} more lines in file. Use offset={next} to continue.]"\n'
+    * 3,
     "an early line": f"{LINES[0]}\n... [12 characters truncated] ...\n{LOG}",
     "a late line": f"{LOG}\n…12 chars truncated…\n{lines_of(0, 900)}",
     "a quotation": f"{LOG}\n(emphasis added; citations omitted)\n",
@@ -232,7 +272,9 @@ def recorded(folder: Path) -> Iterator[str]:
 
 
 def test_of_real_results_exactly_those_that_were_cut_are_recognised(corpus: Path) -> None:
-    found = {str(find_truncation(text)) for text in recorded(corpus / "transcripts" / "claude-code")}
+    found = {
+        str(find_truncation(text)) for text in recorded(corpus / "transcripts" / "claude-code")
+    }
     assert found - {"None"} == {"incomplete: Claude Code left out at least 319 characters"}
     texts = list(recorded(corpus / "transcripts" / "pi"))
     cut = [text for text in texts if find_truncation(text) is not None]
@@ -269,16 +311,22 @@ def test_a_text_of_nothing_but_markers_is_judged_in_linear_time(marker: Marker) 
 
 def claims(stub: dict[str, Any]) -> list[str]:
     """Words that claim completeness in a stub, outside of the text that it quotes."""
-    return CLAIMS.findall(json.dumps({key: value for key, value in stub.items() if key != "preview"}))
+    return CLAIMS.findall(
+        json.dumps({key: value for key, value in stub.items() if key != "preview"})
+    )
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_the_stub_of_a_cut_result_says_so_first_and_claims_nothing_complete(session: Session, name: str) -> None:
+def test_the_stub_of_a_cut_result_says_so_first_and_claims_nothing_complete(
+    session: Session, name: str
+) -> None:
     cut = CUT[name]
     outcome = session.externalize(cut.text, tool="shell", policy=Policy(max_chars=500))
     stub = json.loads(outcome.text)
     assert outcome.text.startswith('{"stub":"incomplete: ')
-    assert stub["stub"].startswith(f"incomplete: {cut.by} left out {cut.missing}; the part that arrived is stored")
+    assert stub["stub"].startswith(
+        f"incomplete: {cut.by} left out {cut.missing}; the part that arrived is stored"
+    )
     assert stub["preview"].startswith("the part that arrived: ")
     assert claims(stub) == []
     again = session.externalize(outcome.ref, tool="shell", policy=Policy(max_chars=500))
@@ -300,17 +348,25 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_whatever_the_content_nothing_of_a_cut_result_is_called_complete(session: Session, name: str) -> None:
+def test_whatever_the_content_nothing_of_a_cut_result_is_called_complete(
+    session: Session, name: str
+) -> None:
     cut = Truncation("Claude Code", "8,750 lines")
-    shown = session.externalize(KINDS[name], tool="search", policy=Policy(max_chars=500), cut=cut).text
+    shown = session.externalize(
+        KINDS[name], tool="search", policy=Policy(max_chars=500), cut=cut
+    ).text
     stub = json.loads(shown)
     assert stub["stub"].startswith(f"{cut}; ")
     assert stub["preview"].startswith("the part that arrived: ")
     assert claims(stub) == []
 
 
-@pytest.mark.parametrize("value", [LOG, [{"type": "text", "text": LOG}], json.dumps({"rows": LINES})])
-def test_the_stub_of_a_result_that_was_not_cut_still_says_that_it_is_whole(session: Session, value: Any) -> None:
+@pytest.mark.parametrize(
+    "value", [LOG, [{"type": "text", "text": LOG}], json.dumps({"rows": LINES})]
+)
+def test_the_stub_of_a_result_that_was_not_cut_still_says_that_it_is_whole(
+    session: Session, value: Any
+) -> None:
     stub = json.loads(session.externalize(value, tool="shell", policy=Policy(max_chars=500)).text)
     assert stub["stub"].startswith("the result is stored whole")
 
@@ -319,7 +375,11 @@ def test_a_cut_log_is_counted_as_the_part_that_arrived(session: Session) -> None
     lines = list(LINES)
     for number in (10, 3_000, 3_001, 3_002, 5_990):
         lines[number] = lines[number].replace("INFO", "ERROR")
-    stub = json.loads(session.externalize(codex("\n".join(lines)), tool="shell", policy=Policy(max_chars=500)).text)
+    stub = json.loads(
+        session.externalize(
+            codex("\n".join(lines)), tool="shell", policy=Policy(max_chars=500)
+        ).text
+    )
     assert stub["preview"].startswith("the part that arrived: 213 lines · ERROR 2 ")
     assert stub["shown"] == "levels and times of 213 lines that arrived"
 
@@ -338,7 +398,9 @@ def test_the_executor_and_our_tools_say_it_too(session: Session) -> None:
 
 
 @pytest.mark.parametrize("lines", [300, 40_000])
-def test_the_partial_output_of_a_tool_that_failed_is_not_called_whole(session: Session, lines: int) -> None:
+def test_the_partial_output_of_a_tool_that_failed_is_not_called_whole(
+    session: Session, lines: int
+) -> None:
     def run_tests() -> Iterator[str]:
         for number in range(lines):
             yield f"{LINES[number % len(LINES)]}\n"
@@ -347,19 +409,24 @@ def test_the_partial_output_of_a_tool_that_failed_is_not_called_whole(session: S
     executor = ToolExecutor(session, [run_tests], policy=Policy(max_chars=500))
     result = executor.run(ToolCall(id="c1", name="run_tests", arguments={}))
     stub = json.loads(result.text[result.text.index('{"stub"') :])
-    assert stub["stub"].startswith("incomplete: the tool left out the rest, because it did not finish; ")
+    assert stub["stub"].startswith(
+        "incomplete: the tool left out the rest, because it did not finish; "
+    )
     assert stub["lines"] == lines
     assert claims(stub) == []
 
 
 def test_a_block_that_only_says_that_the_others_were_cut_is_believed(session: Session) -> None:
-    """What the hook of Claude Code 2.1.326 gets of an MCP result of 25,000 tokens beside an image."""
+    """What the hook of Claude Code 2.1.326 gets of an MCP result of 25,000 tokens beside an
+    image."""
     blocks = [
         {"type": "text", "text": LOG[:100_000]},
         {"type": "text", "text": "[Image left out: it did not fit in the tool output limit]"},
         {"type": "text", "text": MCP_NOTICE},
     ]
-    shown = session.externalize(blocks, tool="mcp__rows__rows", policy=Policy(max_chars=5_000)).content
+    shown = session.externalize(
+        blocks, tool="mcp__rows__rows", policy=Policy(max_chars=5_000)
+    ).content
     stub = json.loads(shown[0]["text"])
     assert stub["stub"].startswith("incomplete: Claude Code left out a part; ")
     assert claims(stub) == []
@@ -376,7 +443,9 @@ def test_blocks_written_as_text_whose_end_is_missing_are_not_called_whole(sessio
     assert LOG.startswith(stored)
 
 
-def test_a_result_that_a_policy_shortens_is_not_called_whole_if_it_was_cut(session: Session) -> None:
+def test_a_result_that_a_policy_shortens_is_not_called_whole_if_it_was_cut(
+    session: Session,
+) -> None:
     policy = Policy(max_chars=500, preview_chars=100, tools={"shell": lambda text: text[:5_000]})
     stub = json.loads(session.externalize(codex(LOG), tool="shell", policy=policy).text)
     assert stub["stub"].endswith("; the part that arrived is stored, and was shortened for you")
@@ -396,7 +465,11 @@ def messages_with(result: str) -> list[dict[str, Any]]:
         {"role": "user", "content": "Run the tests."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": result},
-        *({"role": role, "content": "words " * 50} for _ in range(12) for role in ("assistant", "user")),
+        *(
+            {"role": role, "content": "words " * 50}
+            for _ in range(12)
+            for role in ("assistant", "user")
+        ),
     ]
 
 
@@ -404,7 +477,9 @@ def test_the_placeholder_of_a_cut_result_says_so(session: Session) -> None:
     text = codex(LOG)
     stub = session.externalize(text, tool="shell", policy=Policy(max_chars=500)).text
     for result, budget in ((text, 3_000), (stub, 2_150)):
-        pruned = prune(messages_with(result), max_tokens=budget, session=session, fold=False, least_saved=10)
+        pruned = prune(
+            messages_with(result), max_tokens=budget, session=session, fold=False, least_saved=10
+        )
         assert json.loads(pruned.messages[2]["content"])["pruned"] == (
             f"an older result, incomplete: Codex left out {MIDDLE}, the part that arrived is stored"
         )

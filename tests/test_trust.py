@@ -1,4 +1,5 @@
-"""The settings file of a project that somebody else wrote: what counts before the user trusts it, and after."""
+"""The settings file of a project that somebody else wrote: what counts before the user trusts it,
+and after."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ LOG = "".join(f"line {number}: nothing to see here\n" for number in range(3_000)
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cloned project with a settings file, as the working folder of a user with a home of their own."""
+    """A cloned project with a settings file, as the working folder of a user with a home of their
+    own."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "coatcheck.toml").write_text(HOSTILE)
@@ -92,7 +94,9 @@ def test_before_the_file_is_trusted_its_dangerous_settings_do_not_count() -> Non
     assert settings["policy.max_tokens"] == 500
 
 
-def test_ignored_settings_are_reported_in_one_line_once(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_settings_are_reported_in_one_line_once(
+    project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     load()
     load()
     (line,) = caplog.messages
@@ -109,7 +113,9 @@ def test_a_file_may_mask_more_without_trust(project: Path) -> None:
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])
-def test_the_environment_overrides_the_file(project: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool) -> None:
+def test_the_environment_overrides_the_file(
+    project: Path, monkeypatch: pytest.MonkeyPatch, is_trusted: bool
+) -> None:
     if is_trusted:
         assert invoke("trust").exit_code == 0
     monkeypatch.setenv("COATCHECK_STORE", str(project.parent / "mine"))
@@ -149,9 +155,15 @@ def test_a_server_uses_the_users_own_store(project: Path, kind: str) -> None:
         "tool_response": json.dumps({"stdout": LOG, "stderr": ""}), "cwd": str(project),
     }  # fmt: skip
     words = ["mcp", "--claude-code"] if kind == "plugin" else ["proxy", "--", *ODD]
-    with Speaker([sys.executable, "-m", "coatcheck", *words], dict(os.environ), cwd=project) as speaker:
+    with Speaker(
+        [sys.executable, "-m", "coatcheck", *words], dict(os.environ), cwd=project
+    ) as speaker:
         speaker.begin()
-        shown = speaker.call("hook", **event) if kind == "plugin" else speaker.call("text", size=100_000)
+        shown = (
+            speaker.call("hook", **event)
+            if kind == "plugin"
+            else speaker.call("text", size=100_000)
+        )
         assert "stub" in json.dumps(shown)
         assert "curl" not in json.dumps(shown)
         assert "is not trusted" in speaker.complained("coatcheck.toml")
@@ -190,7 +202,9 @@ def test_trust_is_for_one_path(project: Path, monkeypatch: pytest.MonkeyPatch) -
     assert load()["store.url"] == str(project / "stolen")
 
 
-def test_a_file_that_is_named_by_the_user_needs_no_trust(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_named_by_the_user_needs_no_trust(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = project / "coatcheck.toml"
     assert load(file=file)["store.url"] == str(project / "stolen")
     monkeypatch.setenv("COATCHECK_CONFIG", str(file))

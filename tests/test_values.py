@@ -1,4 +1,5 @@
-"""Values come back with the same content and type; a value that cannot is refused with the name of its type."""
+"""Values come back with the same content and type; a value that cannot is refused with the name of
+its type."""
 
 import collections
 import dataclasses
@@ -21,14 +22,19 @@ from coatcheck.values import Array, decode, encode, largest_array, read_repr
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates included
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | ANY_TEXT,
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(ANY_TEXT, inner, max_size=5),
     max_leaves=20,
 )
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether values and types are equal at every level: 1, 1.0 and True differ, as do 0.0 and -0.0."""
+    """Return whether values and types are equal at every level: 1, 1.0 and True differ, as do 0.0
+    and -0.0."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -120,7 +126,9 @@ def test_a_model_is_stored_as_its_json() -> None:
         ([b"bytes"], "bytes"),
     ],
 )
-def test_a_value_that_would_come_back_changed_is_refused_with_the_name_of_its_type(value: object, named: str) -> None:
+def test_a_value_that_would_come_back_changed_is_refused_with_the_name_of_its_type(
+    value: object, named: str
+) -> None:
     with pytest.raises(UnsupportedValue) as refused:
         encode(value)
     assert named in refused.value.message
@@ -188,7 +196,9 @@ def test_the_approximate_size_is_that_of_the_text_or_of_the_json(value: object, 
     assert approx_byte_size(value) == size
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, math.nan, {(1,): 2}, datetime.date(2026, 1, 1)])
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, math.nan, {(1,): 2}, datetime.date(2026, 1, 1)]
+)
 def test_the_approximate_size_accepts_any_value(value: object) -> None:
     assert approx_byte_size(value) > 0
 
@@ -210,8 +220,14 @@ REPRS = [
     ([("a", 1), ("b", None)], [["a", 1], ["b", None]]),
     ({"a": [True, {}], "b": ()}, {"a": [True, {}], "b": []}),
     ({1: "a"}, {"1": "a"}),
-    ([decimal.Decimal("1.5"), decimal.Decimal(7), math.nan, -math.inf, -1.5e-7], [1.5, 7, None, None, -1.5e-7]),
-    ([uuid.UUID(int=1), b"x", {"s"}, set()], ["00000000-0000-0000-0000-000000000001", "x", ["s"], []]),
+    (
+        [decimal.Decimal("1.5"), decimal.Decimal(7), math.nan, -math.inf, -1.5e-7],
+        [1.5, 7, None, None, -1.5e-7],
+    ),
+    (
+        [uuid.UUID(int=1), b"x", {"s"}, set()],
+        ["00000000-0000-0000-0000-000000000001", "x", ["s"], []],
+    ),
     ([collections.Counter("aab"), range(3)], [{"a": 2, "b": 1}, "range(0, 3)"]),
     (
         ["it's", "a \"b\" 'c'", "\n\t\\ \x07 \u2028 \U0001f600 ü"],
@@ -256,7 +272,13 @@ def test_a_repr_of_more_tokens_than_allowed_is_refused() -> None:
         read_repr("[1, 2]", most=5)
 
 
-@given(st.lists(st.tuples(ANY_TEXT, st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none())))
+@given(
+    st.lists(
+        st.tuples(
+            ANY_TEXT, st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.none()
+        )
+    )
+)
 def test_rows_are_read_from_their_repr_exactly(rows: list[tuple[Any, ...]]) -> None:
     assert same(read_repr(repr(rows))[0], [list(row) for row in rows])
 
@@ -265,7 +287,10 @@ def test_rows_are_read_from_their_repr_exactly(rows: list[tuple[Any, ...]]) -> N
     ("value", "expected"),
     [
         ([{"a": 1}, {"b": 2}], Array("", 2, ("a", "b"))),
-        ({"took": 3, "hits": {"total": 2, "a/b": [{"id": 1}, {"id": 2}]}}, Array("/hits/a~1b", 2, ("id",))),
+        (
+            {"took": 3, "hits": {"total": 2, "a/b": [{"id": 1}, {"id": 2}]}},
+            Array("/hits/a~1b", 2, ("id",)),
+        ),
         ({"ids": [1, 2, 3], "rows": [{"x": [1, 2, 3, 4]}]}, Array("/rows", 1, ("x",))),
         ({"data": [{"result": [{"v": 1}] * 5}]}, Array("/data/0/result", 5, ("v",))),
         ({"ids": [1, 2, 3]}, Array("/ids", 3, ())),
@@ -273,7 +298,9 @@ def test_rows_are_read_from_their_repr_exactly(rows: list[tuple[Any, ...]]) -> N
         ("text", None),
     ],
 )
-def test_the_largest_array_is_the_one_with_the_most_objects(value: object, expected: Array | None) -> None:
+def test_the_largest_array_is_the_one_with_the_most_objects(
+    value: object, expected: Array | None
+) -> None:
     assert largest_array(value) == expected
 
 

@@ -1,4 +1,5 @@
-"""The wheel as a user gets it: built from the source, installed without extras into an empty environment, and used."""
+"""The wheel as a user gets it: built from the source, installed without extras into an empty
+environment, and used."""
 
 from __future__ import annotations
 
@@ -31,9 +32,16 @@ with coatcheck.open("store") as store:
 
 
 def run(folder: Path, *command: str) -> str:
-    """Run a command in a folder, with nothing of this project in its environment, and return its output."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COATCHECK"))}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    """Run a command in a folder, with nothing of this project in its environment, and return its
+    output."""
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "COATCHECK"))
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -41,7 +49,17 @@ def run(folder: Path, *command: str) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(folder, sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    run(
+        folder,
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(ROOT),
+    )
     (built,) = folder.glob("*.whl")
     return built
 
@@ -49,17 +67,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_wheel_contains_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"coatcheck/py.typed", "coatcheck/aio.py", "coatcheck/cli/__init__.py", "coatcheck/__main__.py"} <= set(
+    assert {
+        "coatcheck/py.typed",
+        "coatcheck/aio.py",
+        "coatcheck/cli/__init__.py",
+        "coatcheck/__main__.py",
+    } <= set(names)
+    assert {"coatcheck/console/templates/base.html", "coatcheck/console/static/htmx.min.js"} <= set(
         names
     )
-    assert {"coatcheck/console/templates/base.html", "coatcheck/console/static/htmx.min.js"} <= set(names)
     assert "coatcheck/console/static/htmx.LICENSE.txt" in names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"coatcheck"}
     assert not [name for name in names if "__pycache__" in name]
 
 
 def link_dependencies(target: Path, *names: str, seen: set[str] | None = None) -> None:
-    """Link distributions of this environment into another, with everything that they need without extras."""
+    """Link distributions of this environment into another, with everything that they need without
+    extras."""
     seen = set() if seen is None else seen
     for name in names:
         if name in seen:
@@ -80,12 +104,15 @@ def applies(requirement: Requirement) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packages", shown_by_first(["of this environment", "of the index"]))
-def test_the_wheel_works_without_extras_in_an_empty_environment(wheel: Path, tmp_path: Path, packages: str) -> None:
+def test_the_wheel_works_without_extras_in_an_empty_environment(
+    wheel: Path, tmp_path: Path, packages: str
+) -> None:
     venv.create(tmp_path / "venv", symlinks=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python]
     if packages == "of the index":
-        # Constraints with hashes would ask for the hash of the wheel too, which is not known before it is built.
+        # Constraints with hashes would ask for the hash of the wheel too, which is not known before
+        # it is built.
         constraints = tmp_path / "constraints.txt"
         text = (ROOT / "constraints.txt").read_text()
         constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", text))

@@ -1,4 +1,5 @@
-"""Texts for checking token estimates: generated ones of every kind, and the texts inside the corpus.
+"""Texts for checking token estimates: generated ones of every kind, and the texts inside the
+corpus.
 
 Tests and `benchmarks/calibrate_tokens.py` use them.
 """
@@ -53,7 +54,8 @@ EMOJI = "🎉🚀✅❌🔥💡👍😀😂🙏🎯📦🔧🐛✨🟢🔴📝"
 
 
 def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
-    """Text of about `size` characters for each of many kinds of content, the same for the same seed."""
+    """Text of about `size` characters for each of many kinds of content, the same for the same
+    seed."""
     rng = random.Random(seed)
     pick, printable = rng.choice, string.printable[:94]
 
@@ -72,7 +74,7 @@ def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
         return " ".join(rng.choices(ENGLISH, k=count))
 
     def stamp() -> str:
-        return f"2025-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}T{rng.randrange(24):02}:{rng.randrange(60):02}:07.{rng.randrange(1000):03}Z"  # noqa: E501 - one stamp, one line
+        return f"2025-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}T{rng.randrange(24):02}:{rng.randrange(60):02}:07.{rng.randrange(1000):03}Z"
 
     def statement(_: int) -> str:
         a, b, c, d = rng.choices(string.ascii_lowercase, k=4)
@@ -89,7 +91,10 @@ def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
         ])  # fmt: skip
 
     def record(_: int) -> dict[str, object]:
-        return {name: pick([rng.randrange(1000), pick(ENGLISH), None, True, rng.random()]) for name in NAMES[:6]}
+        return {
+            name: pick([rng.randrange(1000), pick(ENGLISH), None, True, rng.random()])
+            for name in NAMES[:6]
+        }
 
     records = [record(n) for n in range(size // 150)]
     code = lines(code_line)
@@ -107,23 +112,23 @@ def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
         "digits": chars(string.digits, size),
         "floats": lines(lambda _: ",".join(f"{rng.gauss(0, 100):.6f}" for _ in range(8))),
         "csv": lines(lambda n: f"{n},{pick(ENGLISH)},{rng.randrange(10**5)},{rng.random():.3f},{stamp()[:10]},N/A"),
-        "log": lines(lambda _: f"{stamp()} {pick(['INFO', 'WARN', 'ERROR'])} [worker-{rng.randrange(16)}] {pick(NAMES)}: {words(6)} id={rng.randrange(10**6)} took {rng.randrange(900)}ms"),  # noqa: E501 - a log line is long
-        "access log": lines(lambda _: f'10.{rng.randrange(255)}.{rng.randrange(255)}.7 - - [12/Mar/2025:10:{rng.randrange(60):02}:09 +0000] "GET /{pick(ENGLISH)}/{rng.randrange(9999)} HTTP/1.1" 200 {rng.randrange(99999)} "-" "curl/8.1"'),  # noqa: E501 - and so is this
-        "stack trace": lines(lambda _: f'  File "/srv/{pick(ENGLISH)}/{pick(NAMES)}.py", line {rng.randrange(900)}, in {pick(NAMES)}'),  # noqa: E501 - and this
+        "log": lines(lambda _: f"{stamp()} {pick(['INFO', 'WARN', 'ERROR'])} [worker-{rng.randrange(16)}] {pick(NAMES)}: {words(6)} id={rng.randrange(10**6)} took {rng.randrange(900)}ms"),
+        "access log": lines(lambda _: f'10.{rng.randrange(255)}.{rng.randrange(255)}.7 - - [12/Mar/2025:10:{rng.randrange(60):02}:09 +0000] "GET /{pick(ENGLISH)}/{rng.randrange(9999)} HTTP/1.1" 200 {rng.randrange(99999)} "-" "curl/8.1"'),
+        "stack trace": lines(lambda _: f'  File "/srv/{pick(ENGLISH)}/{pick(NAMES)}.py", line {rng.randrange(900)}, in {pick(NAMES)}'),
         "minified javascript": lines(statement, ""),
         "code": code,
         "code in json": json.dumps(code),
         "tabs": lines(lambda _: "\t" * rng.randrange(1, 6) + f"{pick(NAMES)} := {pick(NAMES)}.{pick(NAMES)}()"),
         "whitespace": lines(lambda _: " " * rng.randrange(1, 40) + pick(["", "\n", "\t", "\n\n", pick(ENGLISH)]), ""),
         "aligned table": lines(lambda _: f"{pick(ENGLISH):<20}{rng.randrange(10**6):>12}  {pick(NAMES):<30}|"),
-        "markdown": lines(lambda _: pick([f"## {words(3).title()}", f"- **{pick(ENGLISH)}** `{pick(NAMES)}`", f"| {pick(ENGLISH)} | {pick(ENGLISH)} |", "|---|---|", f"> {words(8)}", ""])),  # noqa: E501 - and this
+        "markdown": lines(lambda _: pick([f"## {words(3).title()}", f"- **{pick(ENGLISH)}** `{pick(NAMES)}`", f"| {pick(ENGLISH)} | {pick(ENGLISH)} |", "|---|---|", f"> {words(8)}", ""])),
         "xml": lines(lambda n: f'<row id="{n}"><{pick(NAMES)} type="{pick(ENGLISH)}">{words(2)}</{pick(NAMES)}></row>'),
-        "urls": lines(lambda _: f"https://{pick(ENGLISH)}.example.org/{pick(ENGLISH)}/{chars(string.ascii_letters, 11)}?v={rng.randrange(99)}"),  # noqa: E501 - and this
+        "urls": lines(lambda _: f"https://{pick(ENGLISH)}.example.org/{pick(ENGLISH)}/{chars(string.ascii_letters, 11)}?v={rng.randrange(99)}"),
         "paths": lines(lambda _: "./" + "/".join(rng.choices(ENGLISH + NAMES, k=rng.randrange(2, 7))) + ".py"),
         "indented json": json.dumps(records, indent=2),
         "minified json": json.dumps(records, separators=(",", ":")),
         "json in json": json.dumps(json.dumps(records)),
-        "terminal colours": lines(lambda _: f"\x1b[{rng.randrange(30, 38)}m{pick(ENGLISH)}\x1b[0m {pick(NAMES)} ({rng.randrange(99)} ms)"),  # noqa: E501 - and this
+        "terminal colours": lines(lambda _: f"\x1b[{rng.randrange(30, 38)}m{pick(ENGLISH)}\x1b[0m {pick(NAMES)} ({rng.randrange(99)} ms)"),
         "emoji": chars(EMOJI, size),
         "emoji in text": lines(lambda _: pick(ENGLISH) if rng.random() < 0.8 else pick(EMOJI), " "),
     }  # fmt: skip
@@ -135,25 +140,32 @@ def samples(seed: int = 0, size: int = 20_000) -> dict[str, str]:
 
 
 def corpus_files(folder: Path) -> list[Path]:
-    """The files of the corpus that tests use. Its recorded runs and wire traffic are for benchmarks."""
+    """The files of the corpus that tests use. Its recorded runs and wire traffic are for
+    benchmarks."""
     parts = ("content", "retrieval", "transcripts")
     return sorted(path for part in parts for path in (folder / part).rglob("*") if path.is_file())
 
 
 def corpus_texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """The name and text of each corpus file that tests use, and of the tool results and documents inside them."""
+    """The name and text of each corpus file that tests use, and of the tool results and documents
+    inside them."""
     for path in corpus_files(folder):
         name, text = path.relative_to(folder).as_posix(), path.read_bytes().decode()
         yield name, text
         if name.startswith("transcripts/"):
             values = (
-                map(json.loads, filter(str.strip, text.split("\n"))) if path.suffix == ".jsonl" else [json.loads(text)]
+                map(json.loads, filter(str.strip, text.split("\n")))
+                if path.suffix == ".jsonl"
+                else [json.loads(text)]
             )
             for number, result in enumerate(found for value in values for found in _results(value)):
                 yield f"{name} result {number}", result
         elif path.name == "codebase_chunks.json":
             for document in json.loads(text):
-                yield f"{name} {document['doc_id']}", "\n".join(chunk["content"] for chunk in document["chunks"])
+                yield (
+                    f"{name} {document['doc_id']}",
+                    "\n".join(chunk["content"] for chunk in document["chunks"]),
+                )
 
 
 def _results(value: Any) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Commands that start quickly, for tests that do not test the start of Python.
 
-`command("coatcheck", "ls")` is like `python -m coatcheck ls`, but the process is forked from a server that has already
-imported what most commands need. It has its own environment, folder and standard streams. The test starts this file,
-as a script: it hands all of that to the server, forwards signals and ends as the forked process does. Its process id
-is not the command's. If it is killed, so is the command.
+`command("coatcheck", "ls")` is like `python -m coatcheck ls`, but the process is forked from a
+server that has already imported what most commands need. It has its own environment, folder and
+standard streams. The test starts this file, as a script: it hands all of that to the server,
+forwards signals and ends as the forked process does. Its process id is not the command's. If it is
+killed, so is the command.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def run(address: str, words: list[str]) -> int:
-    """Let the server run a command. Return its exit status; if a signal ended it, end by the same signal."""
+    """Let the server run a command. Return its exit status; if a signal ended it, end by the same
+    signal."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         environment = [f"{name}={value}" for name, value in os.environ.items()]
@@ -35,7 +37,11 @@ def run(address: str, words: list[str]) -> int:
         socket.send_fds(server, [len(job).to_bytes(_HEAD, "big")], [0, 1, 2])
         server.sendall(job)
         null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # only the command keeps them open: their reader must see them close
+        for stream in (
+            0,
+            1,
+            2,
+        ):  # only the command keeps them open: their reader must see them close
             os.dup2(null, stream)
         for number in _FORWARDED:
             signal.signal(number, lambda number, _: server.sendall(bytes([number])))
@@ -49,7 +55,8 @@ def run(address: str, words: list[str]) -> int:
 
 
 def serve(address: str) -> list[str] | None:
-    """Fork a process for each command, until stdin closes. Return None then; in a forked process, return its words."""
+    """Fork a process for each command, until stdin closes. Return None then; in a forked process,
+    return its words."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)

@@ -1,4 +1,5 @@
-"""The server of `tests.warm`: one for each process that runs tests, started when it is first needed."""
+"""The server of `tests.warm`: one for each process that runs tests, started when it is first
+needed."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def _opened_again(old: TextIO) -> TextIO:
     descriptor, mode = old.fileno(), "rb" if old is sys.stdin else "wb"
     is_by_line = os.isatty(descriptor) or old is sys.stderr
     raw = os.fdopen(descriptor, mode, closefd=False)
-    return io.TextIOWrapper(raw, encoding=old.encoding, errors=old.errors, line_buffering=is_by_line)
+    return io.TextIOWrapper(
+        raw, encoding=old.encoding, errors=old.errors, line_buffering=is_by_line
+    )
 
 
 def _run(module: str) -> int:
@@ -76,7 +79,8 @@ def _run(module: str) -> int:
 
 
 def _leave(status: int) -> None:
-    """End as Python does, but without freeing every object first, which takes longer than most commands."""
+    """End as Python does, but without freeing every object first, which takes longer than most
+    commands."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,8 @@
-"""What others take for the same job: a large tool result goes to storage, and the model gets something small.
+"""What others take for the same job: a large tool result goes to storage, and the model gets
+something small.
 
-Each runs in a child process of an environment of its own, ours in one too, in turns on the same disk with the same
-content. `PEERS` says what each one is and what it leaves out, or does besides.
+Each runs in a child process of an environment of its own, ours in one too, in turns on the same
+disk with the same content. `PEERS` says what each one is and what it leaves out, or does besides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""How each peer is asked to offload a result, and to give it back: as an agent loop of its framework would.
+"""How each peer is asked to offload a result, and to give it back: as an agent loop of its
+framework would.
 
-What a framework has made by the time the result is there (messages, events, states) is made in `prepare`, while the
-clock is stopped. Limits are set so that all of them offload. `answer` is what `run` gave.
+What a framework has made by the time the result is there (messages, events, states) is made in
+`prepare`, while the clock is stopped. Limits are set so that all of them offload. `answer` is what
+`run` gave.
 """
 
 from __future__ import annotations
@@ -88,7 +90,12 @@ def agno(folder: Path) -> Adapter:
     def run(result: tuple[str, str]) -> tuple[str, str]:
         text, call_id = result
         envelope = store.offload_for_model(
-            session_id="s", run_id="r", tool_call_id=call_id, tool_name="search", tool_args={}, output=text
+            session_id="s",
+            run_id="r",
+            tool_call_id=call_id,
+            tool_name="search",
+            tool_args={},
+            output=text,
         )
         return str(envelope), call_id
 
@@ -168,7 +175,9 @@ def refcache(folder: Path) -> Adapter:
     from mcp_refcache.backends import SQLiteBackend
     from mcp_refcache.context import CharacterFallback
 
-    cache = RefCache(name="bench", backend=SQLiteBackend(folder / "cache.db"), tokenizer=CharacterFallback())
+    cache = RefCache(
+        name="bench", backend=SQLiteBackend(folder / "cache.db"), tokenizer=CharacterFallback()
+    )
 
     def run(result: tuple[str, str]) -> Any:
         text, call_id = result

@@ -1,8 +1,10 @@
-"""`python -m benchmarks.peers.child NAME FOLDER`: one side of the comparison, in a process of its own.
+"""`python -m benchmarks.peers.child NAME FOLDER`: one side of the comparison, in a process of its
+own.
 
-Reads requests as lines of JSON and answers each with one: `{"kind", "size", "number", "call"}` is offloaded and timed.
-With `"look"`, untimed, the answer has what the model gets and whether the content comes back exactly. Needs nothing of
-Coatcheck's: it runs where only the peers are installed.
+Reads requests as lines of JSON and answers each with one: `{"kind", "size", "number", "call"}` is
+offloaded and timed. With `"look"`, untimed, the answer has what the model gets and whether the
+content comes back exactly. Needs nothing of Coatcheck's: it runs where only the peers are
+installed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def main(name: str, folder: Path, requests: TextIO, answers: TextIO) -> None:
     try:
         adapter: adapters.Adapter = getattr(adapters, name)(folder)
     except Exception as error:  # noqa: BLE001 - whatever keeps a package from working is why it is not measured
-        print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:200]}), file=answers, flush=True)
+        print(
+            json.dumps({"missing": f"{type(error).__name__}: {error}"[:200]}),
+            file=answers,
+            flush=True,
+        )
         return
     found = version(PEERS[name].package) if name in PEERS else ""
     print(json.dumps({"version": found}), file=answers, flush=True)

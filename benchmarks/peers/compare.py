@@ -1,4 +1,5 @@
-"""Ours and theirs in turns: one child process for each, the same content in each round, on the same disk."""
+"""Ours and theirs in turns: one child process for each, the same content in each round, on the same
+disk."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class Side:
     module: str = "child"
 
     def start(self, python: Path | str) -> None:
-        paths = [str(environment.ROOT)] + ([str(environment.ROOT / "src")] if self.name == OURS else [])
+        paths = [str(environment.ROOT)] + (
+            [str(environment.ROOT / "src")] if self.name == OURS else []
+        )
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [str(python), "-m", f"benchmarks.peers.{self.module}", self.name, str(self.folder)],
@@ -76,7 +79,9 @@ class Side:
             return dict(json.loads(line))
         self.close()
         lines = self._log.read_text().split("\n")
-        self.missing = f"the process ended: {next(filter(None, reversed(lines)), 'without a message')[:160]}"
+        self.missing = (
+            f"the process ended: {next(filter(None, reversed(lines)), 'without a message')[:160]}"
+        )
         return {"missing": self.missing}
 
     @property
@@ -85,7 +90,8 @@ class Side:
 
 
 def peers(bench: Bench) -> Iterator[Row]:
-    """How long it takes until a result is stored and the model's text is there, for us and each of them."""
+    """How long it takes until a result is stored and the model's text is there, for us and each of
+    them."""
     sides = list(_started(bench))
     ours, running = sides[0], [side for side in sides if not side.missing]
     numbers = itertools.count(1)
@@ -149,16 +155,27 @@ def _row(ours: Side, theirs: Side, kind: str, size: int) -> Row:
 
 
 def _facts(running: list[Side], numbers: Iterator[int]) -> str:
-    """A table of what each leaves behind: in the context for each kind, on disk for the same content again."""
+    """A table of what each leaves behind: in the context for each kind, on disk for the same
+    content again."""
     size = _SIZES[-1][0]
-    heads = ("", "version", *(f"tokens, {kind}" for kind in KINDS), f"one of {size_name(size)} {_AGAIN} times", "exact")
+    heads = (
+        "",
+        "version",
+        *(f"tokens, {kind}" for kind in KINDS),
+        f"one of {size_name(size)} {_AGAIN} times",
+        "exact",
+    )
     lines = [heads]
     for side in running:
         left, exact = [], True
         for kind in KINDS:
             number = next(numbers)
             answer = side.ask(kind=kind, size=size, number=number, call=f"look-{number}", look=True)
-            left.append(f"{tokens.count(answer.get('model_text', '')):,}" if "model_text" in answer else side.missing)
+            left.append(
+                f"{tokens.count(answer.get('model_text', '')):,}"
+                if "model_text" in answer
+                else side.missing
+            )
             exact = exact and bool(answer.get("exact"))
         number, before = next(numbers), _bytes_in(side.folder)
         for again in range(_AGAIN):
@@ -168,9 +185,14 @@ def _facts(running: list[Side], numbers: Iterator[int]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     whole = size_name(size)
     sent = ", ".join(f"{kind} {tokens.count(content(kind, size, 0)):,}" for kind in KINDS)
-    shown = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    shown = "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
     return f"{shown}\n{whole} without any of them: {sent} tokens\n" + "\n".join(
-        f"{side.name}: {PEERS[side.name].what}; {PEERS[side.name].differs}" for side in running if side.name != OURS
+        f"{side.name}: {PEERS[side.name].what}; {PEERS[side.name].differs}"
+        for side in running
+        if side.name != OURS
     )
 
 

@@ -1,4 +1,5 @@
-"""Tool results of a kind and a size, never the same twice: each holds its number. The same in every process."""
+"""Tool results of a kind and a size, never the same twice: each holds its number. The same in every
+process."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _MARKS: Final = "，。、；：\n"
 
 
 def content(kind: str, size: int, number: int) -> str:
-    """A result of about `size` bytes of UTF-8, with its number near the beginning and in the middle."""
+    """A result of about `size` bytes of UTF-8, with its number near the beginning and in the
+    middle."""
     return _base(kind, size).replace(_NUMBER, f"{number:020}", 2)
 
 
@@ -58,6 +60,7 @@ def _json(chance: random.Random, half: int) -> str:
 def _cjk(chance: random.Random, half: int) -> str:
     words = ["".join(chr(0x4E00 + chance.randrange(3_000)) for _ in range(2)) for _ in range(2_000)]
     return "".join(
-        f"第{_NUMBER}号\n" + "".join(chance.choice(words) + chance.choice(_MARKS) for _ in range(half // 9))
+        f"第{_NUMBER}号\n"
+        + "".join(chance.choice(words) + chance.choice(_MARKS) for _ in range(half // 9))
         for _ in range(2)
     )

@@ -1,9 +1,10 @@
-"""What each system shows a model of a large result, and its own tools to see more: `python -m benchmarks.peers.tools
-NAME FOLDER` serves one of the peers to the questions, a line of JSON for each request.
+"""What each system shows a model of a large result, and its own tools to see more: `python -m
+benchmarks.peers.tools NAME FOLDER` serves one of the peers to the questions, a line of JSON for
+each request.
 
-An `Intent` is what a careful reader would look for, in no system's words. A `Reader` hands in a result as its system
-does by default, and turns an intent into a call of the system's nearest tool, or says that it has none. Needs nothing
-of Coatcheck's: it runs where only the peers are installed.
+An `Intent` is what a careful reader would look for, in no system's words. A `Reader` hands in a
+result as its system does by default, and turns an intent into a call of the system's nearest tool,
+or says that it has none. Needs nothing of Coatcheck's: it runs where only the peers are installed.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _INSIDE: Final = re.compile(r"(?i)^\(\?i\)|\\(?=\W)|[$^]")
 class Intent:
     """What to look for: one of `grep`, `sql`, `path`, `lines` and `text`.
 
-    `grep` is a regular expression; with `near`, this many lines before and after its first match; with `count`, only
-    the number of its matches is of interest. `path` is a JSONPath; `sql` is about the table `artifact`, or the array at
-    `at`. `lines` is a range such as "-15:". `text` asks for the readable text of a document: "all", or its "last"
-    page."""
+    `grep` is a regular expression; with `near`, this many lines before and after its first match;
+    with `count`, only the number of its matches is of interest. `path` is a JSONPath; `sql` is
+    about the table `artifact`, or the array at `at`. `lines` is a range such as "-15:". `text` asks
+    for the readable text of a document: "all", or its "last" page."""
 
     grep: str = ""
     near: tuple[int, int] = (0, 0)
@@ -44,7 +45,8 @@ class Intent:
 
     @property
     def literal(self) -> str:
-        """The longest piece of `grep` that is plain text, for tools that take no regular expression."""
+        """The longest piece of `grep` that is plain text, for tools that take no regular
+        expression."""
         first = _INSIDE.sub("", self.grep.partition("|")[0])
         return max(re.split(r"\.\*|\\S\+", first), key=len)
 
@@ -64,13 +66,15 @@ class Reader(Protocol):
         """The descriptions of the tools for reading, as JSON."""
 
     def offload(self, content: str | bytes, ask: str) -> str:
-        """Hand in a tool's result, and return what the model gets in its place. `ask` is the user's question."""
+        """Hand in a tool's result, and return what the model gets in its place. `ask` is the user's
+        question."""
 
     def hint(self, shown: str) -> Call | None:
         """Return the call that the text for the model proposes, if it is complete."""
 
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
-        """Return the call for an intent, given what the model has seen so far; None if there is no such tool."""
+        """Return the call for an intent, given what the model has seen so far; None if there is no
+        such tool."""
 
     def more(self, call: Call, page: str) -> Call | None:
         """Return the call that continues after a page, if there is one."""
@@ -80,8 +84,8 @@ class Reader(Protocol):
 
 
 def shown_line(intent: Intent, before: str, pages: Sequence[str]) -> int | None:
-    """The number of the first line with what an intent is near to, if a page has shown it; `before` is a pattern for
-    the number and what follows it."""
+    """The number of the first line with what an intent is near to, if a page has shown it; `before`
+    is a pattern for the number and what follows it."""
     if intent.near == (0, 0):
         return None
     found = (re.search(rf"(?m)^{before}.*{re.escape(intent.literal)}", page) for page in pages[1:])
@@ -89,11 +93,13 @@ def shown_line(intent: Intent, before: str, pages: Sequence[str]) -> int | None:
 
 
 class Strands:
-    """strands-agents: `ContextOffloader` with its defaults, over 2,500 tokens; `retrieve_offloaded_content`.
+    """strands-agents: `ContextOffloader` with its defaults, over 2,500 tokens;
+    `retrieve_offloaded_content`.
 
-    grep → `pattern`, with its five lines of context, or none for a count; near → `line_range` if a search has shown the
-    line, else `context_lines`. The end of a result has no call, since the number of lines is not shown before a search;
-    the whole (no pattern) is the last resort, as its text says."""
+    grep → `pattern`, with its five lines of context, or none for a count; near → `line_range` if a
+    search has shown the line, else `context_lines`. The end of a result has no call, since the
+    number of lines is not shown before a search; the whole (no pattern) is the last resort, as its
+    text says."""
 
     def __init__(self, folder: Path) -> None:
         from strands import Agent
@@ -104,20 +110,28 @@ class Strands:
         self._offloader = ContextOffloader(storage=FileStorage(str(folder)))
         self._agent = Agent(model=type("Silent", (Model,), silent)(), plugins=[self._offloader])
         self._results = 0
-        self.schemas = json.dumps([self._agent.tool_registry.registry["retrieve_offloaded_content"].tool_spec])
+        self.schemas = json.dumps(
+            [self._agent.tool_registry.registry["retrieve_offloaded_content"].tool_spec]
+        )
 
     def offload(self, content: str, ask: str) -> str:
         from strands.hooks.events import AfterToolCallEvent
 
         self._results += 1
         use = {"toolUseId": f"call-{self._results}", "name": "run", "input": {}}
-        result = {"toolUseId": use["toolUseId"], "status": "success", "content": [{"text": content}]}
+        result = {
+            "toolUseId": use["toolUseId"],
+            "status": "success",
+            "content": [{"text": content}],
+        }
         event = AfterToolCallEvent(
             agent=self._agent, selected_tool=None, tool_use=use, invocation_state={}, result=result
         )
         asyncio.run(self._offloader._handle_tool_result(event))
         shown = str(event.result["content"][0]["text"])
-        stored = shown.rpartition("[Stored references:]\n")[2] if shown.startswith("[Offloaded:") else ""
+        stored = (
+            shown.rpartition("[Stored references:]\n")[2] if shown.startswith("[Offloaded:") else ""
+        )
         self._reference = stored.split()[0] if stored else ""
         return shown
 
@@ -145,10 +159,12 @@ class Strands:
 
 
 class Deepagents:
-    """deepagents: `FilesystemMiddleware` with its defaults, over 20,000 tokens; `grep` and `read_file`.
+    """deepagents: `FilesystemMiddleware` with its defaults, over 20,000 tokens; `grep` and
+    `read_file`.
 
-    grep → `grep` for its longest plain text (it takes no regular expression), with matches or only their count; near
-    and the end → `read_file` at an offset that was shown. It continues with the next offset."""
+    grep → `grep` for its longest plain text (it takes no regular expression), with matches or only
+    their count; near and the end → `read_file` at an offset that was shown. It continues with the
+    next offset."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._results = folder, 0
@@ -167,7 +183,9 @@ class Deepagents:
         self._results += 1
         root = self._folder / str(self._results)
         root.mkdir()
-        self._middleware = FilesystemMiddleware(backend=FilesystemBackend(root_dir=str(root), virtual_mode=True))
+        self._middleware = FilesystemMiddleware(
+            backend=FilesystemBackend(root_dir=str(root), virtual_mode=True)
+        )
         self._tools = {tool.name: tool for tool in self._middleware.tools}
 
     def offload(self, content: str, ask: str) -> str:
@@ -181,7 +199,11 @@ class Deepagents:
         return shown
 
     def hint(self, shown: str) -> Call | None:
-        return Call("read_file", {"file_path": self._path, "offset": 0, "limit": 100}) if self._path else None
+        return (
+            Call("read_file", {"file_path": self._path, "offset": 0, "limit": 100})
+            if self._path
+            else None
+        )
 
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._path:
@@ -204,7 +226,9 @@ class Deepagents:
         return self._read(int(following[1]), 100) if following else None
 
     def run(self, call: Call) -> str:
-        runtime = types.SimpleNamespace(tool_call_id="call", state={"files": {}}, config={}, context=None, store=None)
+        runtime = types.SimpleNamespace(
+            tool_call_id="call", state={"files": {}}, config={}, context=None, store=None
+        )
         answer = self._tools[call.tool].func(runtime=runtime, **call.arguments)
         return str(getattr(answer, "content", answer))
 
@@ -213,20 +237,28 @@ class Deepagents:
 
 
 class Agno:
-    """agno: `ResultStore` with its defaults, over 16,000 characters; `search_result` and `read_result`.
+    """agno: `ResultStore` with its defaults, over 16,000 characters; `search_result` and
+    `read_result`.
 
-    grep → `search_result`; near → `read_result` if a search has shown the line, else `search_result` with
-    `context_lines` (at most 20); the end → `read_result` from a line counted from the number of lines in the
-    envelope."""
+    grep → `search_result`; near → `read_result` if a search has shown the line, else
+    `search_result` with `context_lines` (at most 20); the end → `read_result` from a line counted
+    from the number of lines in the envelope."""
 
     def __init__(self, folder: Path) -> None:
         from agno.db.sqlite import SqliteDb
         from agno.offload.store import ResultStore
-        from agno.offload.tools import OFFLOAD_INSTRUCTION, get_read_result_function, get_search_result_function
+        from agno.offload.tools import (
+            OFFLOAD_INSTRUCTION,
+            get_read_result_function,
+            get_search_result_function,
+        )
         from agno.run import RunContext
 
         self._store = ResultStore(db=SqliteDb(db_file=str(folder / "agno.db")))
-        owner, run = types.SimpleNamespace(_result_store=self._store), RunContext(run_id="r", session_id="s")
+        owner, run = (
+            types.SimpleNamespace(_result_store=self._store),
+            RunContext(run_id="r", session_id="s"),
+        )
         tools = get_read_result_function(owner, run), get_search_result_function(owner, run)
         self._tools = {tool.name: tool for tool in tools}
         self._results = 0
@@ -275,9 +307,11 @@ class Agno:
 
 
 class Headroom:
-    """headroom-ai: `compress` on the conversation, with the question before the result; `headroom_retrieve`.
+    """headroom-ai: `compress` on the conversation, with the question before the result;
+    `headroom_retrieve`.
 
-    It has one call for every intent: the whole, by hash. Where it leaves a result as it is, the model has it whole."""
+    It has one call for every intent: the whole, by hash. Where it leaves a result as it is, the
+    model has it whole."""
 
     def __init__(self, folder: Path) -> None:
         os.environ |= {"HEADROOM_CCR_SQLITE_PATH": str(folder / "ccr.db"), "HF_HUB_OFFLINE": "1"}
@@ -294,7 +328,9 @@ class Headroom:
             {"role": "assistant", "content": None, "tool_calls": [called]},
             {"role": "tool", "tool_call_id": "call", "content": content},
         ]
-        return str(self._compress(messages, model="claude-sonnet-4-5-20250929").messages[-1]["content"])
+        return str(
+            self._compress(messages, model="claude-sonnet-4-5-20250929").messages[-1]["content"]
+        )
 
     def hint(self, shown: str) -> Call | None:
         marked = re.findall(r"hash=([0-9a-f]{8,})", shown)
@@ -307,16 +343,18 @@ class Headroom:
         return None
 
     def run(self, call: Call) -> str:
-        return str(self._handler._execute_retrieval(self._call("call", call.arguments["hash"])).content)
+        return str(
+            self._handler._execute_retrieval(self._call("call", call.arguments["hash"])).content
+        )
 
 
 class ContextMode:
-    """context-mode: a server over stdio. The command whose output is the result is run in its sandbox, with the
-    question as the intent: over 5 KB, that shows the matching sections.
+    """context-mode: a server over stdio. The command whose output is the result is run in its
+    sandbox, with the question as the intent: over 5 KB, that shows the matching sections.
 
-    grep and lines → a shell command over the file in the sandbox (`ctx_execute`); path → JavaScript over it
-    (`ctx_execute_file`); after that, `ctx_search` for the words of the question. It slows down a session that searches
-    often, so each question is a session of its own."""
+    grep and lines → a shell command over the file in the sandbox (`ctx_execute`); path → JavaScript
+    over it (`ctx_execute_file`); after that, `ctx_search` for the words of the question. It slows
+    down a session that searches often, so each question is a session of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._id, self._ask = folder, 0, ""
@@ -328,7 +366,12 @@ class ContextMode:
         self._start()
         self._ask, self._path = ask, self._folder / "result.txt"
         self._path.write_text(content)
-        return self.run(Call("ctx_execute", {"language": "shell", "code": f"cat {self._path.name}", "intent": ask}))
+        return self.run(
+            Call(
+                "ctx_execute",
+                {"language": "shell", "code": f"cat {self._path.name}", "intent": ask},
+            )
+        )
 
     def hint(self, shown: str) -> Call | None:
         return Call("ctx_search", {"queries": [self._ask]})
@@ -337,17 +380,26 @@ class ContextMode:
         before, after = intent.near
         if intent.grep:
             flags = "-i " if intent.grep.startswith("(?i)") else ""
-            flags += "-oE" if intent.count else f"-nE -B{before} -A{after}" if before or after else "-nE"
+            flags += (
+                "-oE" if intent.count else f"-nE -B{before} -A{after}" if before or after else "-nE"
+            )
             pattern = intent.grep.removeprefix("(?i)").replace("'", r"'\''")
             then = " | wc -l" if intent.count else ""
             return self._shell(f"grep {flags} '{pattern}' {self._path.name}{then}")
         if intent.lines.startswith("-"):
             return self._shell(f"tail -n {intent.lines.strip(':-')} {self._path.name}")
         if intent.path and ".." not in intent.path:
-            where = re.sub(r"\[\?@\.([\w.]+)==('[^']*')\]", r".filter(x => x.\1==\2).map(x => x)", intent.path[1:])
+            where = re.sub(
+                r"\[\?@\.([\w.]+)==('[^']*')\]",
+                r".filter(x => x.\1==\2).map(x => x)",
+                intent.path[1:],
+            )
             head, filtered, tail = where.partition(".map(x => x)")
             code = f"console.log(JSON.parse(FILE_CONTENT){head}{f'.map(x => x{tail})' if filtered else ''})"
-            return Call("ctx_execute_file", {"path": self._path.name, "language": "javascript", "code": code})
+            return Call(
+                "ctx_execute_file",
+                {"path": self._path.name, "language": "javascript", "code": code},
+            )
         return None
 
     def more(self, call: Call, page: str) -> Call | None:
@@ -371,7 +423,9 @@ class ContextMode:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         client = {"name": "questions", "version": "1"}
-        about = self._rpc("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=client)
+        about = self._rpc(
+            "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=client
+        )
         self._send(method="notifications/initialized")
         return about
 
@@ -408,9 +462,17 @@ def main(name: str, folder: Path, requests: TextIO, answers: TextIO) -> None:
     try:
         reader = reader_of(folder)
     except Exception as error:  # noqa: BLE001 - whatever keeps a package from working is why it is not asked
-        print(json.dumps({"missing": f"{type(error).__name__}: {error}"[:200]}), file=answers, flush=True)
+        print(
+            json.dumps({"missing": f"{type(error).__name__}: {error}"[:200]}),
+            file=answers,
+            flush=True,
+        )
         return
-    print(json.dumps({"version": version(package) if package else reader.version}), file=answers, flush=True)
+    print(
+        json.dumps({"version": version(package) if package else reader.version}),
+        file=answers,
+        flush=True,
+    )
     for line in requests:
         method, *arguments = json.loads(line)
         if method == "call_for":

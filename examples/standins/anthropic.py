@@ -72,7 +72,9 @@ def _check_message(message: Any, where: str) -> None:
     if set(message) != {"role", "content"}:
         odd = next(iter(set(message) ^ {"role", "content"}))
         raise Refused(
-            400, f"{where}.{odd}: " + ("Extra inputs are not permitted" if odd in message else "Field required")
+            400,
+            f"{where}.{odd}: "
+            + ("Extra inputs are not permitted" if odd in message else "Field required"),
         )
     if not isinstance(message["content"], str | list) or not message["content"]:
         raise Refused(400, f"{where}: all messages must have non-empty content")
@@ -81,7 +83,8 @@ def _check_message(message: Any, where: str) -> None:
         _check_block(block, message["role"], f"{where}.content.{at}")
         if block["type"] == "tool_result" and results_are_over:
             raise Refused(
-                400, f"{where}.content.{at}: `tool_result` blocks must come first in the content of a message"
+                400,
+                f"{where}.content.{at}: `tool_result` blocks must come first in the content of a message",
             )
         results_are_over = block["type"] != "tool_result"
 
@@ -91,7 +94,8 @@ def _check_block(block: Any, role: str, where: str) -> None:
     if kind not in _BLOCKS[role]:
         known = ", ".join(f"'{one}'" for one in _BLOCKS[role])
         raise Refused(
-            400, f"{where}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {known}"
+            400,
+            f"{where}: Input tag '{kind}' found using 'type' does not match any of the expected tags: {known}",
         )
     required, optional = _BLOCKS[role][kind]
     for name in sorted(required - set(block)):
@@ -99,14 +103,20 @@ def _check_block(block: Any, role: str, where: str) -> None:
     for name in sorted(set(block) - required - optional - {"type"}):
         raise Refused(400, f"{where}.{kind}.{name}: Extra inputs are not permitted")
     if kind == "text" and (not isinstance(block["text"], str) or not block["text"].strip()):
-        raise Refused(400, f"{where}: text content blocks must be non-empty and contain non-whitespace text")
+        raise Refused(
+            400, f"{where}: text content blocks must be non-empty and contain non-whitespace text"
+        )
     for name in ("id", "tool_use_id"):
         if name in block and not _ID.fullmatch(str(block[name])):
-            raise Refused(400, f"{where}.{kind}.{name}: String should match pattern '^[a-zA-Z0-9_-]+$'")
+            raise Refused(
+                400, f"{where}.{kind}.{name}: String should match pattern '^[a-zA-Z0-9_-]+$'"
+            )
     if kind == "tool_use" and not isinstance(block["input"], dict):
         raise Refused(400, f"{where}.{kind}.input: Input should be a valid dictionary")
     if kind == "tool_result" and not _is_content(block.get("content", "")):
-        raise Refused(400, f"{where}.{kind}.content: Input should be a valid string or a list of blocks")
+        raise Refused(
+            400, f"{where}.{kind}.content: Input should be a valid string or a list of blocks"
+        )
     if not isinstance(block.get("is_error", False), bool):
         raise Refused(400, f"{where}.{kind}.is_error: Input should be a valid boolean")
 
@@ -122,15 +132,22 @@ def _check_tools(tools: list[Any], allowed: set[str]) -> None:
     for at, tool in enumerate(tools):
         where = f"tools.{at}.custom"
         if not isinstance(tool, dict) or not _NAME.fullmatch(str(tool.get("name", ""))):
-            raise Refused(400, f"{where}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'")
-        if odd := set(tool) - {"name", "description", "input_schema", "cache_control", "type", "strict"} - allowed:
+            raise Refused(
+                400, f"{where}.name: String should match pattern '^[a-zA-Z0-9_-]{{1,128}}$'"
+            )
+        if (
+            odd := set(tool)
+            - {"name", "description", "input_schema", "cache_control", "type", "strict"}
+            - allowed
+        ):
             raise Refused(400, f"{where}.{min(odd)}: Extra inputs are not permitted")
         schema = tool.get("input_schema")
         if not isinstance(schema, dict) or schema.get("type") != "object":
             raise Refused(400, f"{where}.input_schema.type: Input should be 'object'")
         if fault := schema_fault(schema):
             raise Refused(
-                400, f"{where}.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12: {fault}"
+                400,
+                f"{where}.input_schema: JSON schema is invalid. It must match JSON Schema draft 2020-12: {fault}",
             )
         if tool["name"] in names:
             raise Refused(400, "tools: Tool names must be unique.")
@@ -138,10 +155,13 @@ def _check_tools(tools: list[Any], allowed: set[str]) -> None:
 
 
 def _check_pairs(messages: list[dict[str, Any]]) -> None:
-    """Check that each call has a result in the next message, and each result a call in the one before."""
+    """Check that each call has a result in the next message, and each result a call in the one
+    before."""
     asked: list[str] = []
     for at, message in enumerate(messages):
-        found = [block["tool_use_id"] for block in _blocks(message) if block["type"] == "tool_result"]
+        found = [
+            block["tool_use_id"] for block in _blocks(message) if block["type"] == "tool_result"
+        ]
         for n, one in enumerate(found):
             if one not in asked:
                 raise Refused(
@@ -181,7 +201,12 @@ def heard(body: dict[str, Any]) -> Heard:
     blocks = [block for message in messages for block in _blocks(message)]
     names = {block["id"]: block["name"] for block in blocks if block["type"] == "tool_use"}
     results = tuple(
-        Result(block["tool_use_id"], names[block["tool_use_id"]], _text(block), block.get("is_error", False))
+        Result(
+            block["tool_use_id"],
+            names[block["tool_use_id"]],
+            _text(block),
+            block.get("is_error", False),
+        )
         for block in blocks
         if block["type"] == "tool_result"
     )
@@ -215,13 +240,21 @@ def _text(block: dict[str, Any]) -> str:
     if block["type"] == "tool_use":
         return f"{block['name']}({json.dumps(block['input'], ensure_ascii=False)})"
     content = block.get("content", "")
-    return content if isinstance(content, str) else "\n".join(str(one.get("text", one)) for one in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(str(one.get("text", one)) for one in content)
+    )
 
 
 def error(refused: Refused) -> dict[str, Any]:
     kinds = {429: "rate_limit_error", 529: "overloaded_error"}
     kind = kinds.get(refused.status, refused.kind)
-    return {"type": "error", "error": {"type": kind, "message": refused.message}, "request_id": "req_standin"}
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": refused.message},
+        "request_id": "req_standin",
+    }
 
 
 def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[str, Any]:
@@ -231,7 +264,9 @@ def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[s
     }  # fmt: skip
 
 
-def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Iterator[tuple[str, str]]:
+def events(
+    body: dict[str, Any], reply: Reply, turn: int, usage: Usage
+) -> Iterator[tuple[str, str]]:
     def event(kind: str, **fields: Any) -> tuple[str, str]:
         return kind, json.dumps({"type": kind, **fields}, ensure_ascii=False)
 
@@ -245,7 +280,10 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
         else:
             yield event("content_block_start", index=at, content_block={**block, "input": {}})
             written = json.dumps(block["input"], ensure_ascii=False)
-            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in ["", *pieces(written)]]
+            deltas = [
+                {"type": "input_json_delta", "partial_json": piece}
+                for piece in ["", *pieces(written)]
+            ]
         yield from (event("content_block_delta", index=at, delta=delta) for delta in deltas)
         yield event("content_block_stop", index=at)
     stop = {"stop_reason": _reason(reply), "stop_sequence": None}
@@ -257,7 +295,14 @@ def _content(reply: Reply, turn: int) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
     for n, call in enumerate(reply.calls):
         arguments = json.loads(call.written)
-        blocks.append({"type": "tool_use", "id": f"toolu_01{drawn(turn, n)}", "name": call.name, "input": arguments})
+        blocks.append(
+            {
+                "type": "tool_use",
+                "id": f"toolu_01{drawn(turn, n)}",
+                "name": call.name,
+                "input": arguments,
+            }
+        )
     return blocks
 
 

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _TYPES: Final = {"object", "array", "string", "number", "integer", "boolean", "null"}
-_SUBSCHEMA: Final = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_SUBSCHEMA: Final = (
+    "items",
+    "additionalProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "propertyNames",
+)
 _SUBSCHEMA_LISTS: Final = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SUBSCHEMA_MAPS: Final = ("properties", "$defs", "patternProperties", "dependentSchemas")
 
@@ -26,7 +35,8 @@ class Refused(Exception):
 
 
 def schema_fault(schema: object, where: str = "") -> str | None:
-    """Return why providers refuse this JSON schema, or None. Covers the part of the standard that tools use."""
+    """Return why providers refuse this JSON schema, or None. Covers the part of the standard that
+    tools use."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):
@@ -38,7 +48,9 @@ def schema_fault(schema: object, where: str = "") -> str | None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         return f"{where}/required is not a list of names"
-    if len(set(required)) != len(required) or not set(required) <= set(schema.get("properties", required)):
+    if len(set(required)) != len(required) or not set(required) <= set(
+        schema.get("properties", required)
+    ):
         return f"{where}/required has unknown or duplicate names"
     if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
         return f"{where}/enum is not a non-empty list"

@@ -22,7 +22,15 @@ _FIELDS: Final[dict[str, set[str]]] = {
     "system": {"content", "name"},
     "developer": {"content", "name"},
     "user": {"content", "name"},
-    "assistant": {"content", "name", "tool_calls", "function_call", "refusal", "audio", "annotations"},
+    "assistant": {
+        "content",
+        "name",
+        "tool_calls",
+        "function_call",
+        "refusal",
+        "audio",
+        "annotations",
+    },
     "tool": {"content", "tool_call_id"},
 }
 
@@ -32,22 +40,31 @@ def check(headers: Any, body: dict[str, Any]) -> None:
     check_request(headers, body, _KNOWN, ("model", "messages"))
     if not isinstance(body["messages"], list) or not body["messages"]:
         raise _wrong(
-            "Invalid 'messages': empty array. Expected an array with minimum length 1.", "messages", "empty_array"
+            "Invalid 'messages': empty array. Expected an array with minimum length 1.",
+            "messages",
+            "empty_array",
         )
     for at, message in enumerate(body["messages"]):
         _check_message(message, f"messages[{at}]")
     check_tools(
         [
-            tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+            tool.get("function")
+            if isinstance(tool, dict) and tool.get("type") == "function"
+            else None
             for tool in body.get("tools", [])
         ]
     )
     if "stream_options" in body and not body.get("stream"):
-        raise _wrong("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+        raise _wrong(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            "stream_options",
+        )
     _check_pairs(body["messages"])
 
 
-def check_request(headers: Any, body: dict[str, Any], known: set[str], required: tuple[str, ...]) -> None:
+def check_request(
+    headers: Any, body: dict[str, Any], known: set[str], required: tuple[str, ...]
+) -> None:
     """Check what both of OpenAI's APIs require of a request."""
     if not (headers.get("authorization") or "").startswith("Bearer "):
         raise Refused(401, "You didn't provide an API key.", code="invalid_api_key")
@@ -56,21 +73,29 @@ def check_request(headers: Any, body: dict[str, Any], known: set[str], required:
             raise _wrong(f"Unknown parameter: '{name}'.", name, "unknown_parameter")
     for name in required:
         if name not in body:
-            raise _wrong(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
+            raise _wrong(
+                f"Missing required parameter: '{name}'.", name, "missing_required_parameter"
+            )
 
 
 def check_tools(functions: list[Any]) -> None:
     for at, function in enumerate(functions):
         where = f"tools[{at}].function"
         if not isinstance(function, dict):
-            raise _wrong(f"Invalid value: '{where}'. Supported values are functions.", f"tools[{at}]")
+            raise _wrong(
+                f"Invalid value: '{where}'. Supported values are functions.", f"tools[{at}]"
+            )
         if not TOOL_NAME.fullmatch(str(function.get("name", ""))):
             raise _wrong(
                 f"Invalid '{where}.name': string does not match pattern. Expected a string that matches the pattern "
                 "'^[a-zA-Z0-9_-]+$'.", f"{where}.name", "invalid_value",
             )  # fmt: skip
         if odd := set(function) - {"name", "description", "parameters", "strict", "type"}:
-            raise _wrong(f"Unknown parameter: '{where}.{min(odd)}'.", f"{where}.{min(odd)}", "unknown_parameter")
+            raise _wrong(
+                f"Unknown parameter: '{where}.{min(odd)}'.",
+                f"{where}.{min(odd)}",
+                "unknown_parameter",
+            )
         if len(function.get("description") or "") > 1_024:
             raise _wrong(
                 f"Invalid '{where}.description': string too long. Expected a string with maximum length 1024.",
@@ -100,22 +125,36 @@ def _check_message(message: Any, where: str) -> None:
     role = message.get("role") if isinstance(message, dict) else None
     if role not in _FIELDS:
         known = ", ".join(f"'{one}'" for one in _FIELDS)
-        raise _wrong(f"Invalid value: '{role}'. Supported values are: {known}.", f"{where}.role", "invalid_value")
+        raise _wrong(
+            f"Invalid value: '{role}'. Supported values are: {known}.",
+            f"{where}.role",
+            "invalid_value",
+        )
     for name in sorted(set(message) - _FIELDS[role] - {"role"}):
-        raise _wrong(f"Unknown parameter: '{where}.{name}'.", f"{where}.{name}", "unknown_parameter")
+        raise _wrong(
+            f"Unknown parameter: '{where}.{name}'.", f"{where}.{name}", "unknown_parameter"
+        )
     if "tool_calls" in message:
         _check_calls(message["tool_calls"], f"{where}.tool_calls")
     content = message.get("content")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
-        raise _wrong("Invalid value for 'content': expected a string, got null.", f"{where}.content")
+        raise _wrong(
+            "Invalid value for 'content': expected a string, got null.", f"{where}.content"
+        )
     if content is not None and not isinstance(content, str | list):
         raise _wrong(
             f"Invalid type for '{where}.content': expected one of a string or array of objects.",
             f"{where}.content",
             "invalid_type",
         )
-    if role == "tool" and isinstance(content, list) and any(part.get("type") != "text" for part in content):
-        raise _wrong("Invalid value: tool messages take text alone.", f"{where}.content", "invalid_value")
+    if (
+        role == "tool"
+        and isinstance(content, list)
+        and any(part.get("type") != "text" for part in content)
+    ):
+        raise _wrong(
+            "Invalid value: tool messages take text alone.", f"{where}.content", "invalid_value"
+        )
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise _wrong(
             f"Missing required parameter: '{where}.tool_call_id'.",
@@ -135,11 +174,17 @@ def _check_calls(calls: Any, where: str) -> None:
         function = call.get("function", {})
         if call.get("type") != "function" or not isinstance(call.get("id"), str):
             raise _wrong(
-                f"Missing required parameter: '{where}[{at}].id'.", f"{where}[{at}]", "missing_required_parameter"
+                f"Missing required parameter: '{where}[{at}].id'.",
+                f"{where}[{at}]",
+                "missing_required_parameter",
             )
         if set(call) != {"id", "type", "function"} or set(function) != {"name", "arguments"}:
-            raise _wrong(f"Unknown parameter in '{where}[{at}]'.", f"{where}[{at}]", "unknown_parameter")
-        if not TOOL_NAME.fullmatch(str(function["name"])) or not isinstance(function["arguments"], str):
+            raise _wrong(
+                f"Unknown parameter in '{where}[{at}]'.", f"{where}[{at}]", "unknown_parameter"
+            )
+        if not TOOL_NAME.fullmatch(str(function["name"])) or not isinstance(
+            function["arguments"], str
+        ):
             raise _wrong(
                 f"Invalid type for '{where}[{at}].function.arguments': expected a string.",
                 f"{where}[{at}]",
@@ -148,7 +193,8 @@ def _check_calls(calls: Any, where: str) -> None:
 
 
 def _check_pairs(messages: list[dict[str, Any]]) -> None:
-    """Check that the tool messages after an assistant message answer each of its calls, and nothing else."""
+    """Check that the tool messages after an assistant message answer each of its calls, and nothing
+    else."""
     waiting: list[str] = []
     asked: list[str] = []
     for at, message in enumerate(messages):
@@ -188,7 +234,11 @@ def too_long(prompt: int, window: int) -> Refused:
 
 def heard(body: dict[str, Any]) -> Heard:
     messages = body["messages"]
-    names = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", [])}
+    names = {
+        call["id"]: call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", [])
+    }
     results = tuple(
         Result(message["tool_call_id"], names[message["tool_call_id"]], _text(message["content"]))
         for message in messages
@@ -205,7 +255,8 @@ def prompt(body: dict[str, Any]) -> list[str]:
         if message.get("content"):
             read.append(_text(message["content"]))
         read += [
-            f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls", [])
+            f"{call['function']['name']}({call['function']['arguments']})"
+            for call in message.get("tool_calls", [])
         ]
     return read
 
@@ -215,13 +266,24 @@ def caches(body: dict[str, Any]) -> bool:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(str(part.get("text", part)) for part in content or [])
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(str(part.get("text", part)) for part in content or [])
+    )
 
 
 def error(refused: Refused) -> dict[str, Any]:
     kinds = {429: "rate_limit_exceeded", 529: "overloaded", 503: "overloaded"}
     code = kinds.get(refused.status, refused.code)
-    return {"error": {"message": refused.message, "type": refused.kind, "param": refused.param, "code": code}}
+    return {
+        "error": {
+            "message": refused.message,
+            "type": refused.kind,
+            "param": refused.param,
+            "code": code,
+        }
+    }
 
 
 def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[str, Any]:
@@ -236,7 +298,9 @@ def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[s
     return {**_head(body, turn, "chat.completion"), "choices": [choice], "usage": _used(usage)}
 
 
-def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Iterator[tuple[str, str]]:
+def events(
+    body: dict[str, Any], reply: Reply, turn: int, usage: Usage
+) -> Iterator[tuple[str, str]]:
     counts = (body.get("stream_options") or {}).get("include_usage", False)
     head = _head(body, turn, "chat.completion.chunk")
 
@@ -248,7 +312,11 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
     yield chunk({"role": "assistant", "content": "" if reply.text else None, "refusal": None})
     yield from (chunk({"content": piece}) for piece in pieces(reply.text))
     for at, call in enumerate(_calls(reply, turn)):
-        begins = {"index": at, **call, "function": {"name": call["function"]["name"], "arguments": ""}}
+        begins = {
+            "index": at,
+            **call,
+            "function": {"name": call["function"]["name"], "arguments": ""},
+        }
         yield chunk({"tool_calls": [begins]})
         for piece in pieces(call["function"]["arguments"]):
             yield chunk({"tool_calls": [{"index": at, "function": {"arguments": piece}}]})

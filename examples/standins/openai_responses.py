@@ -11,7 +11,18 @@ from examples.standins.checks import Refused
 from examples.standins.openai_chat import caches, check_request, check_tools, error
 from examples.standins.script import Heard, Reply, Result, Usage, drawn, pieces
 
-__all__ = ["CACHE_STEP", "PATH", "caches", "check", "error", "events", "heard", "prompt", "too_long", "whole"]
+__all__ = [
+    "CACHE_STEP",
+    "PATH",
+    "caches",
+    "check",
+    "error",
+    "events",
+    "heard",
+    "prompt",
+    "too_long",
+    "whole",
+]
 
 PATH: Final = "/v1/responses"
 CACHE_STEP: Final = 128
@@ -44,7 +55,10 @@ def check(headers: Any, body: dict[str, Any]) -> None:
     for at, item in enumerate(_items(body)):
         _check_item(item, f"input[{at}]")
     check_tools(
-        [tool if isinstance(tool, dict) and tool.get("type") == "function" else None for tool in body.get("tools", [])]
+        [
+            tool if isinstance(tool, dict) and tool.get("type") == "function" else None
+            for tool in body.get("tools", [])
+        ]
     )
     _check_pairs(_items(body))
 
@@ -54,7 +68,10 @@ def _check_item(item: Any, where: str) -> None:
     if kind not in _ITEMS:
         known = ", ".join(f"'{one}'" for one in _ITEMS)
         raise Refused(
-            400, f"Invalid value: '{kind}'. Supported values are: {known}.", param=where, code="invalid_value"
+            400,
+            f"Invalid value: '{kind}'. Supported values are: {known}.",
+            param=where,
+            code="invalid_value",
         )
     required, optional = _ITEMS[kind]
     for name in sorted(required - set(item)):
@@ -65,13 +82,25 @@ def _check_item(item: Any, where: str) -> None:
             code="missing_required_parameter",
         )
     for name in sorted(set(item) - required - optional - {"type"}):
-        raise Refused(400, f"Unknown parameter: '{where}.{name}'.", param=f"{where}.{name}", code="unknown_parameter")
-    if kind == "message" and item["role"] not in _ROLES:
-        raise Refused(400, f"Invalid value: '{item['role']}'.", param=f"{where}.role", code="invalid_value")
-    texts = {"function_call": "arguments", "function_call_output": "output", "message": "content"}
-    if kind in texts and not isinstance(item[texts[kind]], str if kind == "function_call" else str | list):
         raise Refused(
-            400, f"Invalid type for '{where}.{texts[kind]}'.", param=f"{where}.{texts[kind]}", code="invalid_type"
+            400,
+            f"Unknown parameter: '{where}.{name}'.",
+            param=f"{where}.{name}",
+            code="unknown_parameter",
+        )
+    if kind == "message" and item["role"] not in _ROLES:
+        raise Refused(
+            400, f"Invalid value: '{item['role']}'.", param=f"{where}.role", code="invalid_value"
+        )
+    texts = {"function_call": "arguments", "function_call_output": "output", "message": "content"}
+    if kind in texts and not isinstance(
+        item[texts[kind]], str if kind == "function_call" else str | list
+    ):
+        raise Refused(
+            400,
+            f"Invalid type for '{where}.{texts[kind]}'.",
+            param=f"{where}.{texts[kind]}",
+            code="invalid_type",
         )
 
 
@@ -84,7 +113,9 @@ def _check_pairs(items: list[dict[str, Any]]) -> None:
         elif item.get("type") == "function_call_output":
             if item["call_id"] not in open_calls:
                 raise Refused(
-                    400, f"No tool call found for function call output with call_id {item['call_id']}.", param="input"
+                    400,
+                    f"No tool call found for function call output with call_id {item['call_id']}.",
+                    param="input",
                 )
             del open_calls[item["call_id"]]
     for call_id in open_calls:
@@ -93,7 +124,9 @@ def _check_pairs(items: list[dict[str, Any]]) -> None:
 
 def too_long(prompt: int, window: int) -> Refused:
     message = "Your input exceeds the context window of this model. Please adjust your input and try again."
-    return Refused(400, f"{message} ({prompt} > {window})", param="input", code="context_length_exceeded")
+    return Refused(
+        400, f"{message} ({prompt} > {window})", param="input", code="context_length_exceeded"
+    )
 
 
 def heard(body: dict[str, Any]) -> Heard:
@@ -121,7 +154,10 @@ def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
     given = body["input"]
     if not isinstance(given, str | list):
         raise Refused(
-            400, "Invalid type for 'input': expected one of a string or array.", param="input", code="invalid_type"
+            400,
+            "Invalid type for 'input': expected one of a string or array.",
+            param="input",
+            code="invalid_type",
         )
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
@@ -130,7 +166,11 @@ def _text(item: dict[str, Any]) -> str:
     if item.get("type") == "function_call":
         return f"{item['name']}({item['arguments']})"
     content = item.get("output", item.get("content", ""))
-    return content if isinstance(content, str) else "\n".join(str(part.get("text", part)) for part in content or [])
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(str(part.get("text", part)) for part in content or [])
+    )
 
 
 def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[str, Any]:
@@ -151,11 +191,15 @@ def whole(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[s
     }  # fmt: skip
 
 
-def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Iterator[tuple[str, str]]:
+def events(
+    body: dict[str, Any], reply: Reply, turn: int, usage: Usage
+) -> Iterator[tuple[str, str]]:
     numbers = count()
 
     def event(kind: str, **fields: Any) -> tuple[str, str]:
-        return kind, json.dumps({"type": kind, "sequence_number": next(numbers), **fields}, ensure_ascii=False)
+        return kind, json.dumps(
+            {"type": kind, "sequence_number": next(numbers), **fields}, ensure_ascii=False
+        )
 
     done = whole(body, reply, turn, usage)
     begun = {**done, "status": "in_progress", "output": [], "usage": None}
@@ -164,19 +208,36 @@ def events(body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Itera
     for at, item in enumerate(done["output"]):
         where = {"output_index": at, "item_id": item["id"]}
         empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
-        yield event("response.output_item.added", output_index=at, item={**item, **empty, "status": "in_progress"})
+        yield event(
+            "response.output_item.added",
+            output_index=at,
+            item={**item, **empty, "status": "in_progress"},
+        )
         if item["type"] == "message":
             part = item["content"][0]
-            yield event("response.content_part.added", **where, content_index=0, part={**part, "text": ""})
+            yield event(
+                "response.content_part.added", **where, content_index=0, part={**part, "text": ""}
+            )
             for piece in pieces(part["text"]):
-                yield event("response.output_text.delta", **where, content_index=0, delta=piece, logprobs=[])
-            yield event("response.output_text.done", **where, content_index=0, text=part["text"], logprobs=[])
+                yield event(
+                    "response.output_text.delta", **where, content_index=0, delta=piece, logprobs=[]
+                )
+            yield event(
+                "response.output_text.done",
+                **where,
+                content_index=0,
+                text=part["text"],
+                logprobs=[],
+            )
             yield event("response.content_part.done", **where, content_index=0, part=part)
         else:
             for piece in pieces(item["arguments"]):
                 yield event("response.function_call_arguments.delta", **where, delta=piece)
             yield event(
-                "response.function_call_arguments.done", **where, name=item["name"], arguments=item["arguments"]
+                "response.function_call_arguments.done",
+                **where,
+                name=item["name"],
+                arguments=item["arguments"],
             )
         yield event("response.output_item.done", output_index=at, item=item)
     yield event("response.completed", response=done)

@@ -11,14 +11,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that the model makes. Arguments given as text are sent unchanged, so they may be invalid JSON."""
+    """A call that the model makes. Arguments given as text are sent unchanged, so they may be
+    invalid JSON."""
 
     name: str
     arguments: Mapping[str, Any] | str
 
     @property
     def written(self) -> str:
-        return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        return (
+            self.arguments
+            if isinstance(self.arguments, str)
+            else json.dumps(self.arguments, ensure_ascii=False)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The input of the model: the number of its replies so far, the results of its calls in order, and its tools. From
-    Anthropic's API also the text of the first message, and the whole request."""
+    """The input of the model: the number of its replies so far, the results of its calls in order,
+    and its tools. From Anthropic's API also the text of the first message, and the whole
+    request."""
 
     turn: int
     results: tuple[Result, ...]
@@ -75,7 +81,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request: `prompt` is the total, of which `cached` were read from the cache and `written` to it."""
+    """Tokens of one request: `prompt` is the total, of which `cached` were read from the cache and
+    `written` to it."""
 
     prompt: int
     cached: int
@@ -85,7 +92,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request: path, bytes and parsed body, the status of the response, the reply, and its usage."""
+    """One request: path, bytes and parsed body, the status of the response, the reply, and its
+    usage."""
 
     path: str
     raw: bytes

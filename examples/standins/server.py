@@ -1,4 +1,5 @@
-"""The server: one per script, on a free loopback port, for all three APIs. It records every request."""
+"""The server: one per script, on a free loopback port, for all three APIs. It records every
+request."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from examples.standins.script import Fault, Heard, Received, Reply, Step, Usage
 
 WINDOW: Final = 200_000
 COUNT_TOKENS: Final = f"{anthropic.PATH}/count_tokens"
-_ODD: Final = (1, 17, 3, 64, 7, 256, 31)  # bytes per chunk, so that characters and events are split anywhere
+_ODD: Final = (
+    1,
+    17,
+    3,
+    64,
+    7,
+    256,
+    31,
+)  # bytes per chunk, so that characters and events are split anywhere
 _LEAST_CACHED: Final = 1_024
 _MOST_TURNS: Final = 1_000  # of a conversation
 _PER_PART: Final = 3
@@ -35,19 +44,26 @@ class Wire(Protocol):
     def heard(self, body: dict[str, Any]) -> Heard: ...
     def prompt(self, body: dict[str, Any]) -> list[str]: ...
     def caches(self, body: dict[str, Any]) -> bool: ...
-    def whole(self, body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> dict[str, Any]: ...
-    def events(self, body: dict[str, Any], reply: Reply, turn: int, usage: Usage) -> Iterator[tuple[str, str]]: ...
+    def whole(
+        self, body: dict[str, Any], reply: Reply, turn: int, usage: Usage
+    ) -> dict[str, Any]: ...
+    def events(
+        self, body: dict[str, Any], reply: Reply, turn: int, usage: Usage
+    ) -> Iterator[tuple[str, str]]: ...
     def error(self, refused: Refused) -> dict[str, Any]: ...
 
 
-_WIRES: Final[dict[str, Wire]] = {wire.PATH: wire for wire in (anthropic, openai_chat, openai_responses)}
+_WIRES: Final[dict[str, Wire]] = {
+    wire.PATH: wire for wire in (anthropic, openai_chat, openai_responses)
+}
 _count: Final = cache(tokens.count)
 
 
 class StandIn:
-    """A scripted model behind a real port. `with StandIn([…]) as api:` then give the SDK `api.openai_url` or
-    `api.anthropic_url`. `requests` has what was received. Prompts over `window` tokens are refused. `agents` has other
-    scripts, for conversations whose first message contains the key: those of sub-agents."""
+    """A scripted model behind a real port. `with StandIn([…]) as api:` then give the SDK
+    `api.openai_url` or `api.anthropic_url`. `requests` has what was received. Prompts over `window`
+    tokens are refused. `agents` has other scripts, for conversations whose first message contains
+    the key: those of sub-agents."""
 
     def __init__(
         self,
@@ -65,7 +81,9 @@ class StandIn:
         self._lock = threading.Lock()
         self._known: list[list[str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
 
     @property
     def anthropic_url(self) -> str:
@@ -94,9 +112,15 @@ class StandIn:
             try:
                 body, reply, turn, usage = self._heard(wire, path, headers, raw)
             except Exception as error:  # noqa: BLE001 - a script may raise anything, and its author wants to see it
-                refused = error if isinstance(error, Refused) else Refused(500, f"failed with {error!r}", "api_error")
+                refused = (
+                    error
+                    if isinstance(error, Refused)
+                    else Refused(500, f"failed with {error!r}", "api_error")
+                )
                 self.requests.append(Received(path, raw, body, refused.status))
-                send.error(refused.status, wire.error(refused), self._faults.get(len(self.requests) - 1))
+                send.error(
+                    refused.status, wire.error(refused), self._faults.get(len(self.requests) - 1)
+                )
                 return
             self.requests.append(Received(path, raw, body, 200, reply, usage))
         if body.get("stream"):
@@ -104,10 +128,15 @@ class StandIn:
         else:
             send.json(200, wire.whole(body, reply, turn, usage))
 
-    def _heard(self, wire: Wire, path: str, headers: Any, raw: bytes) -> tuple[dict[str, Any], Reply, int, Usage]:
+    def _heard(
+        self, wire: Wire, path: str, headers: Any, raw: bytes
+    ) -> tuple[dict[str, Any], Reply, int, Usage]:
         fault = self._faults.get(len(self.requests))
         if fault is not None:
-            raise Refused(fault.status, "Overloaded" if fault.status == 529 else "Rate limit reached; try again later")
+            raise Refused(
+                fault.status,
+                "Overloaded" if fault.status == 529 else "Rate limit reached; try again later",
+            )
         if path.partition("?")[0] not in _WIRES:
             raise Refused(404, f"there is no {path}", "not_found_error")
         try:
@@ -128,12 +157,19 @@ class StandIn:
             raise Refused(500, f"the script ends before turn {heard.turn + 1}", "api_error")
         step = script[heard.turn]
         reply = step(heard) if callable(step) else step
-        output = _count(reply.text) + sum(_count(call.name) + _count(call.written) for call in reply.calls)
-        turn = heard.turn + _MOST_TURNS * number  # ids are made from it: no two conversations have the same
+        output = _count(reply.text) + sum(
+            _count(call.name) + _count(call.written) for call in reply.calls
+        )
+        turn = (
+            heard.turn + _MOST_TURNS * number
+        )  # ids are made from it: no two conversations have the same
         return body, reply, turn, self._usage(wire, body, parts, prompt, output)
 
-    def _usage(self, wire: Wire, body: dict[str, Any], parts: list[str], prompt: int, output: int) -> Usage:
-        """Count usage with a provider's cache: complete prefixes that were sent before, of at least 1,024 tokens."""
+    def _usage(
+        self, wire: Wire, body: dict[str, Any], parts: list[str], prompt: int, output: int
+    ) -> Usage:
+        """Count usage with a provider's cache: complete prefixes that were sent before, of at least
+        1,024 tokens."""
         if not wire.caches(body):
             return Usage(prompt, 0, 0, output)
         same = max((_common(parts, known) for known in self._known), default=0)
@@ -153,7 +189,10 @@ def _cost(part: str) -> int:
 
 
 def _common(one: list[str], other: list[str]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 class _Send:
@@ -162,23 +201,38 @@ class _Send:
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
 
-    def json(self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def json(
+        self, status: int, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
         data = json.dumps(body).encode()
-        self._begin(status, {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})})
+        self._begin(
+            status,
+            {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(data)),
+                **(headers or {}),
+            },
+        )
         self._handler.wfile.write(data)
 
     def error(self, status: int, body: dict[str, Any], fault: Fault | None) -> None:
         wait = fault.retry_after if fault is not None else 0
         again = (
-            {"retry-after": f"{wait:g}", "retry-after-ms": f"{wait * 1000:g}"} if wait else {"x-should-retry": "false"}
+            {"retry-after": f"{wait:g}", "retry-after-ms": f"{wait * 1000:g}"}
+            if wait
+            else {"x-should-retry": "false"}
         )
         self.json(status, body, again)
 
     def events(self, events: Iterator[tuple[str, str]]) -> None:
         """Send events in chunks of odd sizes."""
-        self._begin(200, {"Content-Type": "text/event-stream; charset=utf-8", "Transfer-Encoding": "chunked"})
+        self._begin(
+            200,
+            {"Content-Type": "text/event-stream; charset=utf-8", "Transfer-Encoding": "chunked"},
+        )
         data = b"".join(
-            (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode() for name, text in events
+            (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
+            for name, text in events
         )
         at = 0
         for size in cycle(_ODD):

@@ -1,4 +1,5 @@
-"""Coatcheck keeps large tool results out of an agent's context; every byte can be read back exactly."""
+"""Coatcheck keeps large tool results out of an agent's context; every byte can be read back
+exactly."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import everything but the errors when it is first used, so that a command imports only what it needs."""
+    """Import everything but the errors when it is first used, so that a command imports only what
+    it needs."""
     if name not in _LATER and name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

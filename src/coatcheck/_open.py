@@ -1,4 +1,5 @@
-"""`open` and `default`: the only code that names concrete backends. Each backend is imported when it is used."""
+"""`open` and `default`: the only code that names concrete backends. Each backend is imported when
+it is used."""
 
 from __future__ import annotations
 
@@ -49,11 +50,13 @@ def open(
 ) -> Store:
     """Open a store. A new one is created, unless `create` is False.
 
-    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. With `durability="power"`,
-    acknowledged writes survive a power cut; with `"process"`, the end of the process. `ttl` is the time to live of new
-    sessions; `quota_bytes` limits the whole store, `max_artifact_bytes` one artifact. With `tenant`, only the store of
-    that tenant is opened, the same as `store.tenant` returns. Other options come from `settings`, by default read from
-    the environment (COATCHECK_STORE, …) and `coatcheck.toml`. The default url is the user's data folder."""
+    `url` is a folder, `memory:`, or `s3://bucket/prefix?catalog=postgresql://…` for a fleet. With
+    `durability="power"`, acknowledged writes survive a power cut; with `"process"`, the end of the
+    process. `ttl` is the time to live of new sessions; `quota_bytes` limits the whole store,
+    `max_artifact_bytes` one artifact. With `tenant`, only the store of that tenant is opened, the
+    same as `store.tenant` returns. Other options come from `settings`, by default read from the
+    environment (COATCHECK_STORE, …) and `coatcheck.toml`. The default url is the user's data
+    folder."""
     options = {
         "store.url": _UNSET if url is None else os.fspath(url),
         "store.durability": durability,
@@ -84,13 +87,19 @@ def open(
 
         found = fleet.parse(place)
         backend["url"] = repr(found)  # without its secrets
-        return _opened(lambda name: fleet.open_fleet(found, tenant=name or "", create=create), tenant, **backend)
+        return _opened(
+            lambda name: fleet.open_fleet(found, tenant=name or "", create=create),
+            tenant,
+            **backend,
+        )
     from coatcheck.storage.disk import Disk
 
     root, disk = _folder(place), Disk(durable=settings["store.durability"] == "power")
     own = _folder_of(root, tenant)
     if not create and not (own.is_dir() and any(own.iterdir())):
-        raise StoreUnavailable(f"there is no store at {str(own)!r}", hint="check the url, or create the store first")
+        raise StoreUnavailable(
+            f"there is no store at {str(own)!r}", hint="check the url, or create the store first"
+        )
     if tenant is not None and not own.is_dir():
         open_on(root, disk, **backend).close()
     return open_on(root, disk, tenant, **backend)
@@ -119,8 +128,8 @@ def _connect_memory(tenant: str | None) -> tuple[BlobStore, Catalog, PassageInde
 
 
 def open_on(root: Path, disk: Disk, tenant: str | None = None, **options: Any) -> Store:
-    """Open a store in a folder. All of its changes go through this disk. A tenant's store is in a folder of its own,
-    named by a digest."""
+    """Open a store in a folder. All of its changes go through this disk. A tenant's store is in a
+    folder of its own, named by a digest."""
 
     def connect(name: str | None) -> tuple[BlobStore, Catalog, PassageIndex]:
         from coatcheck.storage.folder import open_folder_store

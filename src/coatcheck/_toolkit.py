@@ -1,7 +1,9 @@
-"""The tools for models: `get_artifact`, `list_artifacts` and `store_artifact`, defined once for every surface.
+"""The tools for models: `get_artifact`, `list_artifacts` and `store_artifact`, defined once for
+every surface.
 
-A tool always returns text: bounded, with a first line that describes what follows, and marked, so that it is never
-externalized again. It raises nothing: errors are returned as text that a model can act on.
+A tool always returns text: bounded, with a first line that describes what follows, and marked, so
+that it is never externalized again. It raises nothing: errors are returned as text that a model can
+act on.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ def _schema(required: list[str], **properties: str) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {
-            name: {"type": _NOT_STRINGS.get(name, "string"), **({"description": about} if about else {})}
+            name: {
+                "type": _NOT_STRINGS.get(name, "string"),
+                **({"description": about} if about else {}),
+            }
             for name, about in properties.items()
         },
         **({"required": required} if required else {}),
@@ -158,9 +163,11 @@ class Handles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The name of a tool, what it does, and the JSON schema of its arguments. `read_only` is None if unknown.
+    """The name of a tool, what it does, and the JSON schema of its arguments. `read_only` is None
+    if unknown.
 
-    The `as_…` methods return it in the form of each provider, with the same bytes every time: providers cache them."""
+    The `as_…` methods return it in the form of each provider, with the same bytes every time:
+    providers cache them."""
 
     name: str
     description: str
@@ -172,24 +179,31 @@ class Description:
         return {"type": "function", "function": self._described("parameters")}
 
     def as_openai_responses(self) -> dict[str, Any]:
-        """For the Responses API. Not strict, since strict tools require every argument in every call."""
+        """For the Responses API. Not strict, since strict tools require every argument in every
+        call."""
         return {"type": "function", **self._described("parameters"), "strict": False}
 
     def as_anthropic(self) -> dict[str, Any]:
         return self._described("input_schema")
 
     def as_mcp(self) -> dict[str, Any]:
-        annotations = {} if self.read_only is None else {"annotations": {"readOnlyHint": self.read_only}}
+        annotations = (
+            {} if self.read_only is None else {"annotations": {"readOnlyHint": self.read_only}}
+        )
         return {**self._described("inputSchema"), **annotations}
 
     def _described(self, schema: str) -> dict[str, Any]:
-        return {"name": self.name, "description": self.description, schema: copy.deepcopy(dict(self.parameters))}
+        return {
+            "name": self.name,
+            "description": self.description,
+            schema: copy.deepcopy(dict(self.parameters)),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What the tools of a kit have in common. `list_tool` is the name under which the model knows that tool, empty if
-    it has none. A limit of None means the one in the store's settings."""
+    """What the tools of a kit have in common. `list_tool` is the name under which the model knows
+    that tool, empty if it has none. A limit of None means the one in the store's settings."""
 
     max_chars: int | None
     max_store_bytes: int | None
@@ -211,8 +225,8 @@ class Tool(Description):
         return replace(self, _session=_checked_session(session))
 
     def run(self, /, **arguments: object) -> str:
-        """Run the tool with the arguments that a model sent, and return its answer. Raises `InvalidArgument` only if
-        the tool is not bound to a session."""
+        """Run the tool with the arguments that a model sent, and return its answer. Raises
+        `InvalidArgument` only if the tool is not bound to a session."""
         run = self._answers()
         try:
             answer: str = getattr(run, self.purpose)(self._checked(arguments))
@@ -220,14 +234,19 @@ class Tool(Description):
             if isinstance(error, Damaged) or not isinstance(error, StoreError):
                 return run.failed(str(error))
             _LOG.warning("%s failed: %s", self.name, error.code)
-            return run.failed(f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again.")
+            return run.failed(
+                f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again."
+            )
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
-            return run.failed(f"{self.name} failed. The arguments are not the cause; continue without it.")
+            return run.failed(
+                f"{self.name} failed. The arguments are not the cause; continue without it."
+            )
         return answer
 
     def parts(self, /, **arguments: object) -> list[ContentPart]:
-        """Run the tool like `run`, for models that see: the answer, and the image itself if the artifact is one."""
+        """Run the tool like `run`, for models that see: the answer, and the image itself if the
+        artifact is one."""
         text = self.run(**arguments)
         given = {name: value for name, value in arguments.items() if value not in (None, "")}
         picture = self._answers().picture(given) if given.keys() == {"pointer"} else None
@@ -235,30 +254,39 @@ class Tool(Description):
 
     def _answers(self) -> _Answers:
         if self._session is None:
-            raise InvalidArgument(f"{self.name} has no session", hint="call tool.bind(session) first")
+            raise InvalidArgument(
+                f"{self.name} has no session", hint="call tool.bind(session) first"
+            )
         options, settings = self._options, self._session.store.settings
         return _Answers(
             self._session,
             settings["page.max_chars"] if options.max_chars is None else options.max_chars,
-            settings["tools.max_store_bytes"] if options.max_store_bytes is None else options.max_store_bytes,
+            settings["tools.max_store_bytes"]
+            if options.max_store_bytes is None
+            else options.max_store_bytes,
             options.list_tool,
             configured(settings, options.redact),
             options.handles,
         )
 
     def as_mcp(self) -> dict[str, Any]:
-        """For MCP's list of tools. All three are idempotent, and reach only the store. Clients that load tools on
-        demand are asked to load these at once, since stubs name them."""
+        """For MCP's list of tools. All three are idempotent, and reach only the store. Clients that
+        load tools on demand are asked to load these at once, since stubs name them."""
         hints = {
             "readOnlyHint": self.read_only,
             "destructiveHint": False,
             "idempotentHint": True,
             "openWorldHint": False,
         }
-        return {**self._described("inputSchema"), "annotations": hints, "_meta": {ALWAYS_LOAD: True}}
+        return {
+            **self._described("inputSchema"),
+            "annotations": hints,
+            "_meta": {ALWAYS_LOAD: True},
+        }
 
     def _checked(self, arguments: dict[str, object]) -> dict[str, Any]:
-        """Return the arguments that are set: models send null and "" for arguments that they leave out."""
+        """Return the arguments that are set: models send null and "" for arguments that they leave
+        out."""
         known: Mapping[str, Any] = self.parameters["properties"]
         unknown = [name for name in arguments if name not in known]
         if unknown:
@@ -267,7 +295,9 @@ class Tool(Description):
                 hint=f"{self.name} takes {', '.join(known)}",
             )
         given = {
-            name: value for name, value in arguments.items() if value is not None and (value != "" or name == "value")
+            name: value
+            for name, value in arguments.items()
+            if value is not None and (value != "" or name == "value")
         }
         for name in self.parameters.get("required", ()):
             if name not in given:
@@ -275,9 +305,15 @@ class Tool(Description):
         for name, value in given.items():
             if name in _NOT_STRINGS:
                 given[name] = _typed(name, value)
-            elif name in ("lines", "seconds") and isinstance(value, int | float) and not isinstance(value, bool):
+            elif (
+                name in ("lines", "seconds")
+                and isinstance(value, int | float)
+                and not isinstance(value, bool)
+            ):
                 given[name] = str(value)
-            elif not isinstance(value, str) and not (name == "value" and isinstance(value, dict | list)):
+            elif not isinstance(value, str) and not (
+                name == "value" and isinstance(value, dict | list)
+            ):
                 what = _TYPES.get(type(value), f"a {type(value).__name__}")
                 raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
         return given
@@ -294,30 +330,37 @@ def toolkit(
     handles: Handles | None = None,
     only: Iterable[Purpose] | None = None,
 ) -> list[Tool]:
-    """Return the three tools of a session: get, list, store; or `only` some of them, e.g. `only=("get",)`. With
-    `handles`, the executor whose calls the host starts, a fourth lets the model wait for them. Without a session, the
-    tools are descriptions: `tool.bind(session)` returns one that runs.
+    """Return the three tools of a session: get, list, store; or `only` some of them, e.g.
+    `only=("get",)`. With `handles`, the executor whose calls the host starts, a fourth lets the
+    model wait for them. Without a session, the tools are descriptions: `tool.bind(session)` returns
+    one that runs.
 
-    `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before the name. An answer
-    has at most `max_chars` characters, and a model can store at most `max_store_bytes` in one call. The defaults come
-    from the store's settings: 8,000 characters and 512 KiB. `redact="store"`, here or in the settings, masks secrets in
-    what a model stores."""
+    `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before
+    the name. An answer has at most `max_chars` characters, and a model can store at most
+    `max_store_bytes` in one call. The defaults come from the store's settings: 8,000 characters and
+    512 KiB. `redact="store"`, here or in the settings, masks secrets in what a model stores."""
     if session is not None:
         _checked_session(session)
     one_of(style, "style", _STYLES)
     if not _PREFIX.fullmatch(prefix):
-        raise InvalidArgument(f"prefix must be at most 40 letters, digits and any of _.:/-, got {clip(str(prefix))}")
+        raise InvalidArgument(
+            f"prefix must be at most 40 letters, digits and any of _.:/-, got {clip(str(prefix))}"
+        )
     whole(max_chars, "max_chars", least=LEAST_CHARS, optional=True)
     whole(max_store_bytes, "max_store_bytes", least=1, optional=True)
     one_of(redact, "redact", ("store",), optional=True)
     wanted = set(_PURPOSES[:3] if only is None else only)
     if isinstance(only, str) or not wanted or not wanted.issubset(_PURPOSES):
-        raise InvalidArgument(f"only must be some of get, list and store, got {only!r}", hint='write only=("get",)')
+        raise InvalidArgument(
+            f"only must be some of get, list and store, got {only!r}", hint='write only=("get",)'
+        )
     wanted.discard("wait")
     if handles is not None:
         wanted.add("wait")
     names = [prefix + name for name in _STYLES[style]]
-    options = _Options(max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles)
+    options = _Options(
+        max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles
+    )
     schemas = _schemas(has_sql=sql.pool.is_installed)
     return [
         Tool(name, words, form, purpose != "store", purpose, options, session)
@@ -340,28 +383,37 @@ def purpose_of(description: object) -> Purpose | None:
     if not isinstance(description, str):
         return None
     words = description.strip()
-    return next((one for one, text in zip(_PURPOSES, DESCRIPTIONS, strict=True) if words == text), None)
+    return next(
+        (one for one, text in zip(_PURPOSES, DESCRIPTIONS, strict=True) if words == text), None
+    )
 
 
 def function_of(described: object) -> Mapping[str, Any]:
-    """Return the part of a tool's description, in any provider's format, that has its name; {} if there is none."""
+    """Return the part of a tool's description, in any provider's format, that has its name; {} if
+    there is none."""
     inner = described.get("function", described) if isinstance(described, Mapping) else None
     return inner if isinstance(inner, Mapping) else {}
 
 
 def known_as(described: object) -> tuple[Purpose, str] | None:
-    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name there.
+    """Recognise one of our tools in a provider's list of tools, and return its purpose and its name
+    there.
 
-    It has our description and our parameters, and its name ends with ours: hosts put a prefix before a name, and write
-    the types of parameters in their own way. A tool that only resembles ours is a stranger's."""
+    It has our description and our parameters, and its name ends with ours: hosts put a prefix
+    before a name, and write the types of parameters in their own way. A tool that only resembles
+    ours is a stranger's."""
     inner = function_of(described)
     purpose, name = purpose_of(inner.get("description")), inner.get("name")
     if purpose is None or not isinstance(name, str):
         return None
     place = _PURPOSES.index(purpose)
     endings = tuple(_plain_name(names[place]) for names in _STYLES.values())
-    schema: Mapping[str, Any] = next((inner[key] for key in _SCHEMA_KEYS if isinstance(inner.get(key), Mapping)), {})
-    if not _plain_name(name).endswith(endings) or not _has_parameters(schema, _schemas(has_sql=False)[place]):
+    schema: Mapping[str, Any] = next(
+        (inner[key] for key in _SCHEMA_KEYS if isinstance(inner.get(key), Mapping)), {}
+    )
+    if not _plain_name(name).endswith(endings) or not _has_parameters(
+        schema, _schemas(has_sql=False)[place]
+    ):
         return None
     return purpose, name
 
@@ -375,7 +427,9 @@ def _has_parameters(schema: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
         return False
-    return set(properties) == set(ours["properties"]) and set(ours.get("required", [])) <= set(map(str, required))
+    return set(properties) == set(ours["properties"]) and set(ours.get("required", [])) <= set(
+        map(str, required)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +455,9 @@ class _Answers:
         except ValueError:
             limit = -1.0
         if not limit >= 0:
-            raise InvalidArgument("seconds must be a number of at least 0", hint='write seconds="30"')
+            raise InvalidArgument(
+                "seconds must be a number of at least 0", hint='write seconds="30"'
+            )
         outcome = self.handles.wait(arguments["handle"].strip(), timeout=limit)
         within = self.policy.limited(max_chars=self.max_chars - RESERVED, enabled=True, tools={})
         text = self.session.externalize(outcome.text, tool=outcome.name, policy=within).text
@@ -417,7 +473,9 @@ class _Answers:
         except (NotFound, InvalidPointer) as error:
             return self._missing(asked, error)
         except MissingExtra as error:  # a model cannot install it
-            raise InvalidArgument("that is not available here", hint="use grep, lines or a JSONPath") from error
+            raise InvalidArgument(
+                "that is not available here", hint="use grep, lines or a JSONPath"
+            ) from error
         if ref is not None:  # how often results of a tool are read decides when they leave
             rates_of(self.session.store).read(self.session, ref, len(page.text))
             self.read_back(ref, asked_tokens + estimate(page.text))
@@ -454,8 +512,8 @@ class _Answers:
             counts_of(self.session.store).read_back(self.session, ref, tokens)
 
     def _read(self, target: str, arguments: dict[str, Any]) -> tuple[Page, list[str]]:
-        """Read what the model asked for. If that has no answer but another way to write it does, return that page, and
-        what it answers. The artifact is opened once for all of them."""
+        """Read what the model asked for. If that has no answer but another way to write it does,
+        return that page, and what it answers. The artifact is opened once for all of them."""
         source = source_of(self.session, target)
 
         def read(*, cursor: str | None = None, **changed: Any) -> Page:
@@ -474,8 +532,14 @@ class _Answers:
                     raise
                 return page, ["not a valid pattern, searched as plain text"]
             if page.instead is not None:
-                return read(query=page.instead), [line(f"nothing matches; this is {page.instead}", _SHOWN)]
-            if page.matches != 0 or page.cursor is not None or arguments.keys() & {"cursor", "ignore_case"}:
+                return read(query=page.instead), [
+                    line(f"nothing matches; this is {page.instead}", _SHOWN)
+                ]
+            if (
+                page.matches != 0
+                or page.cursor is not None
+                or arguments.keys() & {"cursor", "ignore_case"}
+            ):
                 return page, []
             for change, how in _OTHER_WAYS:
                 if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
@@ -502,8 +566,9 @@ class _Answers:
         return page, [line(f"read as grep={json.dumps(pattern, ensure_ascii=False)}", _SHOWN)]
 
     def _target(self, asked: str) -> str:
-        """Return the target that a model meant: a name as it is written, else a pointer, even in quotes, in upper case
-        or without `art:`, or the only one in a text; else a name with a fragment, after `art:` or in another case."""
+        """Return the target that a model meant: a name as it is written, else a pointer, even in
+        quotes, in upper case or without `art:`, or the only one in a text; else a name with a
+        fragment, after `art:` or in another case."""
         bare = asked.strip()
         while len(bare) > 1 and _WRAPPED.get(bare[0]) == bare[-1]:
             bare = bare[1:-1].strip()
@@ -522,7 +587,9 @@ class _Answers:
             return str(inside.pop())
         wanted = bare.casefold()
         same = {
-            one.pointer for one in self.session.list(limit=_LOOKED_AT) if one.name and one.name.casefold() == wanted
+            one.pointer
+            for one in self.session.list(limit=_LOOKED_AT)
+            if one.name and one.name.casefold() == wanted
         }
         return same.pop() if len(same) == 1 else bare
 
@@ -533,7 +600,8 @@ class _Answers:
             return False
 
     def _missing(self, asked: str, error: NotFound | InvalidPointer) -> str:
-        """Say that there is no such artifact, with the nearest names. For an expired one, say what it was."""
+        """Say that there is no such artifact, with the nearest names. For an expired one, say what
+        it was."""
         if isinstance(error, Expired) or (
             isinstance(error, InvalidPointer) and _POINTER.fullmatch(self._target(asked))
         ):
@@ -545,7 +613,9 @@ class _Answers:
         if self.list_tool:
             return self._marked(f"{first} {self.list_tool}() lists all artifacts")
         newest = ", ".join(map(_named, self.session.list(limit=_NEWEST)))
-        return self._marked(f"{first} " + (f"newest: {newest}" if newest else "there are no artifacts yet"))
+        return self._marked(
+            f"{first} " + (f"newest: {newest}" if newest else "there are no artifacts yet")
+        )
 
     def _nearest(self, asked: str) -> list[str]:
         refs = self.session.list(limit=_LOOKED_AT)
@@ -554,7 +624,9 @@ class _Answers:
             known.setdefault(ref.pointer, ref)
             if ref.name:
                 known.setdefault(ref.name.lower()[:_MAX_NAME], ref)
-        close = difflib.get_close_matches(asked.strip().lower()[:_MAX_NAME], known, n=2 * _NEAREST, cutoff=0.6)
+        close = difflib.get_close_matches(
+            asked.strip().lower()[:_MAX_NAME], known, n=2 * _NEAREST, cutoff=0.6
+        )
         found = {known[one].artifact_id: known[one] for one in close}
         return [_named(ref) for ref in found.values()][:_NEAREST]
 
@@ -564,14 +636,26 @@ class _Answers:
         if words is not None:
             hits = self.session.search(words, limit=skip + _HITS + 1)
             places = [f"lines {hit.lines[0]}-{hit.lines[1]}:" if hit.lines else "" for hit in hits]
-            rows = [(hit.ref, _row(hit.ref, where, hit.passage)) for hit, where in zip(hits, places, strict=True)]
+            rows = [
+                (hit.ref, _row(hit.ref, where, hit.passage))
+                for hit, where in zip(hits, places, strict=True)
+            ]
             columns = "pointer, kind, bytes, name, passage"
         else:
             wanted = skip + _ROWS + 1
-            refs = self.session.list(limit=2 * wanted + 64)[:wanted]  # a ref without a name takes that of an older one
+            refs = self.session.list(limit=2 * wanted + 64)[
+                :wanted
+            ]  # a ref without a name takes that of an older one
             rows = [(ref, _row(ref, "", ref.summary)) for ref in refs]
             columns = "pointer, kind, bytes, name, summary"
-        at = next((number + 1 for number, (ref, _) in enumerate(rows) if ref.artifact_id.startswith(last or "-")), skip)
+        at = next(
+            (
+                number + 1
+                for number, (ref, _) in enumerate(rows)
+                if ref.artifact_id.startswith(last or "-")
+            ),
+            skip,
+        )
         page: list[tuple[Ref, str]] = []
         size = RESERVED
         for ref, row in rows[at : at + (_ROWS if words is None else _HITS)]:
@@ -603,9 +687,12 @@ class _Answers:
         media_type = media_type_of(claimed) if claimed is not None else None
         if claimed is not None and (media_type is None or not media.is_text(media_type)):
             raise InvalidArgument(
-                f"{clip(claimed, 40)} is not a text content type", hint="e.g. text/plain, text/csv, application/json"
+                f"{clip(claimed, 40)} is not a text content type",
+                hint="e.g. text/plain, text/csv, application/json",
             )
-        size = len(encode_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+        size = len(
+            encode_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        )
         if size > self.max_store_bytes:
             raise TooLarge(
                 f"the value has {size:,} bytes; at most {self.max_store_bytes:,} can be stored",
@@ -614,7 +701,9 @@ class _Answers:
         if media_type == media.JSON and isinstance(value, str):
             value = _parsed(value)
         elif not isinstance(value, str) and media_type not in (None, media.JSON):
-            raise InvalidArgument(f"the value is JSON, not {media_type}", hint="send it as a string")
+            raise InvalidArgument(
+                f"the value is JSON, not {media_type}", hint="send it as a string"
+            )
         elif not isinstance(value, str):
             media_type = media.JSON
         about = About(name=name, tool="store_artifact", media_type=media_type)
@@ -623,8 +712,8 @@ class _Answers:
         return self._marked(f"[stored {'; '.join([ref.pointer, *_about(ref)])}]", mask(glance.text))
 
     def _marked(self, first: str, rest: str = "") -> str:
-        """Mark an answer. A first line that is too long is cut, so that the answer stays within the limit. If the store
-        fails before its key was read, the mark is left out."""
+        """Mark an answer. A first line that is too long is cut, so that the answer stays within the
+        limit. If the store fails before its key was read, the mark is left out."""
         room = self.max_chars - LENGTH - len(rest) - 1
         if len(first) > room:
             first = first[: room - 1] + "…"
@@ -642,10 +731,17 @@ def _typed(name: str, value: object) -> int | bool:
     if _NOT_STRINGS[name] == "boolean" and text in _BOOLEANS:
         return _BOOLEANS[text]
     number = text.removesuffix(".0")
-    if _NOT_STRINGS[name] == "integer" and number.isascii() and number.isdigit() and len(number) < _DIGITS:
+    if (
+        _NOT_STRINGS[name] == "integer"
+        and number.isascii()
+        and number.isdigit()
+        and len(number) < _DIGITS
+    ):
         return int(number)
     example = "true" if _NOT_STRINGS[name] == "boolean" else "2"
-    raise InvalidArgument(f"{name} must be {_ARTICLES[_NOT_STRINGS[name]]}", hint=f"write {name}={example}")
+    raise InvalidArgument(
+        f"{name} must be {_ARTICLES[_NOT_STRINGS[name]]}", hint=f"write {name}={example}"
+    )
 
 
 def _about(ref: Ref) -> list[str]:
@@ -672,7 +768,9 @@ def _opened(cursor: str | None) -> tuple[int, str | None]:
         return 0, None
     match = _CURSOR.fullmatch(cursor.strip().strip("\"'`"))
     if match is None:
-        raise InvalidArgument(f"invalid cursor: {clip(cursor, 40)}", hint="leave it out to start again")
+        raise InvalidArgument(
+            f"invalid cursor: {clip(cursor, 40)}", hint="leave it out to start again"
+        )
     return int(match[1]), match[2]
 
 
@@ -681,10 +779,14 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         where = (
-            f"line {error.lineno}, column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else ""
+            f"line {error.lineno}, column {error.colno}: {error.msg}"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
         )
         raise InvalidArgument(
             f"the value is not valid JSON ({where})", hint="fix it, or store it as text/plain"
         ) from error
     except RecursionError as error:
-        raise InvalidArgument("the value is nested too deeply", hint="flatten it, or store it as text/plain") from error
+        raise InvalidArgument(
+            "the value is nested too deeply", hint="flatten it, or store it as text/plain"
+        ) from error

@@ -1,8 +1,9 @@
 """The API for async callers: the same methods, each run in a worker thread.
 
-Each method takes the same arguments as its synchronous counterpart, and is awaited. A task that is cancelled stops
-waiting at once; its call still runs to the end in the thread. Long calls (grep, query, diff, search, collect, verify)
-have a few threads of their own, so that short calls do not wait for them.
+Each method takes the same arguments as its synchronous counterpart, and is awaited. A task that is
+cancelled stops waiting at once; its call still runs to the end in the thread. Long calls (grep,
+query, diff, search, collect, verify) have a few threads of their own, so that short calls do not
+wait for them.
 
     async with await coatcheck.aio.open("./.coatcheck") as store:
         session = await store.session("fix-login-bug")
@@ -17,7 +18,16 @@ import functools
 import inspect
 import io
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -49,8 +59,9 @@ W = TypeVar("W")
 def _hop(
     call: Callable[Concatenate[Any, P], R], wrap: Callable[[R], W], *, long: bool | None = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, W]]:
-    """Make a method of a wrapper: it runs `call` on the wrapped object in a thread, and wraps the result. With
-    `long=None`, the target and the other arguments decide whether the call may take long."""
+    """Make a method of a wrapper: it runs `call` on the wrapped object in a thread, and wraps the
+    result. With `long=None`, the target and the other arguments decide whether the call may take
+    long."""
 
     @functools.wraps(call)
     async def hopped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> W:
@@ -186,10 +197,14 @@ class AsyncSession(_Wrapper[Session]):
     viewed = _hop(Session.viewed, lambda session: AsyncSession(session))
 
     def offload(
-        self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
+        self,
+        call: Callable[..., Any] | None = None,
+        *,
+        tool: str | None = None,
+        policy: Policy | None = None,
     ) -> Callable[..., Any]:
-        """Decorate a function as `Session.offload` does. The decorator is not awaited; the decorated function is. A
-        plain function runs in a thread."""
+        """Decorate a function as `Session.offload` does. The decorator is not awaited; the
+        decorated function is. A plain function runs in a thread."""
         if call is None:
             return lambda function: self.offload(function, tool=tool, policy=policy)
         offloaded = self._wrapped.offload(call, tool=tool, policy=policy)
@@ -221,7 +236,8 @@ async def resolve_arguments(
     foreign: bool = False,
     max_bytes: int | None = None,
 ) -> Mapping[str, Any]:
-    """Replace pointers in arguments by their values, as `coatcheck.executor.resolve_arguments` does."""
+    """Replace pointers in arguments by their values, as `coatcheck.executor.resolve_arguments`
+    does."""
     work = functools.partial(executor.resolve_arguments, foreign=foreign, max_bytes=max_bytes)
     return await in_thread(work, _plain(session), arguments, schema)
 
@@ -252,8 +268,8 @@ def _async_tool(tool: Tool, session: Session | None) -> AsyncTool:
 
 
 class AsyncToolExecutor(_Wrapper[ToolExecutor]):
-    """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event loop; those of
-    `start` run on their own. Cancelling `run` abandons the call."""
+    """A `coatcheck.ToolExecutor` whose methods are awaited. Async tools run on the caller's event
+    loop; those of `start` run on their own. Cancelling `run` abandons the call."""
 
     def __init__(
         self,
@@ -265,7 +281,11 @@ class AsyncToolExecutor(_Wrapper[ToolExecutor]):
         max_workers: int = WORKERS,
     ) -> None:
         self.session = session
-        super().__init__(ToolExecutor(_plain(session), tools, policy=policy, timeout=timeout, max_workers=max_workers))
+        super().__init__(
+            ToolExecutor(
+                _plain(session), tools, policy=policy, timeout=timeout, max_workers=max_workers
+            )
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -292,7 +312,8 @@ def _found(found: tuple[Session, Ref] | None) -> tuple[AsyncSession, Ref] | None
 
 
 class AsyncStore(_Closing[Store]):
-    """A `coatcheck.Store` whose methods are awaited. An async context manager that closes itself."""
+    """A `coatcheck.Store` whose methods are awaited. An async context manager that closes
+    itself."""
 
     @property
     def url(self) -> str:
@@ -302,7 +323,9 @@ class AsyncStore(_Closing[Store]):
         """All sessions of the store, including expired ones until they are collected."""
         return await in_thread(lambda: list(self._wrapped.sessions()))
 
-    async def copy_to(self, other: AsyncStore | Store, *, progress: Progress | None = None) -> CopyReport:
+    async def copy_to(
+        self, other: AsyncStore | Store, *, progress: Progress | None = None
+    ) -> CopyReport:
         """Copy every session and ref to another store."""
         target = other._wrapped if isinstance(other, AsyncStore) else other
         return await in_long_thread(self._wrapped.copy_to, target, progress=progress)
@@ -326,8 +349,8 @@ class AsyncStore(_Closing[Store]):
 
 
 class AsyncTranscript(_Closing[Transcript]):
-    """A `coatcheck.transcript.Transcript` whose methods are awaited; `lines` and `messages` are async iterators. An
-    async context manager that closes itself."""
+    """A `coatcheck.transcript.Transcript` whose methods are awaited; `lines` and `messages` are
+    async iterators. An async context manager that closes itself."""
 
     @property
     def path(self) -> Path:
@@ -363,7 +386,9 @@ async def _each(items: Iterator[R]) -> AsyncGenerator[R, None]:
                 yield one
     finally:
         if isinstance(items, Generator):
-            with contextlib.suppress(ValueError):  # after a cancellation it may still run in its thread
+            with contextlib.suppress(
+                ValueError
+            ):  # after a cancellation it may still run in its thread
                 items.close()
 
 

@@ -14,8 +14,8 @@ _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0
 
 
 class Draft:
-    """A new file under a hidden, random name in a folder. `replace` gives it its final name; otherwise it is
-    removed on exit. Write to `file`."""
+    """A new file under a hidden, random name in a folder. `replace` gives it its final name;
+    otherwise it is removed on exit. Write to `file`."""
 
     def __init__(self, folder: Path, *, mode: int = 0o600) -> None:
         self._path = folder / f".{os.urandom(16).hex()}"
@@ -25,8 +25,8 @@ class Draft:
         return self
 
     def replace(self, path: Path, *, durable: bool = True) -> None:
-        """Rename the draft to `path`, over what is there. With `durable`, its bytes and its name survive a power
-        cut."""
+        """Rename the draft to `path`, over what is there. With `durable`, its bytes and its name
+        survive a power cut."""
         self.file.flush()
         if durable:
             os.fsync(self.file.fileno())
@@ -36,7 +36,10 @@ class Draft:
             sync_folder(path.parent)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         with contextlib.suppress(OSError):
             self.file.close()
@@ -44,10 +47,12 @@ class Draft:
             self._path.unlink()
 
 
-def replace_file(path: Path, data: bytes, *, mode: int = 0o600, check: Callable[[], object] | None = None) -> None:
-    """Replace the content of a file durably. An existing file keeps its mode and owner, a new one gets `mode`. A
-    symbolic link stays: the file that it leads to is replaced. If `check`, called just before, raises, nothing is
-    replaced."""
+def replace_file(
+    path: Path, data: bytes, *, mode: int = 0o600, check: Callable[[], object] | None = None
+) -> None:
+    """Replace the content of a file durably. An existing file keeps its mode and owner, a new one
+    gets `mode`. A symbolic link stays: the file that it leads to is replaced. If `check`, called
+    just before, raises, nothing is replaced."""
     target = Path(os.path.realpath(path))
     with Draft(target.parent) as draft:
         draft.file.write(data)

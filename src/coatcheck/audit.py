@@ -1,16 +1,18 @@
 """What recorded sessions cost, and what they would have cost with Coatcheck, reads back included.
 
-Every answer of the model is one call. A call reads what the call before sent from the provider's cache, writes what is
-new to it, and pays for its output; after a gap longer than the life of the cache, all of it is written again. Results
-go through the externalizer as they arrive, with the context and the prices of that moment.
+Every answer of the model is one call. A call reads what the call before sent from the provider's
+cache, writes what is new to it, and pays for its output; after a gap longer than the life of the
+cache, all of it is written again. Results go through the externalizer as they arrive, with the
+context and the prices of that moment.
 
-A result that became a stub has to be read back when a later answer visibly uses something that the model has not seen
-elsewhere: a name, number or address, or a whole line. The reads of one answer are one more call, which sends the
-context again, and its pages are what the tool really returns for a grep for these things. Pages stay, like results.
-Tools are described from the first stub on.
+A result that became a stub has to be read back when a later answer visibly uses something that the
+model has not seen elsewhere: a name, number or address, or a whole line. The reads of one answer
+are one more call, which sends the context again, and its pages are what the tool really returns for
+a grep for these things. Pages stay, like results. Tools are described from the first stub on.
 
-What this cannot see: uses that leave no trace in the answer, questions that a model would ask differently, compactions
-that would have come later, and the quality of answers. It charges each use, even where a model would have remembered.
+What this cannot see: uses that leave no trace in the answer, questions that a model would ask
+differently, compactions that would have come later, and the quality of answers. It charges each
+use, even where a model would have remembered.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ from coatcheck.externalize.policy import configured
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.externalize.shorter import ShownResult, shorter
 from coatcheck.messages.formats import dumped
-from coatcheck.messages.recordings import RecordedCall, RecordedConversation, RecordedInput, Recording, parsed
+from coatcheck.messages.recordings import (
+    RecordedCall,
+    RecordedConversation,
+    RecordedInput,
+    Recording,
+    parsed,
+)
 from coatcheck.messages.recordings import recordings as recordings_in
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.regular import read_regular
@@ -40,7 +48,17 @@ from coatcheck.session import Session
 from coatcheck.tokens import estimate
 from coatcheck.transcript.migrate import files_in
 
-__all__ = ["Audited", "Bill", "Offloading", "Shown", "WithCoatcheck", "audit", "billed", "ratio_plot", "total"]
+__all__ = [
+    "Audited",
+    "Bill",
+    "Offloading",
+    "Shown",
+    "WithCoatcheck",
+    "audit",
+    "billed",
+    "ratio_plot",
+    "total",
+]
 
 HOSTS: Final = ("~/.claude/projects", "~/.codex/sessions", "~/.pi/agent/sessions")
 """Where Claude Code, Codex and pi keep their sessions."""
@@ -56,7 +74,9 @@ _LINE: Final = 30  # characters of a line that is recognized as a whole
 _ASKED: Final = 12  # things that one read asks for
 _LONGEST: Final = 80  # characters of a thing in the pattern
 _NAMED: Final = 60  # bars of a plot that still have names
-_UNPRINTABLE: Final = re.compile(r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not allowed in XML
+_UNPRINTABLE: Final = re.compile(
+    r"[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+)  # not allowed in XML
 _NOT_A_CONVERSATION: Final = "no recorded conversation"
 
 
@@ -87,8 +107,8 @@ class Bill:
 
 @dataclass(slots=True)
 class Shown:
-    """What a model gets for a result: the result itself, or something shorter. `pointer` is set if the rest can be read
-    back, '' if it is lost."""
+    """What a model gets for a result: the result itself, or something shorter. `pointer` is set if
+    the rest can be read back, '' if it is lost."""
 
     text: str
     pointer: str | None = None
@@ -115,10 +135,12 @@ class Offloading:
 
 
 class WithCoatcheck(Offloading):
-    """Results as Coatcheck shows them: repeated and changed ones in short form unless a limit is named, those that the
-    policy offloads as stubs. The default policy comes from the settings."""
+    """Results as Coatcheck shows them: repeated and changed ones in short form unless a limit is
+    named, those that the policy offloads as stubs. The default policy comes from the settings."""
 
-    def __init__(self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None) -> None:
+    def __init__(
+        self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None
+    ) -> None:
         self._session = session
         self._policy = policy or configured(session.store.settings)
         tools = toolkit(session)
@@ -138,7 +160,12 @@ class WithCoatcheck(Offloading):
                 return Shown(short)
         situation = replace(situation, calls_to_come=policy.expected_calls)
         outcome = self._session.externalize(
-            text, tool=tool or None, call_id=call_id or None, policy=policy, situation=situation, source=UNCOUNTED
+            text,
+            tool=tool or None,
+            call_id=call_id or None,
+            policy=policy,
+            situation=situation,
+            source=UNCOUNTED,
         )
         if outcome.ref is not None:
             return Shown(outcome.text, outcome.ref.pointer, text)
@@ -147,7 +174,9 @@ class WithCoatcheck(Offloading):
 
     def read(self, stub: Shown, things: Sequence[str]) -> str:
         assert stub.pointer is not None
-        return self._read.run(pointer=stub.pointer, grep="|".join(re.escape(one[:_LONGEST]) for one in things))
+        return self._read.run(
+            pointer=stub.pointer, grep="|".join(re.escape(one[:_LONGEST]) for one in things)
+        )
 
 
 def billed(recording: Recording, offloading: Offloading, prices: Prices = USUAL_PRICES) -> Bill:
@@ -190,7 +219,9 @@ class _Replay:
         if given.is_result:
             tool_tokens = 0 if self._stubs else self._offloading.tool_tokens
             context = self._sent + self._new
-            situation = Situation(context_tokens=context, prices=self._prices, tool_tokens=tool_tokens)
+            situation = Situation(
+                context_tokens=context, prices=self._prices, tool_tokens=tool_tokens
+            )
             shown = self._offloading.show(given, situation)
             text = shown.text
             if text is not given.text:
@@ -256,8 +287,8 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A recorded session: what it cost, and what it would have cost with Coatcheck. `skipped` says why a file is not
-    a recorded session; both costs are then empty."""
+    """A recorded session: what it cost, and what it would have cost with Coatcheck. `skipped` says
+    why a file is not a recorded session; both costs are then empty."""
 
     path: str
     name: str
@@ -288,11 +319,13 @@ def audit(
     tool_tokens: int | None = None,
     progress: Callable[[int, int | None], None] | None = None,
 ) -> Iterator[Audited]:
-    """Replay recorded sessions: files, or folders with them. Yields one report for each session, and for each file that
-    has none. Links inside a folder are not followed, and only regular files are read. Nothing is written to disk.
+    """Replay recorded sessions: files, or folders with them. Yields one report for each session,
+    and for each file that has none. Links inside a folder are not followed, and only regular files
+    are read. Nothing is written to disk.
 
-    The default policy comes from the settings. `tool_tokens` is the size of the tools' descriptions, which are counted
-    from the first stub on. `progress` gets the bytes that were read and their total."""
+    The default policy comes from the settings. `tool_tokens` is the size of the tools'
+    descriptions, which are counted from the first stub on. `progress` gets the bytes that were read
+    and their total."""
     files = list(files_in(map(os.path.realpath, paths)))  # a link that is named is meant
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     for number, path in enumerate(files):
@@ -301,7 +334,11 @@ def audit(
         try:
             found = recordings_in(parsed(read_regular(path)), path.name)
         except (OSError, RecursionError) as error:
-            yield Audited(str(path), path.name, skipped=getattr(error, "strerror", None) or type(error).__name__)
+            yield Audited(
+                str(path),
+                path.name,
+                skipped=getattr(error, "strerror", None) or type(error).__name__,
+            )
             continue
         if not found:
             yield Audited(str(path), path.name, skipped=_NOT_A_CONVERSATION)
@@ -333,8 +370,9 @@ def ratio_plot(
     one: str = "everything inline",
     over: Collection[str] | None = None,
 ) -> str:
-    """Return an SVG with one bar for each name and ratio, and a line at 1, which is `one`. Bars of the names in `over`
-    are red, by default those that cost more. Names are left out if there are many."""
+    """Return an SVG with one bar for each name and ratio, and a line at 1, which is `one`. Bars of
+    the names in `over` are red, by default those that cost more. Names are left out if there are
+    many."""
     rows = list(ratios)
     height, left = (16, 260) if len(rows) <= _NAMED else (max(1, 800 // len(rows)), 20)
     scale = 400 / max([1.1, *(ratio for _, ratio in rows)])
@@ -345,8 +383,12 @@ def ratio_plot(
         bar = f'<rect x="{left}" y="{top}" width="{ratio * scale:.1f}" height="{max(1, height - 3)}" fill="{colour}">'
         drawn.append(f"{bar}<title>{_escaped(name)}: {ratio:.3f}</title></rect>")
         if len(rows) <= _NAMED:
-            drawn.append(f'<text x="{left - 6}" y="{top + 10}" text-anchor="end">{_escaped(name[-40:])}</text>')
-            drawn.append(f'<text x="{left + ratio * scale + 4:.1f}" y="{top + 10}">{ratio:.2f}</text>')
+            drawn.append(
+                f'<text x="{left - 6}" y="{top + 10}" text-anchor="end">{_escaped(name[-40:])}</text>'
+            )
+            drawn.append(
+                f'<text x="{left + ratio * scale + 4:.1f}" y="{top + 10}">{ratio:.2f}</text>'
+            )
     at, end = left + scale, 40 + len(rows) * height
     size = f'width="{left + 460}" height="{end + 30}"'
     return "\n".join([

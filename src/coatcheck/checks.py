@@ -1,4 +1,5 @@
-"""Checks of arguments. Each raises `InvalidArgument` that names the argument, says what it takes and what was given."""
+"""Checks of arguments. Each raises `InvalidArgument` that names the argument, says what it takes
+and what was given."""
 
 from __future__ import annotations
 
@@ -14,13 +15,16 @@ LARGEST: Final = (1 << 63) - 1
 
 
 def check_name(name: object, what: str = "name") -> None:
-    """Check a name, an id or a label: any text that UTF-8 can encode, from 1 to 65,536 characters."""
+    """Check a name, an id or a label: any text that UTF-8 can encode, from 1 to 65,536
+    characters."""
     if not isinstance(name, str):
         raise InvalidArgument(f"the {what} must be a string, got a {type(name).__name__}")
     if not 0 < len(name) <= NAME_LIMIT:
         raise InvalidArgument(f"the {what} must have 1 to {NAME_LIMIT} characters, got {len(name)}")
     if not name.isascii() and not is_encodable(name):
-        raise InvalidArgument(f"the {what} {clip(name)} contains a lone surrogate, which UTF-8 cannot encode")
+        raise InvalidArgument(
+            f"the {what} {clip(name)} contains a lone surrogate, which UTF-8 cannot encode"
+        )
 
 
 def is_whole(value: object, least: int = 0) -> TypeGuard[int]:
@@ -45,7 +49,8 @@ def share(value: object, what: str) -> None:
 
 
 def whole_text(text: str, what: str, *, least: int = 0, most: int = LARGEST) -> int:
-    """Return the integer that a text contains. The error does not repeat the text: it may be part of a url."""
+    """Return the integer that a text contains. The error does not repeat the text: it may be part
+    of a url."""
     if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) <= most):
         raise InvalidArgument(f"{what} must be an integer from {least} to {most}")
     return int(text)

@@ -1,6 +1,8 @@
-"""`collect` removes what nothing refers to any more; `verify` reads everything and reports what is damaged.
+"""`collect` removes what nothing refers to any more; `verify` reads everything and reports what is
+damaged.
 
-Both may run beside any number of readers and writers. A crash at any moment leaves each step either done or not done.
+Both may run beside any number of readers and writers. A crash at any moment leaves each step either
+done or not done.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreFull, StoreUnavailable, storage_error
+from coatcheck.errors import (
+    Damaged,
+    NotFound,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    storage_error,
+)
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Catalog, Quarantined
 
@@ -23,11 +33,14 @@ if TYPE_CHECKING:
     from coatcheck.store import Store
 
 Progress = Callable[[int, int | None], None]
-"""Called with the number of bytes or artifacts that are done, and the total, or None if it is unknown."""
+"""Called with the number of bytes or artifacts that are done, and the total, or None if it is
+unknown."""
 
 _Kind = Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
 TOMBSTONES_KEPT = 7 * 86_400.0
-QUARANTINE = 7 * 86_400.0  # seconds to keep copies that a repair set aside, or that nothing refers to
+QUARANTINE = (
+    7 * 86_400.0
+)  # seconds to keep copies that a repair set aside, or that nothing refers to
 COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
@@ -47,8 +60,9 @@ def collecting_daily(
     first_after: float = 60.0,
     every: float = 86_400.0,
 ) -> Iterator[None]:
-    """Collect at most once a day while a long-lived surface runs, in a thread of its own: the store, and those of its
-    tenants that the surface serves. A failure is logged, and the next attempt follows an hour later."""
+    """Collect at most once a day while a long-lived surface runs, in a thread of its own: the
+    store, and those of its tenants that the surface serves. A failure is logged, and the next
+    attempt follows an hour later."""
     over = threading.Event()
 
     def work() -> None:
@@ -71,8 +85,8 @@ def collecting_daily(
 
 
 def _collect_if_due(store: Store, tenant: str | None, every: float) -> None:
-    """Collect the store, or that of a tenant, unless it was collected within the last `every` seconds. Only
-    `StoreClosed` is raised; other failures are logged."""
+    """Collect the store, or that of a tenant, unless it was collected within the last `every`
+    seconds. Only `StoreClosed` is raised; other failures are logged."""
     try:
         own = store if tenant is None else store.tenant(tenant)
         report = own.collect_if_due(every=every)
@@ -89,9 +103,9 @@ def _collect_if_due(store: Store, tenant: str | None, every: float) -> None:
 class StoreProblem:
     """Something that is wrong in a store. `repaired` says whether it has been fixed.
 
-    `damaged` and `missing` content was read twice. `unreadable` content could not be read this time: a repair leaves it
-    alone. `orphan` is a file that no artifact refers to, `foreign` a file that does not belong to the store, `catalog`
-    an inconsistent row."""
+    `damaged` and `missing` content was read twice. `unreadable` content could not be read this
+    time: a repair leaves it alone. `orphan` is a file that no artifact refers to, `foreign` a file
+    that does not belong to the store, `catalog` an inconsistent row."""
 
     kind: _Kind
     message: str
@@ -121,8 +135,9 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification read, and the problems that it found. The store is sound if there are none. Copies in
-    quarantine are not a problem: nothing refers to them, and a collection removes them after seven days."""
+    """What a verification read, and the problems that it found. The store is sound if there are
+    none. Copies in quarantine are not a problem: nothing refers to them, and a collection removes
+    them after seven days."""
 
     artifacts: int
     bytes: int
@@ -145,13 +160,15 @@ def collect(
     cold_after: float = COLD_AFTER,
     progress: Progress | None = None,
 ) -> CollectReport:
-    """Expire, remove, sweep, compress: rows before bytes. A copy that cannot be removed or read becomes a problem in
-    the report, and the work continues."""
+    """Expire, remove, sweep, compress: rows before bytes. A copy that cannot be removed or read
+    becomes a problem in the report, and the work continues."""
     work = _Upkeep(blobs, catalog, now)
     over_since = now - grace
     freed = catalog.expire(over_since, forget_before=over_since - TOMBSTONES_KEPT, dry_run=dry_run)
     if not dry_run:
-        work.try_each(work.unnamed(freed.blobs), blobs.remove)  # copies that stay have no row: a sweep finds them
+        work.try_each(
+            work.unnamed(freed.blobs), blobs.remove
+        )  # copies that stay have no row: a sweep finds them
     swept = leftovers = 0
     if orphans:
         swept = work.clear_orphans(act=not dry_run)
@@ -177,10 +194,16 @@ def collect(
 
 
 def verify(
-    blobs: BlobStore, catalog: Catalog, *, now: float, repair: bool = False, progress: Progress | None = None
+    blobs: BlobStore,
+    catalog: Catalog,
+    *,
+    now: float,
+    repair: bool = False,
+    progress: Progress | None = None,
 ) -> VerifyReport:
-    """Read every byte and check it. With `repair`, set damaged content aside so that the rest is sound; it comes back
-    when the same content is put again. Content that cannot be read at the moment is reported and left alone."""
+    """Read every byte and check it. With `repair`, set damaged content aside so that the rest is
+    sound; it comes back when the same content is put again. Content that cannot be read at the
+    moment is reported and left alone."""
     work = _Upkeep(blobs, catalog, now)
     for message in catalog.check(repair=repair, until=now + QUARANTINE):
         work.add("catalog", message, None, repair and message.endswith(_MENDED))
@@ -214,8 +237,8 @@ class _Read:
 
 
 class _Upkeep:
-    """The steps of `collect` and `verify`, and the problems that they met. Work continues after each problem, until the
-    backend fails several times in a row."""
+    """The steps of `collect` and `verify`, and the problems that they met. Work continues after
+    each problem, until the backend fails several times in a row."""
 
     def __init__(self, blobs: BlobStore, catalog: Catalog, now: float) -> None:
         self._blobs = blobs
@@ -229,7 +252,9 @@ class _Upkeep:
     def is_over(self) -> bool:
         return self._failures >= _GIVE_UP
 
-    def add(self, kind: _Kind, message: str, digest: str | None = None, repaired: bool = False) -> None:
+    def add(
+        self, kind: _Kind, message: str, digest: str | None = None, repaired: bool = False
+    ) -> None:
         self.problems.append(StoreProblem(kind, message, digest, repaired))
 
     def note(self, error: StoreError | OSError) -> str:
@@ -244,9 +269,11 @@ class _Upkeep:
             self._failures += 1
         return error.message
 
-    def attempt(self, act: Callable[[], _T], otherwise: _T, digest: str | None = None, doing: str = "") -> _T:
-        """Return the result of a call, or `otherwise` if it fails. The failure becomes a problem, unless what the call
-        works on was removed meanwhile."""
+    def attempt(
+        self, act: Callable[[], _T], otherwise: _T, digest: str | None = None, doing: str = ""
+    ) -> _T:
+        """Return the result of a call, or `otherwise` if it fails. The failure becomes a problem,
+        unless what the call works on was removed meanwhile."""
         try:
             return act()
         except NotFound:
@@ -265,7 +292,8 @@ class _Upkeep:
         return sum(self.try_one(blob, act) for blob in every)
 
     def orphans(self) -> Iterator[_Orphan]:
-        """Yield copies without a row that are not being published and that no repair keeps aside."""
+        """Yield copies without a row that are not being published and that no repair keeps
+        aside."""
         copies = self._blobs.places()
         while not self.is_over:
             page = self._next_copies(copies)
@@ -275,19 +303,24 @@ class _Upkeep:
             if found and not self._make_durable():
                 continue
             for orphan in found:
-                # The second look counts: once a copy is no longer being published, its row exists, or never will.
+                # The second look counts: once a copy is no longer being published, its row exists,
+                # or never will.
                 if self.try_one(orphan.blob, partial(self._blobs.sweep, remove=False)):
                     yield from self._without_row([orphan.blob])
 
     def _next_copies(self, copies: Iterator[Blob]) -> list[Blob]:
         nothing: list[Blob] = []
-        return self.attempt(lambda: list(islice(copies, _SOME)), nothing, doing="the copies cannot be listed: ")
+        return self.attempt(
+            lambda: list(islice(copies, _SOME)), nothing, doing="the copies cannot be listed: "
+        )
 
     def _without_row(self, copies: Sequence[Blob]) -> list[_Orphan]:
         """Return those copies that have no row and that no repair keeps aside."""
         found = list(self.unnamed(copies))
         # Queried after the rows: a row is removed in the transaction that sets its blob aside.
-        aside = {one.blob.digest: one for one in self._catalog.aside({copy.digest for copy in found})}
+        aside = {
+            one.blob.digest: one for one in self._catalog.aside({copy.digest for copy in found})
+        }
         orphans = []
         for copy in found:
             one = aside.get(copy.digest)
@@ -297,7 +330,8 @@ class _Upkeep:
         return orphans
 
     def _make_durable(self) -> bool:
-        """Make the catalog survive a power cut, which must not bring back a row of a copy that is cleared away."""
+        """Make the catalog survive a power cut, which must not bring back a row of a copy that is
+        cleared away."""
 
         def make_durable() -> bool:
             self._catalog.make_durable()
@@ -307,10 +341,13 @@ class _Upkeep:
 
     def clear_orphans(self, *, act: bool) -> int:
         """Clear away all orphans, or with `act` false only count them. Returns their number."""
-        return self.try_each((orphan.blob for orphan in self.orphans()), partial(self.clear_away, act=act))
+        return self.try_each(
+            (orphan.blob for orphan in self.orphans()), partial(self.clear_away, act=act)
+        )
 
     def report_orphans(self, *, act: bool) -> None:
-        """Report all orphans, except those that a repair had set aside. With `act`, clear all of them away."""
+        """Report all orphans, except those that a repair had set aside. With `act`, clear all of
+        them away."""
         message = "a file that no artifact refers to" + (": cleared away" if act else "")
         for orphan in self.orphans():
             is_cleared = self.try_one(orphan.blob, partial(self.clear_away, act=act))
@@ -325,9 +362,10 @@ class _Upkeep:
             yield from (copy for copy in some if known.get(copy.digest) != copy.place)
 
     def clear_away(self, orphan: Blob, *, act: bool) -> bool:
-        """Remove a copy without a row if the catalog has another copy that is sound, or if tombstones say that all refs
-        to it expired. Otherwise nobody can say that the bytes are not needed (the catalog may have lost a row, or may
-        be restored from a backup): the copy goes to the quarantine."""
+        """Remove a copy without a row if the catalog has another copy that is sound, or if
+        tombstones say that all refs to it expired. Otherwise nobody can say that the bytes are not
+        needed (the catalog may have lost a row, or may be restored from a backup): the copy goes to
+        the quarantine."""
         if not act:
             return self._blobs.sweep(orphan, remove=False)
         row = next(iter(self._catalog.blobs(orphan.digest)), None)
@@ -339,28 +377,42 @@ class _Upkeep:
         return self._blobs.quarantine(orphan, self._now)
 
     def leftovers(self, *, remove: bool) -> int:
-        return self.attempt(lambda: self._blobs.leftovers(remove=remove, is_named=self._catalog.is_named), 0)
+        return self.attempt(
+            lambda: self._blobs.leftovers(remove=remove, is_named=self._catalog.is_named), 0
+        )
 
     def quarantined(self) -> list[Quarantined]:
         return self.attempt(lambda: list(self._blobs.quarantined()), [])
 
     def empty_quarantine(self, before: float) -> None:
         """Discard the copies that went to the quarantine before this time."""
-        self.try_each((one.blob for one in self.quarantined() if one.since <= before), self._blobs.discard)
+        self.try_each(
+            (one.blob for one in self.quarantined() if one.since <= before), self._blobs.discard
+        )
 
     def take_back(self, blob: Blob) -> bool:
-        """Look for a missing or damaged blob in the quarantine. Returns whether a sound copy is in use again."""
+        """Look for a missing or damaged blob in the quarantine. Returns whether a sound copy is in
+        use again."""
         if self._apart is None:
             self._apart = [one.blob for one in self.quarantined()]
         for one in [one for one in self._apart if one.digest == blob.digest]:
             copy = replace(blob, coding=one.coding, place=one.place)
-            self.attempt(partial(self._blobs.take_back, one), False, blob.digest)  # another repair may be faster
-            if self._failure(copy, None) is None and (copy.place == blob.place or self._catalog.relocate(blob, copy)):
+            self.attempt(
+                partial(self._blobs.take_back, one), False, blob.digest
+            )  # another repair may be faster
+            if self._failure(copy, None) is None and (
+                copy.place == blob.place or self._catalog.relocate(blob, copy)
+            ):
                 return True
         return False
 
     def note_foreign(self) -> None:
-        self.attempt(lambda: self.problems.extend(StoreProblem("foreign", one) for one in self._blobs.foreign()), None)
+        self.attempt(
+            lambda: self.problems.extend(
+                StoreProblem("foreign", one) for one in self._blobs.foreign()
+            ),
+            None,
+        )
 
     def read_all(self, *, repair: bool, progress: Progress | None) -> _Read:
         """Read all artifacts, and report those that are damaged. With `repair`, set them aside."""
@@ -379,12 +431,15 @@ class _Upkeep:
             if progress is not None:
                 progress(size, max(total, size))
         if unread:
-            self.add("unreadable", f"{unread} more artifacts were not read, because the store does not respond")
+            self.add(
+                "unreadable",
+                f"{unread} more artifacts were not read, because the store does not respond",
+            )
         return _Read(artifacts, size)
 
     def check(self, blob: Blob, content: bytes | StoreError | None, *, repair: bool) -> None:
-        """Read a blob, and report what is wrong with it. With `repair`, use a copy from the quarantine instead, or set
-        it aside."""
+        """Read a blob, and report what is wrong with it. With `repair`, use a copy from the
+        quarantine instead, or set it aside."""
         problem = self.examine(blob, content)
         if problem is None:
             return
@@ -394,8 +449,9 @@ class _Upkeep:
         self.add(problem.kind, problem.message, blob.digest, repaired)
 
     def examine(self, blob: Blob, content: bytes | StoreError | None) -> StoreProblem | None:
-        """Return what is wrong with a blob. Content that fails is read again, with its current row: it may have been
-        removed, repaired or compressed meanwhile, and one bad read is not damage."""
+        """Return what is wrong with a blob. Content that fails is read again, with its current row:
+        it may have been removed, repaired or compressed meanwhile, and one bad read is not
+        damage."""
         looked: str | None = None
         while True:
             problem = self._failure(blob, content)
@@ -430,16 +486,32 @@ class _Upkeep:
         is_sound = running.hexdigest() == blob.digest
         return None if is_sound else StoreProblem("damaged", "the bytes do not match their digest")
 
-    def sized(self, blob: Blob, content: bytes | StoreError | None, sizes: Collection[int], *, repair: bool) -> Blob:
-        """Return a blob with the one of its sizes that its bytes confirm, and correct the others. `sizes` are those
-        that differ from its own."""
+    def sized(
+        self,
+        blob: Blob,
+        content: bytes | StoreError | None,
+        sizes: Collection[int],
+        *,
+        repair: bool,
+    ) -> Blob:
+        """Return a blob with the one of its sizes that its bytes confirm, and correct the others.
+        `sizes` are those that differ from its own."""
         if not sizes or self.is_over:
             return blob
         for size in (blob.size, *sizes):
             one = replace(blob, size=size)
-            if size == len(content) if isinstance(content, bytes) else self._failure(one, content) is None:
+            if (
+                size == len(content)
+                if isinstance(content, bytes)
+                else self._failure(one, content) is None
+            ):
                 done = repair and self.attempt(partial(self._set_size, one), False, blob.digest)
-                self.add("catalog", "its size is wrong" + (": set right" if done else ""), blob.digest, done)
+                self.add(
+                    "catalog",
+                    "its size is wrong" + (": set right" if done else ""),
+                    blob.digest,
+                    done,
+                )
                 return one
         return blob
 
@@ -456,17 +528,27 @@ class _Upkeep:
         return True
 
     def restore_sound(self, *, repair: bool) -> None:
-        """Look again at copies that an earlier repair set aside. Those that are sound now go back into use."""
+        """Look again at copies that an earlier repair set aside. Those that are sound now go back
+        into use."""
         for one in self._catalog.aside():
             blob = one.blob
-            if not one.refs or blob.coding == "inline" or not blob.place or self.is_over or self._failure(blob, None):
+            if (
+                not one.refs
+                or blob.coding == "inline"
+                or not blob.place
+                or self.is_over
+                or self._failure(blob, None)
+            ):
                 continue
             restored = repair and self._catalog.restore(blob) > 0
-            message = "was set aside by an earlier repair, and is sound" + (": set right" if restored else "")
+            message = "was set aside by an earlier repair, and is sound" + (
+                ": set right" if restored else ""
+            )
             self.add("catalog", message, blob.digest, restored)
 
     def compress_cold(self, before: float, progress: Progress | None) -> int:
-        """Compress the blobs that were last used before this time. Returns the number of those that became smaller."""
+        """Compress the blobs that were last used before this time. Returns the number of those that
+        became smaller."""
         compressed = 0
         for done, blob in enumerate(self._catalog.cold(before), 1):
             compressed += self.try_one(blob, self.compress)
@@ -483,7 +565,8 @@ class _Upkeep:
                 return False
             with stage as staged:
                 smaller = staged.publish()
-                # The new copy is read before the old one goes, and the catalog is asked again which one it names.
+                # The new copy is read before the old one goes, and the catalog is asked again which
+                # one it names.
                 problem = self._failure(smaller, None)
                 if problem is None and self._catalog.relocate(blob, smaller):
                     for copy in self.unnamed([blob]):
@@ -492,7 +575,11 @@ class _Upkeep:
                 for copy in self.unnamed([smaller]):
                     self._blobs.remove(copy)
                 if problem is not None:
-                    self.add("unreadable", f"its compressed copy did not read back: {problem.message}", blob.digest)
+                    self.add(
+                        "unreadable",
+                        f"its compressed copy did not read back: {problem.message}",
+                        blob.digest,
+                    )
                 return False
         except (Damaged, NotFound):
             return False  # verify reports it; the collection continues

@@ -9,8 +9,9 @@ could have written is skipped. Its settings that decide where data goes, mask fe
 change what a model reads (`needs_trust`) count only after the user has trusted it with `coatcheck
 trust`. A file that COATCHECK_CONFIG or code names is trusted.
 
-One table defines all settings: key, type, default, environment variable, meaning. The names under a section are the
-parameters of what the section configures: `Policy(**settings.section("policy"))`. A default here is the default there.
+One table defines all settings: key, type, default, environment variable, meaning. The names under a
+section are the parameters of what the section configures: `Policy(**settings.section("policy"))`. A
+default here is the default there.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ FILE: Final = "coatcheck.toml"
 VARIABLE: Final = "COATCHECK_CONFIG"
 NONE: Final = "none"
 SESSION_TTL: Final = 30 * 86_400.0
-"""Seconds after its last use until a session expires: a person who returns to a conversation finds its pointers."""
+"""Seconds after its last use until a session expires: a person who returns to a conversation finds
+its pointers."""
 """How a file or a variable writes None: TOML has no null."""
 
-_SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+_SWITCHES: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
+    ("0", "false", "no", "off"), False
+)
 _LONGEST: Final = 4_096
 _LIMITS: Final = ("max_tokens", "max_chars", "max_bytes")
 _LARGEST_FILE: Final = 1 << 20
@@ -49,8 +53,9 @@ _ASSIGNED: Final = lazy_pattern(r"\s*([^=#\[\]]+?)\s*=")
 
 
 class Setting(NamedTuple):
-    """One setting. It may be None if that is its default, or if it is `optional`. A value of kind `place` is a path or
-    url; in a file, paths are relative to the file. `rules` are what `Policy` takes for single tools."""
+    """One setting. It may be None if that is its default, or if it is `optional`. A value of kind
+    `place` is a path or url; in a file, paths are relative to the file. `rules` are what `Policy`
+    takes for single tools."""
 
     key: str
     kind: Literal["switch", "whole", "number", "text", "place", "rules"]
@@ -68,12 +73,18 @@ class Setting(NamedTuple):
     @property
     def variable(self) -> str | None:
         """The environment variable; None for a setting that does not fit on one line."""
-        return None if self.kind == "rules" else self.named or "COATCHECK_" + self.key.upper().replace(".", "_")
+        return (
+            None
+            if self.kind == "rules"
+            else self.named or "COATCHECK_" + self.key.upper().replace(".", "_")
+        )
 
     @property
     def takes(self) -> str:
         """The valid values, in words."""
-        words = "one of " + ", ".join(map(repr, self.choices)) if self.choices else _KINDS[self.kind][0]
+        words = (
+            "one of " + ", ".join(map(repr, self.choices)) if self.choices else _KINDS[self.kind][0]
+        )
         return words.format(self.least) + (f", or {NONE!r}" if self.takes_none else "")
 
     @property
@@ -94,7 +105,8 @@ class Setting(NamedTuple):
         return self.written(value)
 
     def written(self, value: object) -> Any:
-        """Return a value from a file, where "none" means None. Raises ValueError if it is invalid."""
+        """Return a value from a file, where "none" means None. Raises ValueError if it is
+        invalid."""
         return None if self.takes_none and value == NONE else self.checked(value)
 
     def checked(self, value: object) -> Any:
@@ -112,7 +124,11 @@ def _is_bounded(value: object) -> TypeGuard[str]:
 def _is_rule(rule: object) -> bool:
     if not isinstance(rule, Mapping):
         return rule in ("always", "never")
-    return bool(rule) and set(rule) <= set(_LIMITS) and all(is_whole(most, 1) for most in rule.values())
+    return (
+        bool(rule)
+        and set(rule) <= set(_LIMITS)
+        and all(is_whole(most, 1) for most in rule.values())
+    )
 
 
 _KINDS: Final[Mapping[str, tuple[str, Callable[[Setting, object], bool]]]] = {
@@ -191,7 +207,8 @@ SECTIONS: Final = tuple(dict.fromkeys(setting.key.rpartition(".")[0] for setting
 
 
 class Origin(NamedTuple):
-    """The origin of a value: `code`, a `file` (`where` is its path), the `environment` (the variable) or `default`."""
+    """The origin of a value: `code`, a `file` (`where` is its path), the `environment` (the
+    variable) or `default`."""
 
     source: Literal["code", "file", "environment", "default"]
     where: str = ""
@@ -213,7 +230,9 @@ class Settings:
         file: Path | None = None,
         ignored: tuple[str, ...] = (),
     ) -> None:
-        self._values = MappingProxyType({key: values.get(key, setting.default) for key, setting in BY_KEY.items()})
+        self._values = MappingProxyType(
+            {key: values.get(key, setting.default) for key, setting in BY_KEY.items()}
+        )
         self._origins = MappingProxyType(dict(origins))
         self.file = file
         self.ignored = ignored
@@ -222,7 +241,9 @@ class Settings:
         try:
             return self._values[key]
         except KeyError:
-            raise InvalidArgument(f"unknown setting {clip(str(key))}", hint=_nearest(str(key))) from None
+            raise InvalidArgument(
+                f"unknown setting {clip(str(key))}", hint=_nearest(str(key))
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -250,17 +271,23 @@ class Settings:
         return mask_url(str(value)) if BY_KEY[key].kind == "place" else mask(str(value))
 
     def section(self, name: str, **values: Any) -> dict[str, Any]:
-        """The settings of a section by the last part of their keys: `Budget(**settings.section("budget"))`. `values`
-        take precedence and are not checked: whatever takes the section checks them."""
+        """The settings of a section by the last part of their keys:
+        `Budget(**settings.section("budget"))`. `values` take precedence and are not checked:
+        whatever takes the section checks them."""
         if name not in SECTIONS:
-            raise InvalidArgument(f"unknown section {clip(name)}", hint="one of " + ", ".join(SECTIONS))
+            raise InvalidArgument(
+                f"unknown section {clip(name)}", hint="one of " + ", ".join(SECTIONS)
+            )
         split = ((*key.rpartition("."), value) for key, value in self._values.items())
         return {last: value for section, _, last, value in split if section == name} | values
 
     def override(self, values: Mapping[str, Any]) -> Settings:
-        """Return these settings with values from code, which take precedence: nested as in a file, or by key. Raises
-        `InvalidArgument`."""
-        checked = {setting.key: value for setting, value in _flattened(values, Setting.checked, lambda key: "")}
+        """Return these settings with values from code, which take precedence: nested as in a file,
+        or by key. Raises `InvalidArgument`."""
+        checked = {
+            setting.key: value
+            for setting, value in _flattened(values, Setting.checked, lambda key: "")
+        }
         origins = {**self._origins, **dict.fromkeys(checked, Origin("code"))}
         ignored = tuple(key for key in self.ignored if key not in checked)
         return Settings({**self._values, **checked}, origins, self.file, ignored)
@@ -277,9 +304,9 @@ def load(
 ) -> Settings:
     """Load the effective settings.
 
-    `values` come from code and take precedence. `file` is the file to read; by default the one that COATCHECK_CONFIG
-    names, else the nearest `coatcheck.toml` in the working folder or above it, else none. Raises `InvalidArgument` for
-    an unknown key or an invalid value, with its place."""
+    `values` come from code and take precedence. `file` is the file to read; by default the one that
+    COATCHECK_CONFIG names, else the nearest `coatcheck.toml` in the working folder or above it,
+    else none. Raises `InvalidArgument` for an unknown key or an invalid value, with its place."""
     environ = os.environ if environ is None else environ
     from_environment = _from_environment(environ)
     path = found_file(environ) if file is None else Path(file).expanduser().absolute()
@@ -354,7 +381,8 @@ def unknown(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def found_file(environ: Mapping[str, str]) -> Path | None:
-    """The file to read: the one that COATCHECK_CONFIG names, else the nearest in the working folder or above it."""
+    """The file to read: the one that COATCHECK_CONFIG names, else the nearest in the working folder
+    or above it."""
     named = environ.get(VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
@@ -371,7 +399,9 @@ def found_file(environ: Mapping[str, str]) -> Path | None:
         if not stat.S_ISREG(info.st_mode):
             continue
         if others_can_write(info):
-            logger().warning("%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE)
+            logger().warning(
+                "%s is ignored: other users can write it. Set %s to use it anyway", path, VARIABLE
+            )
             continue
         return path
     return None
@@ -394,25 +424,31 @@ def _content(path: Path, *, is_named: bool) -> bytes:
         message = f"cannot read {path}: {error.strerror}"
         raise InvalidArgument(message, hint=f"fix it, or {otherwise}") from error
     if len(data) > _LARGEST_FILE:
-        raise InvalidArgument(f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file")
+        raise InvalidArgument(
+            f"{path} has more than {_LARGEST_FILE:,} bytes", hint="name a settings file"
+        )
     return data
 
 
 def _from_file(path: Path, content: bytes) -> dict[str, Any]:
-    """The values in a file, by key. Relative paths are made absolute: they are relative to the file. Urls and paths in
-    the user's home stay as they are."""
+    """The values in a file, by key. Relative paths are made absolute: they are relative to the
+    file. Urls and paths in the user's home stay as they are."""
     import tomllib  # here, so that importing coatcheck stays quick
 
     try:
         text = content.decode()
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{path} is not valid TOML: {clip(str(error), 200)}", hint="fix that line") from error
+        raise InvalidArgument(
+            f"{path} is not valid TOML: {clip(str(error), 200)}", hint="fix that line"
+        ) from error
     return {
         setting.key: str(path.parent / value)
         if setting.kind == "place" and value is not None and not _ABSOLUTE.match(value)
         else value
-        for setting, value in _flattened(values, Setting.written, lambda key: f"{path}{_line(text, key)}: ")
+        for setting, value in _flattened(
+            values, Setting.written, lambda key: f"{path}{_line(text, key)}: "
+        )
     }
 
 
@@ -426,7 +462,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         try:
             values[setting.key] = setting.parsed(text)
         except ValueError:
-            raise InvalidArgument(f"{setting.variable} is {clip(text)}", hint=f"it takes {setting.takes}") from None
+            raise InvalidArgument(
+                f"{setting.variable} is {clip(text)}", hint=f"it takes {setting.takes}"
+            ) from None
     return values
 
 
@@ -438,12 +476,17 @@ def _nearest(key: str) -> str:
         return f"it is a section, with settings such as {next(one for one in BY_KEY if one.startswith(key))}"
     last = key.rpartition(".")[2]
     same = [one for one in BY_KEY if one.rpartition(".")[2] == last]
-    close = difflib.get_close_matches(key, same or [*BY_KEY, *SECTIONS], n=1, cutoff=0.0 if same else 0.5)
+    close = difflib.get_close_matches(
+        key, same or [*BY_KEY, *SECTIONS], n=1, cutoff=0.0 if same else 0.5
+    )
     return f"the nearest is {close[0]}" if close else "'coatcheck config' lists them all"
 
 
 def _flattened(
-    values: Mapping[str, Any], check: Callable[[Setting, object], Any], where: Callable[[str], str], above: str = ""
+    values: Mapping[str, Any],
+    check: Callable[[Setting, object], Any],
+    where: Callable[[str], str],
+    above: str = "",
 ) -> Iterator[tuple[Setting, Any]]:
     """Each setting in a tree of sections, checked. `where` returns the place of a key."""
     for name, value in values.items():
@@ -455,9 +498,17 @@ def _flattened(
             try:
                 yield setting, check(setting, value)
             except ValueError:
-                given = clip(str(value), 60) if isinstance(value, str) else clip(repr(value), 60).strip("'\"")
-                raise InvalidArgument(f"{where(key)}{key} is {given}", hint=f"it takes {setting.takes}") from None
-        elif isinstance(value, Mapping) and any(one == key or one.startswith(f"{key}.") for one in SECTIONS):
+                given = (
+                    clip(str(value), 60)
+                    if isinstance(value, str)
+                    else clip(repr(value), 60).strip("'\"")
+                )
+                raise InvalidArgument(
+                    f"{where(key)}{key} is {given}", hint=f"it takes {setting.takes}"
+                ) from None
+        elif isinstance(value, Mapping) and any(
+            one == key or one.startswith(f"{key}.") for one in SECTIONS
+        ):
             yield from _flattened(value, check, where, f"{key}.")
         else:
             raise InvalidArgument(f"{where(key)}unknown setting {clip(key)}", hint=_nearest(key))

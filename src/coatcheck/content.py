@@ -1,8 +1,9 @@
-"""The bytes of artifacts: read by range, as a seekable stream or as a file; and the chunks of a stream that is put.
+"""The bytes of artifacts: read by range, as a seekable stream or as a file; and the chunks of a
+stream that is put.
 
-Files are for tools that accept nothing else. A file's name is made of digests only, whatever an artifact or a session
-is called. Files are read-only, for their owner only, and appear whole or not at all. The process that made a file
-removes it at the end of the session.
+Files are for tools that accept nothing else. A file's name is made of digests only, whatever an
+artifact or a session is called. Files are read-only, for their owner only, and appear whole or not
+at all. The process that made a file removes it at the end of the session.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _SUFFIXES: Final = {
 class Content:
     """The bytes of a stored artifact, by range. Everything that looks inside an artifact takes one.
 
-    `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of returning wrong bytes.
-    `frames` are the records of its frames (`storage.frames.line_counts`), empty for a small artifact. In a `with` block
-    the bytes are opened once for all reads, even by a copy with another ref; otherwise each read opens them."""
+    `read(offset, length)` returns fewer bytes only at the end, and raises `Damaged` instead of
+    returning wrong bytes. `frames` are the records of its frames (`storage.frames.line_counts`),
+    empty for a small artifact. In a `with` block the bytes are opened once for all reads, even by a
+    copy with another ref; otherwise each read opens them."""
 
     ref: Ref
     frames: bytes
@@ -77,10 +79,11 @@ class Content:
 
 
 class BlobReader:
-    """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with the new one.
+    """Reads a stored blob by range. If its copy was moved (compressed, repaired), it continues with
+    the new one.
 
-    Between `keep_open` and the matching `close`, the copy is opened once, and its first frame is read once: every check
-    for a kind of content looks at it."""
+    Between `keep_open` and the matching `close`, the copy is opened once, and its first frame is
+    read once: every check for a kind of content looks at it."""
 
     def __init__(self, blobs: BlobStore, entry: Entry, moved: Callable[[Entry], Entry]) -> None:
         self._blobs = blobs
@@ -117,7 +120,8 @@ class BlobReader:
         return self._blobs, self._entry.blob
 
     def keep_open(self) -> None:
-        """Keep the copy open from the next read on, until `close` has been called as often as this."""
+        """Keep the copy open from the next read on, until `close` has been called as often as
+        this."""
         self._users += 1
 
     def close(self) -> None:
@@ -132,13 +136,16 @@ def is_stream(value: object) -> TypeGuard[IO[bytes]]:
 
 
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
-    """Read a binary stream in chunks of one megabyte. Only the last one is shorter, whatever `read` returns."""
+    """Read a binary stream in chunks of one megabyte. Only the last one is shorter, whatever `read`
+    returns."""
     while True:
         piece = bytearray()
         while len(piece) < CHUNK:
             got: object = stream.read(CHUNK - len(piece))
             if isinstance(got, str):
-                raise UnsupportedValue("the stream returns text, not bytes", hint="open the file in binary mode ('rb')")
+                raise UnsupportedValue(
+                    "the stream returns text, not bytes", hint="open the file in binary mode ('rb')"
+                )
             if got is None:
                 raise UnsupportedValue("the stream has no data yet", hint="pass a blocking stream")
             if not got:
@@ -153,8 +160,8 @@ def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 class ArtifactStream(io.RawIOBase):
-    """A seekable stream over a stored artifact. It keeps at most one frame in memory, and checks each as it reads
-    it."""
+    """A seekable stream over a stored artifact. It keeps at most one frame in memory, and checks
+    each as it reads it."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -178,7 +185,9 @@ class ArtifactStream(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        room = min(len(view), FRAME - self._at % FRAME)  # up to the end of the frame, so that no frame is read twice
+        room = min(
+            len(view), FRAME - self._at % FRAME
+        )  # up to the end of the frame, so that no frame is read twice
         data = self._content.read(self._at, room)
         view[: len(data)] = data
         self._at += len(data)
@@ -212,7 +221,9 @@ class Files:
 
     def _note(self, session_id: str, path: Path) -> None:
         paths = self._made.setdefault(session_id, set())
-        if len(paths) % _CHECKED_EVERY == _CHECKED_EVERY - 1:  # a tool may have removed its temporary folder
+        if (
+            len(paths) % _CHECKED_EVERY == _CHECKED_EVERY - 1
+        ):  # a tool may have removed its temporary folder
             paths.intersection_update({one for one in paths if one.exists()})
         paths.add(path)
 

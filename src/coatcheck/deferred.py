@@ -1,4 +1,5 @@
-"""Work that is put off until it is needed, so that a command starts quickly: regular expressions and the logger."""
+"""Work that is put off until it is needed, so that a command starts quickly: regular expressions
+and the logger."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class _Pattern:
-    """A pattern that is compiled when an attribute is first read. The attribute is then kept on this object."""
+    """A pattern that is compiled when an attribute is first read. The attribute is then kept on
+    this object."""
 
     def __init__(self, source: str | bytes, flags: int) -> None:
         self._source: Any = source
@@ -25,7 +27,8 @@ class _Pattern:
 
 
 def lazy_pattern(source: AnyStr, flags: int = 0) -> re.Pattern[AnyStr]:
-    """Return a regular expression that is compiled when it is first used. For calls of its methods only."""
+    """Return a regular expression that is compiled when it is first used. For calls of its methods
+    only."""
     return cast("re.Pattern[AnyStr]", _Pattern(source, flags))
 
 

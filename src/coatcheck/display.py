@@ -1,8 +1,8 @@
 """What people look at: text with its unsafe characters visible, ages, and plots as SVG.
 
-Names, summaries, tools and content are untrusted: characters that a terminal or a browser would obey or hide (controls,
-escapes, bidirectional marks, invisible formats) become escapes such as `\\x1b` or `\\u202e`. The command line, the page
-of metrics and the console share this.
+Names, summaries, tools and content are untrusted: characters that a terminal or a browser would
+obey or hide (controls, escapes, bidirectional marks, invisible formats) become escapes such as
+`\\x1b` or `\\u202e`. The command line, the page of metrics and the console share this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 
 
 class _Escapes(dict[int, str]):
-    """A table for `str.translate` that is filled on demand. Harmless characters map to themselves."""
+    """A table for `str.translate` that is filled on demand. Harmless characters map to
+    themselves."""
 
     def __missing__(self, code: int) -> str:
         import unicodedata  # here, so that the command line starts quickly
@@ -43,7 +44,8 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape everything unsafe on a terminal, a page or in a column, including line ends and tabs."""
+    """Escape everything unsafe on a terminal, a page or in a column, including line ends and
+    tabs."""
     return text.translate(_LINE)
 
 
@@ -75,9 +77,9 @@ def plot(
     marked: Mapping[int | str, str] | None = None,
     unit: str = "turn",
 ) -> str:
-    """An SVG with lines or stacked bars over turns, and a dashed line at the limit. `series` has labels and values;
-    `colour` is the number of the first one's colour. `marked` are turns with a mark, and what it says;
-    `unit` is what a turn is called."""
+    """An SVG with lines or stacked bars over turns, and a dashed line at the limit. `series` has
+    labels and values; `colour` is the number of the first one's colour. `marked` are turns with a
+    mark, and what it says; `unit` is what a turn is called."""
     columns = zip(*series.values(), strict=True)
     heights: list[Value] = [sum(max(0, value or 0) for value in column) for column in columns]
     known = [one for one in (heights if stacked else [*chain(*series.values())]) if one is not None]
@@ -100,12 +102,16 @@ def plot(
         return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
 
     parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">']
-    parts += [rule("grid", tick) + text(_LEFT - 6, y(tick) + 4, "end", _short(tick)) for tick in ticks]
+    parts += [
+        rule("grid", tick) + text(_LEFT - 6, y(tick) + 4, "end", _short(tick)) for tick in ticks
+    ]
     every = max(1, math.ceil(len(turns) / 10))
     parts += [text(x(at), _HEIGHT - 8, "middle", turns[at]) for at in range(0, len(turns), every)]
     below = [0.0] * len(turns)
     for style, (label, values) in enumerate(series.items(), colour):
-        for _, run in groupby(enumerate(values), key=lambda point: point[1] is None):  # a missing value splits a line
+        for _, run in groupby(
+            enumerate(values), key=lambda point: point[1] is None
+        ):  # a missing value splits a line
             points = [f"{x(at)},{y(value)}" for at, value in run if value is not None]
             if len(points) > 1 and not stacked:
                 parts.append(f'<polyline class="line s{style}" points="{" ".join(points)}"/>')
@@ -114,7 +120,9 @@ def plot(
                 continue
             hint = f"<title>{label}, {unit} {turns[at]}: {value:,.0f}</title>"
             if not stacked:
-                parts.append(f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>')
+                parts.append(
+                    f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>'
+                )
             elif value > 0:
                 top, bottom = y(below[at] + value), y(below[at])
                 below[at] += value
@@ -127,7 +135,9 @@ def plot(
     for at, turn in enumerate(turns):
         if turn in (marked or {}):
             shape = f"M{x(at) - 4} {_TOP - 10}h8l-4 7z"
-            parts.append(f'<path class="mark" d="{shape}"><title>{(marked or {})[turn]}</title></path>')
+            parts.append(
+                f'<path class="mark" d="{shape}"><title>{(marked or {})[turn]}</title></path>'
+            )
     return "".join([*parts, "</svg>"])
 
 

@@ -21,8 +21,8 @@
         ├── UnsupportedFormat      made by a newer or a development version of Coatcheck
         └── StoreClosed            used after close()
 
-Each class has a stable `code`; `CODES` maps it to an HTTP status, an exit code and an MCP (JSON-RPC) error. Messages
-may change between releases; classes and codes do not.
+Each class has a stable `code`; `CODES` maps it to an HTTP status, an exit code and an MCP
+(JSON-RPC) error. Messages may change between releases; classes and codes do not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from typing import Any, ClassVar, NamedTuple
 
 
 class CoatcheckError(Exception):
-    """The root of the tree. `message` says what happened, `hint` what to do about it, each in one line."""
+    """The root of the tree. `message` says what happened, `hint` what to do about it, each in one
+    line."""
 
     code: ClassVar[str] = "error"
     default_hint: ClassVar[str] = ""
@@ -63,7 +64,9 @@ class InvalidPointer(InvalidArgument):
 
 class UnsupportedValue(InvalidArgument, TypeError):
     code = "unsupported_value"
-    default_hint = "store str, bytes, JSON values, dataclasses, pydantic models, a Path or a binary stream"
+    default_hint = (
+        "store str, bytes, JSON values, dataclasses, pydantic models, a Path or a binary stream"
+    )
 
 
 class NotFound(CoatcheckError, LookupError):
@@ -121,7 +124,9 @@ class MissingExtra(CoatcheckError, ImportError):
     code = "missing_extra"
 
     def __init__(self, extra: str) -> None:
-        super().__init__(f"this needs the extra '{extra}'", hint=f"pip install 'coatcheck[{extra}]'")
+        super().__init__(
+            f"this needs the extra '{extra}'", hint=f"pip install 'coatcheck[{extra}]'"
+        )
 
 
 @contextmanager
@@ -229,7 +234,8 @@ def storage_error(error: OSError, doing: str) -> StoreError:
     if error.errno == errno.EROFS:
         return read_only(doing)
     return StoreUnavailable(
-        f"the store failed while {doing}: {reason}", hint="check the folder's owner, permissions and disk"
+        f"the store failed while {doing}: {reason}",
+        hint="check the folder's owner, permissions and disk",
     )
 
 

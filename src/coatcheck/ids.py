@@ -1,7 +1,8 @@
 """Ids, pointers and fragments: the one place that parses and checks them.
 
-An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of the id, at least 12
-characters. A fragment such as `#/a/0` after it names a part of a JSON artifact (RFC 6901).
+An id is 64 lower-case hex characters, the SHA-256 of the bytes. A pointer is `art:` and a prefix of
+the id, at least 12 characters. A fragment such as `#/a/0` after it names a part of a JSON artifact
+(RFC 6901).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def parse_pointer(text: str) -> Target:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether this is an id without `art:`, or a prefix of one that is long enough for a pointer."""
+    """Whether this is an id without `art:`, or a prefix of one that is long enough for a
+    pointer."""
     return _HEX.fullmatch(text) is not None
 
 
@@ -63,8 +65,8 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
 
 
 def follow(value: Any, fragment: str) -> Any:
-    """Return the part of a JSON value that a fragment names. If there is no such part, the error says how far
-    it got."""
+    """Return the part of a JSON value that a fragment names. If there is no such part, the error
+    says how far it got."""
     if not fragment:
         return value
     at = value
@@ -86,7 +88,8 @@ def follow(value: Any, fragment: str) -> Any:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can encode this text: it has no lone surrogates. Other text cannot be a name."""
+    """Whether UTF-8 can encode this text: it has no lone surrogates. Other text cannot be a
+    name."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -98,7 +101,11 @@ def clip(text: str, limit: int = 80) -> str:
     from coatcheck.redaction import CONTEXT, mask  # here, so that a command starts quickly
 
     shown = mask(text[: limit + CONTEXT])
-    return repr(shown if max(len(text), len(shown)) <= limit else f"{shown[:limit]}… ({len(text)} characters)")
+    return repr(
+        shown
+        if max(len(text), len(shown)) <= limit
+        else f"{shown[:limit]}… ({len(text)} characters)"
+    )
 
 
 def _shape(value: object) -> str:

@@ -1,7 +1,8 @@
 """The parts of a store that its sessions share: they put values, and note uses.
 
-A put hashes a value, describes it, makes its bytes durable, then adds a row to the catalog, always in that order.
-Content that is stored already is compared, not trusted: a damaged copy is replaced by the new one.
+A put hashes a value, describes it, makes its bytes durable, then adds a row to the catalog, always
+in that order. Content that is stored already is compared, not trusted: a damaged copy is replaced
+by the new one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from typing import IO, TYPE_CHECKING, NamedTuple, TypeVar
 from coatcheck import media
 from coatcheck.checks import NAME_LIMIT, check_name, one_of, seconds
 from coatcheck.content import CHUNK, Files, chunks_of, is_stream
-from coatcheck.errors import Damaged, InvalidArgument, NotFound, QuotaExceeded, StoreError, StoreUnavailable, TooLarge
+from coatcheck.errors import (
+    Damaged,
+    InvalidArgument,
+    NotFound,
+    QuotaExceeded,
+    StoreError,
+    StoreUnavailable,
+    TooLarge,
+)
 from coatcheck.ids import MIN_PREFIX, clip, is_pointer, shared_prefix
 from coatcheck.refs import METADATA_LIMIT, PRODUCERS, SUMMARY_LIMIT, Blob, Codec, Ref
 from coatcheck.storage import (
@@ -43,7 +52,10 @@ if TYPE_CHECKING:
     from coatcheck.values import Encoded
 
 _TAIL = 64
-_SUMMARIZED, _LOOKED_AT = 201, 320  # characters; the text after a summary shows a secret that the summary would cut
+_SUMMARIZED, _LOOKED_AT = (
+    201,
+    320,
+)  # characters; the text after a summary shows a secret that the summary would cut
 _T = TypeVar("_T")
 _HEAD = 1024  # bytes, enough for the 200 characters of a summary in any script
 _SLOWEST, _QUICKEST = 30.0, 0.05  # seconds until uses are written
@@ -68,7 +80,9 @@ class About(NamedTuple):
     def check(self) -> None:
         for what, text in (("name", self.name), ("tool name", self.tool), ("call id", self.call_id),
                            ("media type", self.media_type), ("request", self.request)):  # fmt: skip
-            if text is not None and not (type(text) is str and text.isascii() and 0 < len(text) <= NAME_LIMIT):
+            if text is not None and not (
+                type(text) is str and text.isascii() and 0 < len(text) <= NAME_LIMIT
+            ):
                 check_name(text, what)  # most are ASCII, and not worth a call
         if self.name is not None and is_pointer(self.name):
             raise InvalidArgument(
@@ -80,7 +94,9 @@ class About(NamedTuple):
         if self.producer is not None:
             one_of(self.producer, "producer", PRODUCERS, optional=True)
         if self.summary is not None and len(self.summary) > SUMMARY_LIMIT:
-            raise InvalidArgument(f"the summary must have at most {SUMMARY_LIMIT} characters, got {len(self.summary)}")
+            raise InvalidArgument(
+                f"the summary must have at most {SUMMARY_LIMIT} characters, got {len(self.summary)}"
+            )
         if self.ttl is not None:
             seconds(self.ttl, "ttl", optional=True)
 
@@ -96,10 +112,11 @@ class Scope(NamedTuple):
 
 
 class Activity:
-    """The last use of sessions and blobs, and the ranges that were shown: collected in memory, written in batches.
+    """The last use of sessions and blobs, and the ranges that were shown: collected in memory,
+    written in batches.
 
-    A read must not cost a write, but it must keep its session alive. So uses are noted here, and written by a timer
-    well before the session could expire without them, and on close."""
+    A read must not cost a write, but it must keep its session alive. So uses are noted here, and
+    written by a timer well before the session could expire without them, and on close."""
 
     rank = 0
 
@@ -117,18 +134,25 @@ class Activity:
         self._due = 0.0
         watch(self)
 
-    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+    def note(
+        self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None
+    ) -> None:
         """Note that a session and its ancestors were used, and perhaps a blob."""
         for session_id in lineage:
             self._sessions[session_id] = self.last_uses[session_id] = now
         if digest is not None:
             self._blobs[digest] = now
         delay = _SLOWEST if ttl is None else min(_SLOWEST, max(_QUICKEST, ttl / 10))
-        if self._timer is None or now + delay < self._due or (now > self._due and not self._timer.is_alive()):
+        if (
+            self._timer is None
+            or now + delay < self._due
+            or (now > self._due and not self._timer.is_alive())
+        ):
             self._schedule(now, delay)
 
     def show(self, session_id: str, digest: str, start: int, end: int) -> None:
-        """Note that a session was shown these bytes of an artifact. Call `note` as well: that starts the timer."""
+        """Note that a session was shown these bytes of an artifact. Call `note` as well: that
+        starts the timer."""
         key = (session_id, digest)
         with self._lock:
             self._shown[key] = merged([*self._shown.get(key, ()), (start, end)])
@@ -146,7 +170,8 @@ class Activity:
             blobs, self._blobs = self._blobs, {}
             shown, self._shown = self._shown, {}
         if sessions or blobs or shown:
-            # A store that cannot be written at the moment still serves reads; the uses count in this process.
+            # A store that cannot be written at the moment still serves reads; the uses count in
+            # this process.
             with contextlib.suppress(StoreError):
                 self._catalog.touch(sessions, blobs, shown)
 
@@ -174,13 +199,16 @@ class Activity:
 
 
 class Onlooker(Activity):
-    """The activity of a store, for someone who only looks: it knows what was used and shown, and notes nothing."""
+    """The activity of a store, for someone who only looks: it knows what was used and shown, and
+    notes nothing."""
 
     def __init__(self, activity: Activity) -> None:
         self._seen = activity
         self.last_uses = activity.last_uses
 
-    def note(self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None) -> None:
+    def note(
+        self, lineage: Iterable[str], now: float, ttl: float | None, digest: str | None = None
+    ) -> None:
         pass
 
     def show(self, session_id: str, digest: str, start: int, end: int) -> None:
@@ -194,8 +222,8 @@ class Onlooker(Activity):
 
 
 class Parts(NamedTuple):
-    """The parts of a store, which its sessions share, and the put path. `ttl` applies to new sessions; `make_room`
-    collects what has expired when a quota is exceeded."""
+    """The parts of a store, which its sessions share, and the put path. `ttl` applies to new
+    sessions; `make_room` collects what has expired when a quota is exceeded."""
 
     blobs: BlobStore
     catalog: Catalog
@@ -209,7 +237,10 @@ class Parts(NamedTuple):
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
-        from coatcheck.values import Encoded, encode  # here and below, so that a command that only reads starts quickly
+        from coatcheck.values import (
+            Encoded,
+            encode,
+        )  # here and below, so that a command that only reads starts quickly
 
         if type(value) is bytes:
             return self.put_encoded([scope], Encoded("bytes", value), about)
@@ -220,30 +251,42 @@ class Parts(NamedTuple):
                     return self._put_stream(scope, stream, named)
             except OSError as error:
                 raise InvalidArgument(
-                    f"cannot read {str(value)!r}: {error.strerror}", hint="pass the path of a readable file"
+                    f"cannot read {str(value)!r}: {error.strerror}",
+                    hint="pass the path of a readable file",
                 ) from error
         if isinstance(value, str):
             # Lone surrogates have no UTF-8 form; their three-byte form comes back unchanged.
-            return self.put_encoded([scope], Encoded("text", value.encode("utf-8", "surrogatepass"), value), about)
+            return self.put_encoded(
+                [scope], Encoded("text", value.encode("utf-8", "surrogatepass"), value), about
+            )
         if is_stream(value):
             return self._put_stream(scope, value, _checked(about))
         return self.put_encoded([scope], Encoded(*encode(value)), about)
 
     def put_encoded(self, scopes: Sequence[Scope], value: Encoded, about: About) -> Ref:
-        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref is returned."""
+        """Put an encoded value into these sessions. Only the first gets `granted_by`, and its ref
+        is returned."""
         about = _checked(about)
-        digest = hashlib.sha256(value.data).hexdigest() if value.framed is None else value.framed.digest
+        digest = (
+            hashlib.sha256(value.data).hexdigest() if value.framed is None else value.framed.digest
+        )
         ref = self._put_bytes(scopes[0], value, about, digest)
         for other in scopes[1:]:
             self._put_bytes(other, value, about._replace(granted_by=None), digest, known=ref)
         return ref
 
     def add(self, entry: Entry, *, reuse: bool = False, heal: bool = False) -> bool:
-        """Add a ref within the quotas, collecting once to make room. With `reuse`, return False if the blob is gone."""
-        return self._within_quota(lambda: self.catalog.put(entry, limits=self.limits, reuse=reuse, heal=heal))
+        """Add a ref within the quotas, collecting once to make room. With `reuse`, return False if
+        the blob is gone."""
+        return self._within_quota(
+            lambda: self.catalog.put(entry, limits=self.limits, reuse=reuse, heal=heal)
+        )
 
-    def _put_bytes(self, scope: Scope, value: Encoded, about: About, digest: str, *, known: Ref | None = None) -> Ref:
-        """Put a value into a session. `known` is a ref to it in another session, so that it is not described again."""
+    def _put_bytes(
+        self, scope: Scope, value: Encoded, about: About, digest: str, *, known: Ref | None = None
+    ) -> Ref:
+        """Put a value into a session. `known` is a ref to it in another session, so that it is not
+        described again."""
         codec, data, text, _ = value
         self.check_size(len(data))
         info = scope.info
@@ -251,11 +294,17 @@ class Parts(NamedTuple):
         def describe() -> Ref:
             described = about
             if known is not None:
-                described = about._replace(media_type=known.media_type, kind=known.kind, summary=known.summary)
-            return self._describe(scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], described, text, data)
+                described = about._replace(
+                    media_type=known.media_type, kind=known.kind, summary=known.summary
+                )
+            return self._describe(
+                scope, codec, digest, len(data), data[:_HEAD], data[-_TAIL:], described, text, data
+            )
 
         def is_repeat(entry: Entry) -> bool:
-            if not self._is_repeat(entry, digest, codec, about) or entry.ref.size_bytes != len(data):
+            if not self._is_repeat(entry, digest, codec, about) or entry.ref.size_bytes != len(
+                data
+            ):
                 return False
             if entry.blob.coding != "inline":
                 return bool(self._is_sound(entry.blob, data))
@@ -279,7 +328,9 @@ class Parts(NamedTuple):
                 return self.ref_for_caller(entry, found.ids)
         chunks = [data] if value.framed is None else FramedChunks([data], value.framed)
         is_same = None if found.blob is None else self._is_sound(found.blob, data)
-        return self._put_copy(describe(), info, found, is_same, lambda: self.blobs.stage(chunks, digest))
+        return self._put_copy(
+            describe(), info, found, is_same, lambda: self.blobs.stage(chunks, digest)
+        )
 
     def _put_stream(self, scope: Scope, stream: IO[bytes], about: About) -> Ref:
         chunks = chunks_of(stream)
@@ -322,8 +373,12 @@ class Parts(NamedTuple):
                     return self.ref_for_caller(entry, known.ids)
             text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
             whole = bytes(parsed) if is_kept else None
-            ref = self._describe(scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole)
-            return self._put_copy(ref, scope.info, known, is_sound, lambda: contextlib.nullcontext(staged))
+            ref = self._describe(
+                scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole
+            )
+            return self._put_copy(
+                ref, scope.info, known, is_sound, lambda: contextlib.nullcontext(staged)
+            )
 
     def _put_copy(
         self,
@@ -333,8 +388,8 @@ class Parts(NamedTuple):
         is_same: bool | None,
         stage: Callable[[], AbstractContextManager[Staged]],
     ) -> Ref:
-        """Add a ref to the copy that the store has, if it is the same, or else to a new copy. Then remove the damaged
-        copy that it replaces; a copy that merely could not be read stays."""
+        """Add a ref to the copy that the store has, if it is the same, or else to a new copy. Then
+        remove the damaged copy that it replaces; a copy that merely could not be read stays."""
         if known.blob and is_same:
             entry = Entry(ref, known.blob, info)
             if self.add(entry, reuse=True):
@@ -372,10 +427,14 @@ class Parts(NamedTuple):
     ) -> Ref:
         if text is not None:
             start = text[: media.HEAD]
-            media_type = about.media_type or media.sniff_text(start, text[-_TAIL:], about.name, whole)
+            media_type = about.media_type or media.sniff_text(
+                start, text[-_TAIL:], about.name, whole
+            )
         else:
             media_type = about.media_type or (
-                media.JSON if codec == "json" else media.sniff_bytes(head[: media.HEAD], tail, about.name, whole)
+                media.JSON
+                if codec == "json"
+                else media.sniff_bytes(head[: media.HEAD], tail, about.name, whole)
             )
             start = media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
         kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
@@ -403,16 +462,25 @@ class Parts(NamedTuple):
         if ref.artifact_id != digest or ref.codec != codec or not self.is_live(entry):
             return False
         if ref.pinned and not self.is_live(replace(entry, ref=replace(ref, pinned=False))):
-            return False  # its session is over, so the catalog decides what becomes of the other refs
+            return (
+                False  # its session is over, so the catalog decides what becomes of the other refs
+            )
         if about.ttl is not None or ref.expires is not None:
             return False
         if about.name != ref.name or about.tool != ref.tool or about.call_id != ref.call_id:
             return False
-        if about.parents != ref.parents or about.request != ref.request or about.granted_by != ref.granted_by:
+        if (
+            about.parents != ref.parents
+            or about.request != ref.request
+            or about.granted_by != ref.granted_by
+        ):
             return False
         if about.metadata_json != ref.metadata_json or about.kind not in (None, ref.kind):
             return False
-        if about.media_type not in (None, ref.media_type) or about.producer not in (None, ref.producer):
+        if about.media_type not in (None, ref.media_type) or about.producer not in (
+            None,
+            ref.producer,
+        ):
             return False
         if about.summary not in (None, ref.summary):
             return False
@@ -422,8 +490,8 @@ class Parts(NamedTuple):
         return bool(newest) and newest[0].seq == entry.seq
 
     def _is_sound(self, blob: Blob, data: bytes | None = None) -> bool | None:
-        """Whether a copy is sound, and equals the data if they are given; None if it cannot be read, which must not
-        stop the put."""
+        """Whether a copy is sound, and equals the data if they are given; None if it cannot be
+        read, which must not stop the put."""
         try:
             if data is not None:
                 return self.blobs.holds(blob, data)
@@ -439,14 +507,15 @@ class Parts(NamedTuple):
         return not entry.gone and not expiry.is_over(self.expires(entry), self.clock())
 
     def expires(self, entry: Entry) -> float | None:
-        """When this entry expires if nothing is used from now on: its own time or its session's, whichever is first."""
+        """When this entry expires if nothing is used from now on: its own time or its session's,
+        whichever is first."""
         ref, session = entry.ref, entry.session
         used = max(session.used, ref.created, self.activity.last_uses.get(session.session_id, 0.0))
         return expiry.ref_end(expiry.session_end(session.ttl, used), ref.expires, pinned=ref.pinned)
 
     def ref_for_caller(self, entry: Entry, near: Iterable[str] = ()) -> Ref:
-        """The ref of an entry as users see it: with its expiry, its address, and a pointer that is unique among the ids
-        in `near`."""
+        """The ref of an entry as users see it: with its expiry, its address, and a pointer that is
+        unique among the ids in `near`."""
         artifact_id, length = entry.ref.artifact_id, MIN_PREFIX
         for other in near:
             if other != artifact_id:
@@ -461,11 +530,13 @@ class Parts(NamedTuple):
         )  # fmt: skip
 
     def _check_quotas(self, info: SessionInfo, size: int) -> None:
-        """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or session. This stops a
-        stream before it fills the disk."""
+        """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or
+        session. This stops a stream before it fills the disk."""
         for whose, quota in (("store", self.limits.store_quota), ("session", info.quota)):
             if quota is not None and size > quota:
-                raise QuotaExceeded(f"the value has at least {size} bytes; the {whose}'s quota is {quota}")
+                raise QuotaExceeded(
+                    f"the value has at least {size} bytes; the {whose}'s quota is {quota}"
+                )
 
     def check_size(self, size: int) -> None:
         """Raise `TooLarge` if an artifact may not have this many bytes."""
@@ -480,13 +551,19 @@ def metadata_text(metadata: object) -> str:
     """Return the metadata of a put as JSON with sorted keys. Raises `InvalidArgument`."""
     hint = f"pass a JSON object of at most {METADATA_LIMIT:,} bytes, and put anything larger as an artifact"
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
-        raise InvalidArgument(f"metadata must be a JSON object, got a {type(metadata).__name__}", hint=hint)
+        raise InvalidArgument(
+            f"metadata must be a JSON object, got a {type(metadata).__name__}", hint=hint
+        )
     try:
         text = json.dumps(dict(metadata), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"metadata must be a JSON object: {clip(str(error), 120)}", hint=hint) from error
+        raise InvalidArgument(
+            f"metadata must be a JSON object: {clip(str(error), 120)}", hint=hint
+        ) from error
     if len(text) > METADATA_LIMIT:
-        raise InvalidArgument(f"metadata must have at most {METADATA_LIMIT:,} bytes, got {len(text):,}", hint=hint)
+        raise InvalidArgument(
+            f"metadata must have at most {METADATA_LIMIT:,} bytes, got {len(text):,}", hint=hint
+        )
     return text
 
 
@@ -506,14 +583,15 @@ def _checked(about: About) -> About:
 
 
 def _file_name(path: Path) -> str | None:
-    """Return the file's name as text, with replacement characters for what is not UTF-8; None if it is a pointer."""
+    """Return the file's name as text, with replacement characters for what is not UTF-8; None if it
+    is a pointer."""
     name = os.fsencode(path.name).decode("utf-8", "replace")
     return None if is_pointer(name) else name
 
 
 def discard(blobs: BlobStore, catalog: Catalog, blob: Blob) -> None:
-    """Remove a copy whose put failed, unless its row was written all the same. If that is unknown, leave it to a
-    sweep."""
+    """Remove a copy whose put failed, unless its row was written all the same. If that is unknown,
+    leave it to a sweep."""
     with contextlib.suppress(StoreError):
         known = catalog.blob(blob.digest)
         if known is None or known.place != blob.place:

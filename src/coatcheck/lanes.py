@@ -1,5 +1,5 @@
-"""Threads for async callers, in three pools: long calls never use up the threads of short ones, and calls that wait for
-a client never use up either."""
+"""Threads for async callers, in three pools: long calls never use up the threads of short ones, and
+calls that wait for a client never use up either."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ SHORT: Final = 32
 LONG: Final = 8
 STREAMS: Final = 128
 _SMALL: Final = 16 << 10  # bytes of an artifact that these patterns and paths read in a moment:
-_PATTERN: Final = re.compile(r"(?:[^\\{]|\\[^pPC]){0,200}")  # without counted repetitions and large classes
+_PATTERN: Final = re.compile(
+    r"(?:[^\\{]|\\[^pPC]){0,200}"
+)  # without counted repetitions and large classes
 _QUERY: Final = re.compile(r"shape|\$(?:[^.?]|\.(?!\.)){0,200}")  # without filters and descendants
 
 P = ParamSpec("P")
@@ -62,7 +64,8 @@ _streams: Final = _Lane(STREAMS, "coatcheck-stream")
 
 
 async def in_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a call in a thread. If the caller is cancelled, it stops waiting; the call runs to its end."""
+    """Run a call in a thread. If the caller is cancelled, it stops waiting; the call runs to its
+    end."""
     return await _short.run(functools.partial(call, *args, **kwargs))
 
 
@@ -72,18 +75,25 @@ async def in_long_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
 
 
 async def in_stream_thread(call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a call that waits for a client in between, such as an upload. At most `STREAMS` of them run at once."""
+    """Run a call that waits for a client in between, such as an upload. At most `STREAMS` of them
+    run at once."""
     return await _streams.run(functools.partial(call, *args, **kwargs))
 
 
-async def in_reading_thread(session: CoreSession, target: object, asked: Mapping[str, Any], call: Callable[[], R]) -> R:
-    """Run a read of `target` with these arguments in a thread: with the short calls if it is certainly short."""
-    is_long = may_take_long(target, asked) and not await in_thread(_is_small, session, target, asked)
+async def in_reading_thread(
+    session: CoreSession, target: object, asked: Mapping[str, Any], call: Callable[[], R]
+) -> R:
+    """Run a read of `target` with these arguments in a thread: with the short calls if it is
+    certainly short."""
+    is_long = may_take_long(target, asked) and not await in_thread(
+        _is_small, session, target, asked
+    )
     return await (_long if is_long else _short).run(call)
 
 
 def _is_small(session: CoreSession, target: Any, asked: Mapping[str, Any]) -> bool:
-    """Whether a read that may take long by its arguments is short, because the artifact is small."""
+    """Whether a read that may take long by its arguments is short, because the artifact is
+    small."""
     if asked.get("cursor"):
         return False
     for name, quick in (("grep", _PATTERN), ("query", _QUERY)):
@@ -108,7 +118,8 @@ def ending() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """End the process at once if calls are still in progress. Kills child processes; does not wait for threads."""
+    """End the process at once if calls are still in progress. Kills child processes; does not wait
+    for threads."""
     if not any(lane.running for lane in (_short, _long, _streams)):
         return
     from coatcheck.reading.sandbox import kill_all
@@ -121,7 +132,8 @@ def leave(code: int) -> None:
 
 
 def may_take_long(target: object, asked: Mapping[str, Any]) -> bool:
-    """Whether a read of `target` with these arguments may take long: a grep, a query, a diff, or a part of JSON."""
+    """Whether a read of `target` with these arguments may take long: a grep, a query, a diff, or a
+    part of JSON."""
     if any(asked.get(name) for name in ("grep", "query", "diff")):
         return True
     if isinstance(target, str) and "#" in target:

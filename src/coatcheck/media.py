@@ -1,8 +1,9 @@
-"""The media type and the kind of content, from its first and last bytes, its name, and whether it parses.
+"""The media type and the kind of content, from its first and last bytes, its name, and whether it
+parses.
 
-Pure and quick: it looks at the head and the tail, so a gigabyte costs as much as a kilobyte. Only content that looks
-like JSON is parsed, up to `CHECKED` characters, since `application/json` means that it can be read as JSON. Callers may
-override the result, and nothing relies on it for safety.
+Pure and quick: it looks at the head and the tail, so a gigabyte costs as much as a kilobyte. Only
+content that looks like JSON is parsed, up to `CHECKED` characters, since `application/json` means
+that it can be read as JSON. Callers may override the result, and nothing relies on it for safety.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ BINARY: Final = "application/octet-stream"
 REPR: Final = "text/x-python-repr"
 """Python's `repr` of rows, dicts or lists, as tools print them."""
 CHECKED: Final = 8 << 20
-"""Maximum length of content that is parsed before it is called JSON. Longer content is judged by its ends."""
+"""Maximum length of content that is parsed before it is called JSON. Longer content is judged by
+its ends."""
 
 LOOK: Final = 4_096
 """Maximum number of bytes that `look` needs."""
@@ -53,7 +55,11 @@ _BY_SUFFIX: Final = {
 }  # fmt: skip
 _CODE: Final = frozenset(
     {"text/javascript", "application/sql", "text/css", "text/x-diff"}
-    | {media for media in _BY_SUFFIX.values() if media.startswith("text/x-") and media != "text/x-rst"}
+    | {
+        media
+        for media in _BY_SUFFIX.values()
+        if media.startswith("text/x-") and media != "text/x-rst"
+    }
 )
 _DOCS: Final = frozenset({"text/markdown", "text/x-rst", "text/html", "application/pdf"})
 
@@ -80,9 +86,13 @@ _ATOM: Final = (
 _OPENING: Final = rf"(?:[\[({{]\s*+|{_NAME}*+\(\s*+|[^\W\d]\w*+=)*+"
 _UNIT: Final = rf"{_OPENING}(?:{_ATOM}|(?<=[\[({{])(?=[\])}}]))(?:\s*+,?\)|\s*+[\]}}])*+\s*+"
 _REPR: Final = lazy_pattern(rf"\s*+(?:{_UNIT}[,:]\s*+)*+(?:{_UNIT})?+")
-_CUT_UNIT: Final = lazy_pattern(rf"{_OPENING}(?:b?'[^'\n]*+|b?\"[^\"\n]*+|[\w.+-]*+|<[^<>\n]{{0,200}}+)[\s\])}}]*+")
+_CUT_UNIT: Final = lazy_pattern(
+    rf"{_OPENING}(?:b?'[^'\n]*+|b?\"[^\"\n]*+|[\w.+-]*+|<[^<>\n]{{0,200}}+)[\s\])}}]*+"
+)
 _IS_PYTHON: Final = lazy_pattern(rf"(?:^|[\s\[({{,:=])(?:b?'|None\b|True\b|False\b|\(|{_NAME}*+\()")
-_HTML_START: Final = lazy_pattern(r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE)
+_HTML_START: Final = lazy_pattern(
+    r"\s*(?:<!doctype html|<html|<!--[^>]*-->\s*<(?:!doctype|html))", re.IGNORECASE
+)
 _DIFF_START: Final = lazy_pattern(r"(?:diff --git |--- \S.*\n\+\+\+ )")
 _SEPARATORS: Final = ((",", "text/csv"), ("\t", "text/tab-separated-values"), (";", "text/csv"))
 _COLUMN: Final = lazy_pattern(r'"?[^\W\d][\w .%#/-]{0,39}"?')
@@ -100,7 +110,15 @@ def is_text(media_type: str) -> bool:
     return (
         bare.startswith("text/")
         or bare.endswith(("+json", "+xml"))
-        or bare in (JSON, JSONL, "application/xml", "application/yaml", "application/toml", "application/sql")
+        or bare
+        in (
+            JSON,
+            JSONL,
+            "application/xml",
+            "application/yaml",
+            "application/toml",
+            "application/sql",
+        )
     )
 
 
@@ -110,12 +128,19 @@ def is_json(media_type: str) -> bool:
 
 
 def is_jsonl(media_type: str) -> bool:
-    return essence(media_type) in (JSONL, "application/jsonl", "application/x-jsonlines", "application/ndjson")
+    return essence(media_type) in (
+        JSONL,
+        "application/jsonl",
+        "application/x-jsonlines",
+        "application/ndjson",
+    )
 
 
-def sniff_text(head: str, tail: str, name: str | None = None, whole: str | bytes | None = None) -> str:
-    """The media type of text, from its first and last characters, its name, and all of it if that is given: then only
-    text that parses is called JSON."""
+def sniff_text(
+    head: str, tail: str, name: str | None = None, whole: str | bytes | None = None
+) -> str:
+    """The media type of text, from its first and last characters, its name, and all of it if that
+    is given: then only text that parses is called JSON."""
     named = _named(name)
     if named not in (None, JSON, JSONL):
         return named or TEXT
@@ -134,9 +159,11 @@ def sniff_text(head: str, tail: str, name: str | None = None, whole: str | bytes
     return _table(head) or TEXT
 
 
-def sniff_bytes(head: bytes, tail: bytes, name: str | None = None, whole: bytes | None = None) -> str:
-    """The media type of bytes, from all of them if they are given. Magic numbers take precedence over the name, and the
-    name over the look of the text."""
+def sniff_bytes(
+    head: bytes, tail: bytes, name: str | None = None, whole: bytes | None = None
+) -> str:
+    """The media type of bytes, from all of them if they are given. Magic numbers take precedence
+    over the name, and the name over the look of the text."""
     if head.startswith(_MAGICS):
         return next(media for magic, media in _MAGIC.items() if head.startswith(magic))
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
@@ -145,11 +172,19 @@ def sniff_bytes(head: bytes, tail: bytes, name: str | None = None, whole: bytes 
         return "video/mp4"
     if encoding_of(head).is_wide:
         named = _named(name) or TEXT
-        return named if whole is None or named not in (JSON, JSONL) else sniff_text("", "", name, decoded(whole))
+        return (
+            named
+            if whole is None or named not in (JSON, JSONL)
+            else sniff_text("", "", name, decoded(whole))
+        )
     if b"\x00" in head:
         return BINARY
     try:
-        text = head.decode("ascii") if head.isascii() else codecs.getincrementaldecoder("utf-8")().decode(head)
+        text = (
+            head.decode("ascii")
+            if head.isascii()
+            else codecs.getincrementaldecoder("utf-8")().decode(head)
+        )
     except UnicodeDecodeError:
         return BINARY
     return sniff_text(text, tail.decode("utf-8", "ignore"), name, whole)
@@ -161,8 +196,8 @@ def may_be_json(head: bytes, name: str | None = None) -> bool:
 
 
 def parses(text: str | bytes) -> bool:
-    """Whether a text is one JSON document as RFC 8259 defines it: no NaN, no trailing comma. A byte-order mark may
-    precede it."""
+    """Whether a text is one JSON document as RFC 8259 defines it: no NaN, no trailing comma. A
+    byte-order mark may precede it."""
     try:
         text = text if isinstance(text, str) else text.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -171,12 +206,14 @@ def parses(text: str | bytes) -> bool:
         return False
     text = text.removeprefix("\ufeff")
     short = _without_rows(text)
-    return _sqlite("json_valid", short) == 1 or (short is not text and _sqlite("json_valid", text) == 1)
+    return _sqlite("json_valid", short) == 1 or (
+        short is not text and _sqlite("json_valid", text) == 1
+    )
 
 
 class Encoding(NamedTuple):
-    """A text encoding: its name, the bytes of a code unit, and the bytes of its byte-order mark (0 if there is
-    none)."""
+    """A text encoding: its name, the bytes of a code unit, and the bytes of its byte-order mark (0
+    if there is none)."""
 
     name: str
     unit: int
@@ -189,8 +226,8 @@ class Encoding(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How content begins: its encoding, whether it is not text (one in ten of its first characters is a control
-    character, or one in three invalid), and whether it has any such character."""
+    """How content begins: its encoding, whether it is not text (one in ten of its first characters
+    is a control character, or one in three invalid), and whether it has any such character."""
 
     encoding: Encoding
     is_binary: bool
@@ -217,7 +254,8 @@ def encoding_of(head: bytes) -> Encoding:
 
 
 def decoded(data: bytes, errors: Literal["replace", "ignore"] = "replace") -> str:
-    """Decode text by its byte-order mark, and drop the mark. Invalid bytes become U+FFFD, or are left out."""
+    """Decode text by its byte-order mark, and drop the mark. Invalid bytes become U+FFFD, or are
+    left out."""
     encoding = encoding_of(data)
     return data[encoding.mark :].decode(encoding.name, errors)
 
@@ -234,7 +272,11 @@ def sniff_kind(media_type: str, head: str, *, name: str | None = None) -> str:
     if media_type in _DOCS:
         return "doc"
     if media_type == TEXT:
-        if (name is not None and name.lower().endswith(".log")) or starts_with_time(head) or _has_time_below(head):
+        if (
+            (name is not None and name.lower().endswith(".log"))
+            or starts_with_time(head)
+            or _has_time_below(head)
+        ):
             return "log"
         if _OBJECT_START.match(head):
             return "data"  # JSON that is cut or broken
@@ -274,8 +316,8 @@ def _json_by_parsing(guess: str, whole: str | bytes, *, is_named: bool) -> str |
 
 
 def _has_json_lines(whole: str | bytes, *, is_named: bool) -> bool:
-    """Whether every line at both ends is JSON. A last line without an end may be cut. Without a name that says JSONL,
-    there must be two lines, each an object or an array."""
+    """Whether every line at both ends is JSON. A last line without an end may be cut. Without a
+    name that says JSONL, there must be two lines, each an object or an array."""
     text = whole if isinstance(whole, str) else whole.decode("utf-8", "replace")
     if len(text) > 2 * _LINES and (first := text.find("\n", _LINES)) >= 0:
         last = text.find("\n", max(first, len(text) - _LINES))
@@ -285,15 +327,19 @@ def _has_json_lines(whole: str | bytes, *, is_named: bool) -> bool:
     lines = [line for line in lines if line and not line.isspace()]
     if cut and (not lines or parses(cut)):
         lines.append(cut)
-    if not lines or not (is_named or (len(lines) > 1 and all(line.lstrip()[:1] in ("{", "[") for line in lines))):
+    if not lines or not (
+        is_named or (len(lines) > 1 and all(line.lstrip()[:1] in ("{", "[") for line in lines))
+    ):
         return False
-    # One call for all lines: as an array, they must parse, and give as many items as there are lines.
+    # One call for all lines: as an array, they must parse, and give as many items as there are
+    # lines.
     together = f"[{','.join(lines)}]"
     return parses(together) and _sqlite("json_array_length", together) == len(lines)
 
 
 def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> int:
-    """Apply an SQLite function to a JSON text. It builds no objects, so it takes a tenth of the time of `json`."""
+    """Apply an SQLite function to a JSON text. It builds no objects, so it takes a tenth of the
+    time of `json`."""
     import sqlite3  # here, so that importing coatcheck stays quick
 
     database = sqlite3.connect(":memory:")
@@ -308,10 +354,12 @@ def _sqlite(function: Literal["json_valid", "json_array_length"], text: str) -> 
 
 
 def _without_rows(text: str) -> str:
-    """Replace rows in the middle of a long JSON text by two values, if they parse: in pieces, which need little memory.
+    """Replace rows in the middle of a long JSON text by two values, if they parse: in pieces, which
+    need little memory.
 
-    A piece is a sequence of whole rows if it parses between brackets. If it is inside a string or an object instead,
-    the replacement makes the text invalid. A text without such rows is returned as it is."""
+    A piece is a sequence of whole rows if it parses between brackets. If it is inside a string or
+    an object instead, the replacement makes the text invalid. A text without such rows is returned
+    as it is."""
     first = _BETWEEN_ROWS.search(text, 0, _PIECE)
     if first is None or len(text) < 4 * _PIECE:
         return text
@@ -324,11 +372,14 @@ def _without_rows(text: str) -> str:
 
 
 def _is_repr(head: str, tail: str, whole: str | bytes | None) -> bool:
-    """Whether a text is what Python's `repr` writes of a list, a tuple, a set or a dict, and not JSON too."""
+    """Whether a text is what Python's `repr` writes of a list, a tuple, a set or a dict, and not
+    JSON too."""
     if tail.rstrip()[-1:] not in ("]", ")", "}") or not _IS_PYTHON.search(head):
         return False
     if whole is not None:
-        text = whole if isinstance(whole, str) else whole[: 4 * _REPR_HEAD].decode("utf-8", "ignore")
+        text = (
+            whole if isinstance(whole, str) else whole[: 4 * _REPR_HEAD].decode("utf-8", "ignore")
+        )
         head, is_cut = text[:_REPR_HEAD], len(text) > _REPR_HEAD
     else:
         is_cut = True
@@ -338,8 +389,8 @@ def _is_repr(head: str, tail: str, whole: str | bytes | None) -> bool:
 
 
 def _table(head: str) -> str | None:
-    """The media type of a table: a first line of column names, then lines with the same number of separators. Commas in
-    prose are followed by a space."""
+    """The media type of a table: a first line of column names, then lines with the same number of
+    separators. Commas in prose are followed by a space."""
     end = head.find("\n")
     first = head[: max(0, end)]
     for separator, media_type in _SEPARATORS:

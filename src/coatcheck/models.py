@@ -1,9 +1,10 @@
 """What is known about models by name: context window, prices, and whether tools can be added to a
 conversation; and about providers: how large an image may be.
 
-Prices are factors of the price of an input token, so one table serves every currency and discount. The providers'
-pages were read in November 2026: platform.claude.com (about-claude/pricing, mid-conversation-system-messages) and
-developers.openai.com (api/docs/pricing). Everything here can be overridden where it is used.
+Prices are factors of the price of an input token, so one table serves every currency and discount.
+The providers' pages were read in November 2026: platform.claude.com (about-claude/pricing,
+mid-conversation-system-messages) and developers.openai.com (api/docs/pricing). Everything here can
+be overridden where it is used.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from coatcheck.checks import is_seconds, valid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Prices of a token as factors of the input price: read from the cache, written to it, and output.
-    `cache_seconds` is how long the cache keeps a prompt after its last use."""
+    """Prices of a token as factors of the input price: read from the cache, written to it, and
+    output. `cache_seconds` is how long the cache keeps a prompt after its last use."""
 
     read: float = 0.1
     write: float = 1.25
@@ -35,8 +36,8 @@ USUAL_PRICES: Final = Prices()
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known about a model. `adds_tools` is True if a request can add tools to a conversation without changing
-    what was sent before."""
+    """What is known about a model. `adds_tools` is True if a request can add tools to a
+    conversation without changing what was sent before."""
 
     window: int = 200_000
     prices: Prices = USUAL_PRICES
@@ -79,7 +80,8 @@ _GPT_5: Final = Prices(write=1.0, output=8.0)
 
 # The first row whose name a model's name begins with applies, so longer names come first.
 _MODELS: Final = {
-    # Cache reads at 0.05 since 2026-09-22 (Opus 5.5) and 2026-10-07 (Sonnet 5.5), at 0.025 on Fable and Mythos 5.1.
+    # Cache reads at 0.05 since 2026-09-22 (Opus 5.5) and 2026-10-07 (Sonnet 5.5), at 0.025 on Fable
+    # and Mythos 5.1.
     "claude-fable-5-": Model(_MILLION, Prices(read=0.025), adds_tools=True),
     "claude-mythos-5-": Model(_MILLION, Prices(read=0.025), adds_tools=True),
     "claude-opus-5-5": Model(_MILLION, Prices(read=0.05), adds_tools=True),
@@ -90,7 +92,8 @@ _MODELS: Final = {
     "claude-opus-5": Model(_MILLION, USUAL_PRICES, adds_tools=True),
     "claude-sonnet-5": Model(_MILLION, USUAL_PRICES, adds_tools=True),
     "claude-opus-4-8": Model(200_000, USUAL_PRICES, adds_tools=True),
-    # Writes cost extra from GPT-5.6 on (2026). From GPT-5.4 on, prompts over 272,000 tokens cost twice as much.
+    # Writes cost extra from GPT-5.6 on (2026). From GPT-5.4 on, prompts over 272,000 tokens cost
+    # twice as much.
     "gpt-6": Model(272_000),
     "gpt-5.6": Model(272_000, Prices(output=6.0)),
     "gpt-5.4": Model(272_000, Prices(write=1.0, output=6.0)),
@@ -101,7 +104,8 @@ _MODELS: Final = {
 
 
 def model(name: str | None) -> Model:
-    """Return what is known about a model. A provider before the name ("anthropic/…") is ignored; an unknown model has
-    a window of 200,000 tokens and the usual prices: 0.1 to read, 1.25 to write, 5 for output."""
+    """Return what is known about a model. A provider before the name ("anthropic/…") is ignored; an
+    unknown model has a window of 200,000 tokens and the usual prices: 0.1 to read, 1.25 to write, 5
+    for output."""
     known = str(name or "").rpartition("/")[2].lower()
     return next((found for start, found in _MODELS.items() if known.startswith(start)), UNKNOWN)

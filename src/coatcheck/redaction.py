@@ -1,8 +1,10 @@
-"""Mask secrets of known shapes in what is shown: summaries, previews, hits, errors. Stored bytes stay exact.
+"""Mask secrets of known shapes in what is shown: summaries, previews, hits, errors. Stored bytes
+stay exact.
 
-`mask` replaces each secret with a marker such as `[masked: aws key]`, which does not reveal its length. The time is
-proportional to the text, whatever the text is: every repetition in a pattern is bounded, possessive, or begins only
-where the one before it ended. Hashes, UUIDs, pointers and images are left alone.
+`mask` replaces each secret with a marker such as `[masked: aws key]`, which does not reveal its
+length. The time is proportional to the text, whatever the text is: every repetition in a pattern is
+bounded, possessive, or begins only where the one before it ended. Hashes, UUIDs, pointers and
+images are left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ MARK: Final = "[masked:"
 """The start of every marker."""
 
 CONTEXT: Final = 4_096
-"""Characters before and after a passage that are searched too, for a secret that the passage would cut."""
+"""Characters before and after a passage that are searched too, for a secret that the passage would
+cut."""
 
 _LONG: Final = 200  # characters from which a quick check comes first
 
@@ -36,11 +39,11 @@ class Secret(NamedTuple):
 
 
 class QuickPattern:
-    """A pattern in RE2 syntax over bytes, compiled when it is first used: linear, and many times as fast as `re`.
-    Characters beyond ASCII are bytes `\\x80-\\xff` of UTF-8.
+    """A pattern in RE2 syntax over bytes, compiled when it is first used: linear, and many times as
+    fast as `re`. Characters beyond ASCII are bytes `\\x80-\\xff` of UTF-8.
 
-    Called with a text, it says whether that may match slower patterns: it must match everything that they match, and
-    may match more. `found` needs a pattern that `captures`."""
+    Called with a text, it says whether that may match slower patterns: it must match everything
+    that they match, and may match more. `found` needs a pattern that `captures`."""
 
     def __init__(self, pattern: str, *, captures: bool = False) -> None:
         self._pattern = pattern
@@ -71,7 +74,9 @@ _WIDE_RUNS: Final = (
     (lazy_pattern(rb"(?:\x00[^\x00]){6,}"), "utf-16-be"),
 )
 _PASSWORD: Final = lazy_pattern(r"(://[^/?#@:\s]*+:)[^/?#@\s]++(?=@)")
-_OPTION: Final = lazy_pattern(r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE)
+_OPTION: Final = lazy_pattern(
+    r"([?&][\w.-]*(?:secret|password|token)[\w.-]*=)(?!\[masked: )[^&\s]++", re.IGNORECASE
+)
 _KEYS_OF_A_NAME: Final = ("name", "Name", "key", "Key")
 _ROUNDS: Final = 8
 _LOWER: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
@@ -80,7 +85,8 @@ _LOWER: Final = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 def mask(text: str, start: int = 0, end: int | None = None) -> str:
     """Replace every secret of a known shape by a marker.
 
-    With `start` and `end`, return that part of the text; the text around it still helps to find secrets."""
+    With `start` and `end`, return that part of the text; the text around it still helps to find
+    secrets."""
     found = find_secrets(text)
     if not found:
         return text if not start and end is None else text[start:end]
@@ -94,17 +100,22 @@ def mask(text: str, start: int = 0, end: int | None = None) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Mask a url for display: passwords and secret options are masked by their place, whatever they look like."""
-    if "://" not in url and "=" not in url:  # a folder: no place for a secret, and masking compiles many patterns
+    """Mask a url for display: passwords and secret options are masked by their place, whatever they
+    look like."""
+    if (
+        "://" not in url and "=" not in url
+    ):  # a folder: no place for a secret, and masking compiles many patterns
         return url
     return mask(_OPTION.sub(rf"\1{MARK} key]", _PASSWORD.sub(rf"\1{MARK} password]", url)))
 
 
 def mask_bytes(data: bytes) -> bytes:
-    """Mask every secret in bytes: in UTF-8, UTF-16, UTF-32, Latin-1, or a mix of them. All other bytes stay the same.
+    """Mask every secret in bytes: in UTF-8, UTF-16, UTF-32, Latin-1, or a mix of them. All other
+    bytes stay the same.
 
-    Bytes that are not UTF-8 are decoded to lone surrogates, and written as themselves again. UTF-16 and UTF-32 are
-    found by their byte-order mark or by their zero bytes, in the middle of other bytes too."""
+    Bytes that are not UTF-8 are decoded to lone surrogates, and written as themselves again. UTF-16
+    and UTF-32 are found by their byte-order mark or by their zero bytes, in the middle of other
+    bytes too."""
     if (marked := encoding_of(data)).is_wide:
         data = _mask_wide(data, marked.name)
     if b"\x00" in data:
@@ -116,7 +127,8 @@ def mask_bytes(data: bytes) -> bytes:
 
 
 def _mask_wide(data: bytes, encoding: str) -> bytes:
-    """Mask bytes in a wide encoding. Bytes that do not survive a round trip through it are left alone."""
+    """Mask bytes in a wide encoding. Bytes that do not survive a round trip through it are left
+    alone."""
     whole = len(data) - len(data) % (4 if "32" in encoding else 2)
     try:
         text = data[:whole].decode(encoding, "surrogatepass")
@@ -129,12 +141,15 @@ def _mask_wide(data: bytes, encoding: str) -> bytes:
 
 
 def mask_value(value: Any) -> Any:
-    """Mask every secret in a JSON value: in strings, in keys, and whole values whose key names a secret.
+    """Mask every secret in a JSON value: in strings, in keys, and whole values whose key names a
+    secret.
 
     Containers are copied. Values that JSON does not have stay as they are."""
     top = [value]
     todo: list[tuple[Any, Any, str]] = [(top, 0, "")]
-    copies: dict[tuple[int, str], Any] = {}  # a container that occurs twice, or contains itself, is copied once
+    copies: dict[
+        tuple[int, str], Any
+    ] = {}  # a container that occurs twice, or contains itself, is copied once
     while todo:
         holder, at, name = todo.pop()
         item = holder[at]
@@ -150,7 +165,9 @@ def mask_value(value: Any) -> Any:
         elif isinstance(item, dict):
             holder[at] = copies[id(item), name] = copy = _with_masked_keys(item)
             # An object such as `{"name": "API_TOKEN", "value": "…"}` names its value.
-            called = next((item[key] for key in _KEYS_OF_A_NAME if isinstance(item.get(key), str)), "")
+            called = next(
+                (item[key] for key in _KEYS_OF_A_NAME if isinstance(item.get(key), str)), ""
+            )
             for shown, key in zip(copy, map(str, item), strict=True):
                 todo.append((copy, shown, called if called and key.lower() == "value" else key))
         elif isinstance(item, list | tuple):
@@ -160,7 +177,8 @@ def mask_value(value: Any) -> Any:
 
 
 def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:
-    """Copy an object with secrets in its keys masked. Keys that become equal get a number, so that none is lost."""
+    """Copy an object with secrets in its keys masked. Keys that become equal get a number, so that
+    none is lost."""
     copy: dict[Any, Any] = {}
     for key, each in value.items():
         shown = mask(key) if isinstance(key, str) else key
@@ -171,8 +189,8 @@ def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:
 def find_secrets(text: str) -> list[Secret]:
     """Find the secrets of a text, in order and without overlaps.
 
-    Terminal colours do not hide them, and neither do the escapes of JSON, nor of JSON in JSON: a text with escapes is
-    searched both as it is written and as its reader sees it."""
+    Terminal colours do not hide them, and neither do the escapes of JSON, nor of JSON in JSON: a
+    text with escapes is searched both as it is written and as its reader sees it."""
     if len(text) > _LONG and not is_suspect(text):
         return []
     found = _found(text)
@@ -232,7 +250,8 @@ def _meaning(escape: re.Match[str]) -> str:
 
 
 def _found_behind_escapes(text: str) -> list[Secret]:
-    """Find the secrets of a text as it is read; positions are those in the text as it is written."""
+    """Find the secrets of a text as it is read; positions are those in the text as it is
+    written."""
     secrets = _found(_as_read(text))
     if not secrets:
         return []
@@ -274,7 +293,8 @@ def _replace(text: str, found: list[Secret], start: int, end: int) -> str:
 
 _JUDGED: Final = 64  # characters of a value that decide whether it is a secret; all of it is masked
 _DIGIT: Final = lazy_pattern("[0-9]")
-# Each name is found by its rarest letters, to which `re` skips ahead; then the letters before them are checked.
+# Each name is found by its rarest letters, to which `re` skips ahead; then the letters before them
+# are checked.
 _WORDS: Final = {
     "ken": "token", "key": "key", "kie": "cookie", "word": "password", "wort": "password", "wd": "password",
     "phrase": "passphrase", "cret": "secret", "uth": "auth", "uthorization": "authorization", "bearer": "bearer",
@@ -289,7 +309,9 @@ _KEYS: Final = (
     "api", "access", "account", "auth", "private", "encryption", "signing", "master", "session", "client", "secret",
     "subscription", "hmac", "jwt", "service", "storage",
 )  # fmt: skip
-_TAILS: Final = "value|text|string|plain|base64|b64|data|prod|dev|test|live|old|new"  # as in `client-key-data`
+_TAILS: Final = (
+    "value|text|string|plain|base64|b64|data|prod|dev|test|live|old|new"  # as in `client-key-data`
+)
 _NAME_SUFFIX: Final = rf"(?:[ _.-]?(?:{_TAILS}|\d{{1,2}}))?"
 _NAME: Final = lazy_pattern(
     rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}"
@@ -304,7 +326,9 @@ _NAME: Final = lazy_pattern(
 )
 _WHOLE_NAME: Final = lazy_pattern(rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}\Z")
 _QUOTED: Final = {quote: lazy_pattern(rf"(?:[^{quote}\\\n]|\\.)*+") for quote in ('"', "'", "`")}
-_QUOTED_TWICE: Final = {quote: lazy_pattern(rf"(?:[^{quote}\\\n]|\\[^{quote}\n])*+") for quote in ('"', "'", "`")}
+_QUOTED_TWICE: Final = {
+    quote: lazy_pattern(rf"(?:[^{quote}\\\n]|\\[^{quote}\n])*+") for quote in ('"', "'", "`")
+}
 _BARE: Final = lazy_pattern(r"[^\s\"'`,;&<>(){}\\]*+")
 _BARE_LINE: Final = lazy_pattern(r"(?:[^\s\"'`\\]|\\(?![nrt\"'\\]))*+")
 _HEADER: Final = lazy_pattern(r"[^\n\r\"'\\]*+")
@@ -314,7 +338,9 @@ _SCHEME: Final = lazy_pattern(
 _LINE: Final = lazy_pattern(r"[^\n\r\\]*+")
 _OPAQUE: Final = lazy_pattern(r"[\w.~+/=%-]*+", re.ASCII)
 _PAIR: Final = lazy_pattern(r"(?<![\w.-])([\w.-]{1,64}+)=([^;\s\"'\\,]{8,}+)")
-_ATTRIBUTES: Final = frozenset({"path", "domain", "expires", "max-age", "samesite", "priority", "version"})
+_ATTRIBUTES: Final = frozenset(
+    {"path", "domain", "expires", "max-age", "samesite", "priority", "version"}
+)
 _PASSWORDS: Final = frozenset({"password", "passphrase"})
 _DULL_BEFORE: Final = (
     "page", "next", "continuation", "sync", "cancellation", "stop", "eos", "bos", "pad", "unk", "sep", "cls", "mask",
@@ -360,8 +386,9 @@ _PROSE: Final = lazy_pattern(
 
 
 def named_secrets(text: str, low: str) -> Iterator[Secret]:
-    """Secrets that follow their name: `password = …`, `"api_key": "…"`, headers, cookies. What follows the name must
-    look like a value, not like a type, a variable or a placeholder. `low` is the text in lower case."""
+    """Secrets that follow their name: `password = …`, `"api_key": "…"`, headers, cookies. What
+    follows the name must look like a value, not like a type, a variable or a placeholder. `low` is
+    the text in lower case."""
     at = header = 0
     while (match := _NAME.search(low, at)) is not None:
         at = match.end()
@@ -393,7 +420,9 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
     if name == "signature":
         end = _end(_OPAQUE, text, at) if sep == "=" else at
         return Secret(at, end, "signature") if end - at >= 32 else None
-    if not _is_named_secret(low, word, start) or (word == "ss" and not _is_pass(text, low, start, sep)):
+    if not _is_named_secret(low, word, start) or (
+        word == "ss" and not _is_pass(text, low, start, sep)
+    ):
         return None
     if match["block"]:
         return _block(text, match, name)
@@ -401,7 +430,11 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
     if quote:
         run = (_QUOTED_TWICE if "\\" in quote else _QUOTED)[quote[-1]]
     else:
-        run = _BARE_LINE if tight and (_begins_line(low, start) or text[start:at].isupper()) else _BARE
+        run = (
+            _BARE_LINE
+            if tight and (_begins_line(low, start) or text[start:at].isupper())
+            else _BARE
+        )
     value = text[at : _end(run, text, at, at + _JUDGED)]
     if not _is_secret(name, value, quoted=quote is not None, tight=tight):
         return None
@@ -422,8 +455,8 @@ def _value_of(text: str, low: str, match: re.Match[str]) -> Secret | None:
 
 
 def _block(text: str, match: re.Match[str], name: str) -> Secret | None:
-    """The lines of a YAML block after a name: those that are indented deeper than its key. In a JSON string, its lines
-    end with an escape."""
+    """The lines of a YAML block after a name: those that are indented deeper than its key. In a
+    JSON string, its lines end with an escape."""
     line_end = _ESCAPED_END if match["newline"].startswith("\\") else _BLOCK_LINE_END
     before = text[max(0, match.start() - _LONGEST_INDENT) : match.start()]
     key = re.split(r"[\n\"'`]|\\{1,4}n", before)[-1]
@@ -454,14 +487,21 @@ def _block(text: str, match: re.Match[str], name: str) -> Secret | None:
 
 
 def _is_alone(text: str, value: str, end: int) -> bool:
-    """Whether a value on the line after its name is alone on that line, and is not a name or a list item itself."""
-    if _REST_OF_LINE.match(text, end) is None or value[0] in "-#*|>/" or ":" in value or "=" in value.rstrip("="):
+    """Whether a value on the line after its name is alone on that line, and is not a name or a list
+    item itself."""
+    if (
+        _REST_OF_LINE.match(text, end) is None
+        or value[0] in "-#*|>/"
+        or ":" in value
+        or "=" in value.rstrip("=")
+    ):
         return False
     return _ODD.search(value) is not None and _LETTER.search(value) is not None
 
 
 def _is_pass(text: str, low: str, start: int, sep: str | None) -> bool:
-    """Whether `pass` means a password here: `DB_PASS=` and `"pass":` do, `second_pass` and `bypass` do not."""
+    """Whether `pass` means a password here: `DB_PASS=` and `"pass":` do, `second_pass` and `bypass`
+    do not."""
     begin = start - 2
     before = low[max(0, begin - 24) : begin]
     stem = before.rstrip("_-.")
@@ -486,10 +526,13 @@ def _authorization(text: str, low: str, at: int, *, is_header: bool) -> Secret |
 
 
 def _is_named_secret(low: str, word: str, start: int) -> bool:
-    """Whether a word, with the text before it, names a secret: `api_key` does, `cache_key` does not."""
+    """Whether a word, with the text before it, names a secret: `api_key` does, `cache_key` does
+    not."""
     if word == "key":
         return low[max(0, start - 16) : start].rstrip("_-. ").endswith(_KEYS)
-    return word != "ken" or not low[max(0, start - 16) : start - 2].rstrip("_-. ").endswith(_DULL_BEFORE)
+    return word != "ken" or not low[max(0, start - 16) : start - 2].rstrip("_-. ").endswith(
+        _DULL_BEFORE
+    )
 
 
 def _label(name: str) -> str:
@@ -497,7 +540,8 @@ def _label(name: str) -> str:
 
 
 def _end(run: re.Pattern[str], text: str, at: int, before: int = maxsize) -> int:
-    """Where a match that begins at `at` ends, `at` if there is none. Looks at the text up to `before`."""
+    """Where a match that begins at `at` ends, `at` if there is none. Looks at the text up to
+    `before`."""
     match = run.match(text, at, before)
     return match.end() if match else at
 
@@ -520,7 +564,8 @@ def _begins_line(low: str, start: int) -> bool:
 
 
 def _is_connection_string(low: str, start: int) -> bool:
-    """Whether the name follows other options of a connection string, as in `Server=db;User Id=sa;Password=…;`."""
+    """Whether the name follows other options of a connection string, as in `Server=db;User
+    Id=sa;Password=…;`."""
     return _CONNECTION.search(low, max(0, start - 256), start) is not None
 
 
@@ -529,16 +574,26 @@ def _is_word(value: str) -> bool:
 
 
 def _is_credential(value: str, *, is_header: bool, has_scheme: bool = False) -> bool:
-    """Whether this is a credential after `Authorization: Bearer`, and not the next word of a sentence."""
+    """Whether this is a credential after `Authorization: Bearer`, and not the next word of a
+    sentence."""
     low = value.lower()
-    if MARK in value or _NO_SECRET.match(low) or _MEMBER.match(low) or len(value) < (8 if is_header else 16):
+    if (
+        MARK in value
+        or _NO_SECRET.match(low)
+        or _MEMBER.match(low)
+        or len(value) < (8 if is_header else 16)
+    ):
         return False
-    return _DIGIT.search(value) is not None or len(value) >= 24 or (is_header and has_scheme and not value.islower())
+    return (
+        _DIGIT.search(value) is not None
+        or len(value) >= 24
+        or (is_header and has_scheme and not value.islower())
+    )
 
 
 def _is_secret(name: str, value: str, *, quoted: bool, tight: bool = False) -> bool:
-    """Whether the value after such a name is likely to be a secret: not a type, a variable, a label or a
-    placeholder."""
+    """Whether the value after such a name is likely to be a secret: not a type, a variable, a label
+    or a placeholder."""
     if len(value) < 4 or MARK in value:
         return False
     low = value.lower()
@@ -557,11 +612,15 @@ def _is_secret(name: str, value: str, *, quoted: bool, tight: bool = False) -> b
     if not quoted and (_MEMBER.match(low) or _CALL.match(low)):
         return False
     if is_password:
-        return quoted or (odd and len(value) >= 6) or (tight and len(value) >= 6) or len(value) >= 16
+        return (
+            quoted or (odd and len(value) >= 6) or (tight and len(value) >= 6) or len(value) >= 16
+        )
     if len(value) < 8:
         return False
     is_variable = _is_word(value) and "_" in value
-    return odd or (len(value) >= 20 and not is_variable) or (len(value) >= 16 and not value.islower())
+    return (
+        odd or (len(value) >= 20 and not is_variable) or (len(value) >= 16 and not value.islower())
+    )
 
 
 def _is_phrase(value: str, low: str, *, tight: bool) -> bool:
@@ -573,7 +632,11 @@ def _is_phrase(value: str, low: str, *, tight: bool) -> bool:
         return True
     if _PROSE.search(low) or value.endswith((".", ":", "…")):
         return False
-    return tight or _DIGIT.search(value) is not None or (len(words) >= 4 and all(map(_PLAIN_WORD.fullmatch, words)))
+    return (
+        tight
+        or _DIGIT.search(value) is not None
+        or (len(words) >= 4 and all(map(_PLAIN_WORD.fullmatch, words)))
+    )
 
 
 def _label_of(name: str, text: str) -> str | None:
@@ -585,17 +648,27 @@ def _label_of(name: str, text: str) -> str | None:
     called = _WORDS[match["word"]]
     if called in ("authorization", "bearer"):
         scheme, _, value = text.rpartition(" ")
-        return "authorization" if _is_credential(value[:_JUDGED], is_header=True, has_scheme=bool(scheme)) else None
+        return (
+            "authorization"
+            if _is_credential(value[:_JUDGED], is_header=True, has_scheme=bool(scheme))
+            else None
+        )
     if called in ("cookie", "signature") or not _is_named_secret(low, match["word"], match.start()):
         return None
     if match["word"] == "ss":
         at = len(name) - len(low) + match.start()
-        if not _is_pass(name, name.lower(), at, "=") or _NUMBER.match(text) or not _ODD.search(text[:_JUDGED]):
+        if (
+            not _is_pass(name, name.lower(), at, "=")
+            or _NUMBER.match(text)
+            or not _ODD.search(text[:_JUDGED])
+        ):
             return None
     return _label(called) if _is_secret(called, text[:_JUDGED], quoted=True) else None
 
 
-_FENCE: Final = lazy_pattern(r"-----(?:(BEGIN)|END) (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+_FENCE: Final = lazy_pattern(
+    r"-----(?:(BEGIN)|END) (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+)
 _PUTTY: Final = lazy_pattern(r"Private-Lines: \d{1,4}(?=\s|\\)")
 _GAP: Final = r"(?:\s|\\[nrt]|[\"'+>|,])*+"
 _BODY: Final = lazy_pattern(
@@ -621,7 +694,10 @@ def private_keys(text: str) -> Iterator[Secret]:
             elif after is not None and not after[1] and after.start() - fence.end() <= _LONGEST_KEY:
                 start, done = fence.start(), after.end()
             else:
-                start, done = fence.start(), _end(_BODY, text, fence.end(), after.start() if after else len(text))
+                start, done = (
+                    fence.start(),
+                    _end(_BODY, text, fence.end(), after.start() if after else len(text)),
+                )
             yield Secret(start, done, "private key")
     if "Private-Lines" in text:
         done = 0
@@ -634,7 +710,11 @@ def private_keys(text: str) -> Iterator[Secret]:
 def _body_before(text: str, floor: int, end: int) -> int:
     """Where the base64 lines begin before an END line that has no BEGIN."""
     floor = max(floor, end - _LONGEST_KEY)
-    edges = [floor, *(edge for match in _KEY_LINE_END.finditer(text, floor, end) for edge in match.span()), end]
+    edges = [
+        floor,
+        *(edge for match in _KEY_LINE_END.finditer(text, floor, end) for edge in match.span()),
+        end,
+    ]
     begin = end
     for start, stop in zip(edges[-2::-2], edges[::-2], strict=True):
         line = text[start:stop].strip(" \t\"'+>|,")
@@ -642,7 +722,11 @@ def _body_before(text: str, floor: int, end: int) -> int:
             continue
         if _NOT_BASE64.search(line) or (len(line) < 16 and begin < end and start > 0):
             last = line.rpartition(" ")[2]
-            return text.rindex(last, start, stop) if len(last) >= 16 and not _NOT_BASE64.search(last) else begin
+            return (
+                text.rindex(last, start, stop)
+                if len(last) >= 16 and not _NOT_BASE64.search(last)
+                else begin
+            )
         begin = start
     return begin
 
@@ -653,10 +737,13 @@ _ADDRESS: Final = lazy_pattern(  # the user may be `domain\\user`
 _USER: Final = lazy_pattern(r"(?<=[ \t])(?:-u|--user)[ =][\"']?[\w.@+-]{1,64}:([^\s\"'\\]{1,256})")
 _PORT: Final = lazy_pattern(r"\d{1,5}(?:\Z|[?#])")
 _BARE_TOKEN: Final = lazy_pattern(r"://([A-Za-z0-9_~.%+-]{16,256}+)(?=@[A-Za-z0-9\[])")
-_NETRC_VALUE: Final = r"(\\{0,4}\"[^\"\n\\]{1,256}|'[^'\n\\]{1,256}'|(?:[^\s\"\\]|\\(?![nrt\"'\\])){1,256})"
+_NETRC_VALUE: Final = (
+    r"(\\{0,4}\"[^\"\n\\]{1,256}|'[^'\n\\]{1,256}'|(?:[^\s\"\\]|\\(?![nrt\"'\\])){1,256})"
+)
 _NETRC: Final = (
     lazy_pattern(
-        r"login(?<!\wlogin)\s{1,8}\S{1,200}\s{1,40}(?:account\s{1,8}\S{1,200}\s{1,40})?password\s{1,8}" + _NETRC_VALUE
+        r"login(?<!\wlogin)\s{1,8}\S{1,200}\s{1,40}(?:account\s{1,8}\S{1,200}\s{1,40})?password\s{1,8}"
+        + _NETRC_VALUE
     ),
     lazy_pattern(r"machine(?<!\wmachine)\s{1,8}\S{1,200}\s{1,40}password\s{1,8}" + _NETRC_VALUE),
 )
@@ -694,14 +781,19 @@ _TAG_WITH_VALUE: Final = (
 
 def _given(begin: str, rest: str) -> tuple[str, re.Pattern[str]]:
     """A literal, and a pattern for the value that follows it and the rest of what names it."""
-    value = rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))"
+    value = (
+        rf"(?:{_ESCAPED_QUOTE}([^\"'\n\\]{{1,256}}){_ESCAPED_QUOTE}|([^\s\"'`\\,;|&<>]{{1,256}}))"
+    )
     return begin, lazy_pattern(rf"{begin}(?<![\w-]{begin}){rest}{value}", re.ASCII)
 
 
 _GIVEN: Final = (
     _given("sshpass", r"[ \t]{1,4}-p[ \t]{0,4}"),
     _given("docker", r"[ \t]{1,4}login(?=[ \t])[^\n|;&]{0,200}?[ \t]-p[ \t]{1,4}"),
-    _given("mysql", r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])"),
+    _given(
+        "mysql",
+        r"(?:dump|admin)?(?=[ \t])[^\n|;&]{0,200}?[ \t]-p(?=\S{0,64}\d)(?=\S{0,64}[A-Za-z])",
+    ),
     _given("psk", r"[ \t]{0,4}[=:][ \t]{0,4}(?=[^\n]{0,64}[0-9!@#$%^&*+~?])"),
     _given("ENV", r"(?<![^\n]ENV)[ \t]{1,8}(?P<name>\w{1,64})[ \t]{1,8}"),
     _given("ConvertTo-SecureString", r"[ \t]{1,4}(?:-String[ \t]{1,4})?(?![-$(])"),
@@ -711,7 +803,8 @@ _GIVEN: Final = (
 
 
 def placed_secrets(text: str) -> Iterator[Secret]:
-    """Secrets that are known by their place: arguments of commands, the value beside a name; and `_OTHERS`."""
+    """Secrets that are known by their place: arguments of commands, the value beside a name; and
+    `_OTHERS`."""
     for literal, pattern in _GIVEN:
         for match in pattern.finditer(text) if literal in text else ():
             name = match.groupdict().get("name", "password")
@@ -725,7 +818,11 @@ def placed_secrets(text: str) -> Iterator[Secret]:
 def _is_token(value: str) -> bool:
     """Whether the user part of a url is a token, and not a name."""
     has_both = not value.isdigit() and any(map(str.isdigit, value))
-    return has_both and (len(value) >= 20 or "." not in value) and not ("." in value and value.islower())
+    return (
+        has_both
+        and (len(value) >= 20 or "." not in value)
+        and not ("." in value and value.islower())
+    )
 
 
 def url_passwords(text: str) -> Iterator[Secret]:
@@ -737,7 +834,9 @@ def url_passwords(text: str) -> Iterator[Secret]:
         if _is_secret("password", match[1], quoted=True) and not _PORT.match(match[1]):
             yield Secret(*match.span(1), "password")
     if "@" in text and "://" in text:
-        yield from (Secret(*one.span(1), "token") for one in _BARE_TOKEN.finditer(text) if _is_token(one[1]))
+        yield from (
+            Secret(*one.span(1), "token") for one in _BARE_TOKEN.finditer(text) if _is_token(one[1])
+        )
 
 
 _WORD: Final = "0-9A-Za-z"
@@ -783,7 +882,9 @@ _SHAPES: Final = (
     _Shape("fly token", "fm2", r"_[A-Za-z0-9+/=]{50,}+"),
     _Shape("fly token", "fo1", r"_[\w-]{40,}+"),
     _Shape("e2b key", "e2b", rf"_[0-9a-f]{{40}}(?![{_WORD}])"),
-    _Shape("fireworks key", "fw", r"_(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22,24}(?!\w)"),
+    _Shape(
+        "fireworks key", "fw", r"_(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22,24}(?!\w)"
+    ),
     _Shape("netlify token", "nf[bcopu]", r"_[A-Za-z0-9]{36,}+"),
     _Shape("cloudflare token", "cf[au]t", r"_[A-Za-z0-9]{40,}+"),
     _Shape("cloudflare key", "cfk", r"_[A-Za-z0-9]{40,}+"),
@@ -808,7 +909,11 @@ _SHAPES: Final = (
     _Shape("new relic key", "NR(?:AK|II|RA|IQ|SP)", r"-[\w-]{25,}+"),
     _Shape("pulumi token", "pul", rf"-[0-9a-f]{{40}}(?![{_WORD}])"),
     _Shape("heroku key", "HRKU", r"-[\w-]{36,}+"),
-    _Shape("hubspot token", "pat", r"-(?:na|eu|ap)\d-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
+    _Shape(
+        "hubspot token",
+        "pat",
+        r"-(?:na|eu|ap)\d-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}",
+    ),
     _Shape("tailscale key", "tskey", r"-(?:auth|api|client|scim|webhook)-[\w-]{20,}+"),
     _Shape("tavily key", "tvly", r"-(?=[\w-]{0,40}\d)[\w-]{24,}+"),
     _Shape("contentful token", "CFPAT", r"-[\w-]{40,}+"),
@@ -822,7 +927,12 @@ _SHAPES: Final = (
     _Shape("slack token", "xox[abceoprs]", r"-[\w-]{10,}+"),
     _Shape("slack token", "xapp", r"-\d-[\w-]{10,}+"),
     _Shape("api key", "sk", r"-(?=[\w-]{0,120}[A-Za-z0-9]{12})(?=[\w-]{0,120}\d)[\w-]{20,}+"),
-    _Shape("modal key", "a[ks]", r"-(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22}(?![\w-])", f"{_WORD}_-"),
+    _Shape(
+        "modal key",
+        "a[ks]",
+        r"-(?=[A-Za-z]{0,20}\d)(?=[^A-Z]{0,20}[A-Z])[A-Za-z0-9]{22}(?![\w-])",
+        f"{_WORD}_-",
+    ),
     _Shape("api key", "csk", r"-[A-Za-z0-9]{40,}+"),
     _Shape("api key", "xai", r"-[A-Za-z0-9]{30,}+"),
     _Shape("api key", "pplx", r"-[A-Za-z0-9]{30,}+"),
@@ -839,11 +949,18 @@ _SHAPES: Final = (
 )
 _SHAPE_LEADS: Final = tuple(lazy_pattern(f"(?:{shape.lead})\\Z") for shape in _SHAPES)
 _LONGEST_LEAD: Final = 16
-_FOLLOWED_BY: Final = {"_": r"[\w+/=-]{10}", "-": r"[\w.-]{10}", ".": r"(?:[\w-]{16}|com/|u\.)", "A": "", "S": ""}
+_FOLLOWED_BY: Final = {
+    "_": r"[\w+/=-]{10}",
+    "-": r"[\w.-]{10}",
+    ".": r"(?:[\w-]{16}|com/|u\.)",
+    "A": "",
+    "S": "",
+}
 
 
 def _alternatives(first: str) -> str:
-    """All shapes whose rest begins with this character. It is matched once for all of them: `re` skips ahead to it."""
+    """All shapes whose rest begins with this character. It is matched once for all of them: `re`
+    skips ahead to it."""
     shapes = []
     for at, shape in enumerate(_SHAPES):
         rest = shape.rest.removeprefix("\\")
@@ -857,31 +974,62 @@ _TOKENS: Final = "|".join(map(_alternatives, _FOLLOWED_BY))
 _TOKEN: Final = lazy_pattern(_TOKENS, re.ASCII)
 # Whether there is anything but names to look for: a token, or a literal that the other shapes have.
 _HINT: Final = lazy_pattern(
-    rf"{_TOKENS}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~", re.ASCII
+    rf"{_TOKENS}|J(?<=eyJ)|-(?:----(?:BEGIN|END)|Lines:|u |-user)|:(?:AA|//[^\s/@]{{1,400}}@)|Q~",
+    re.ASCII,
 )
 _MIXED_CASE: Final = r"(?=\w{0,20}[a-z])(?=\w{0,20}[A-Z])(?=\w{0,20}[0-9])"
 # Tokens without a rare first character: the label, a literal that `in` finds quickly, the pattern.
 _OTHERS: Final = (
     ("jwt", "eyJ", lazy_pattern(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+(?:\.[\w-]*+){1,4}", re.ASCII)),
     ("telegram token", ":AA", lazy_pattern(r"(?<![\w:])\d{8,10}:AA[\w-]{30,}+", re.ASCII)),
-    ("telegram token", "/bot", lazy_pattern(r"(?<=telegram\.org/bot)\d{6,12}:[\w-]{30,}+", re.ASCII)),
-    ("telegram token", "/bot", lazy_pattern(r"(?<=telegram\.org/file/bot)\d{6,12}:[\w-]{30,}+", re.ASCII)),
-    ("bitcoin key", "5", lazy_pattern(rf"5(?<![{_BASE64}]5){_MIXED_CASE}{_BASE58}{{50}}(?![{_BASE64}=])")),
-    ("bitcoin key", "K", lazy_pattern(rf"K(?<![{_BASE64}]K){_MIXED_CASE}{_BASE58}{{51}}(?![{_BASE64}=])")),
-    ("bitcoin key", "L", lazy_pattern(rf"L(?<![{_BASE64}]L){_MIXED_CASE}{_BASE58}{{51}}(?![{_BASE64}=])")),
+    (
+        "telegram token",
+        "/bot",
+        lazy_pattern(r"(?<=telegram\.org/bot)\d{6,12}:[\w-]{30,}+", re.ASCII),
+    ),
+    (
+        "telegram token",
+        "/bot",
+        lazy_pattern(r"(?<=telegram\.org/file/bot)\d{6,12}:[\w-]{30,}+", re.ASCII),
+    ),
+    (
+        "bitcoin key",
+        "5",
+        lazy_pattern(rf"5(?<![{_BASE64}]5){_MIXED_CASE}{_BASE58}{{50}}(?![{_BASE64}=])"),
+    ),
+    (
+        "bitcoin key",
+        "K",
+        lazy_pattern(rf"K(?<![{_BASE64}]K){_MIXED_CASE}{_BASE58}{{51}}(?![{_BASE64}=])"),
+    ),
+    (
+        "bitcoin key",
+        "L",
+        lazy_pattern(rf"L(?<![{_BASE64}]L){_MIXED_CASE}{_BASE58}{{51}}(?![{_BASE64}=])"),
+    ),
     ("azure secret", "Q~", lazy_pattern(r"(?<![\w~.-])[\w~.-]{3}\dQ~[\w~.-]{30,}+", re.ASCII)),
-    ("password hash", "$", lazy_pattern(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII)),
-    ("password hash", "{SHA}", lazy_pattern(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII)),
+    (
+        "password hash",
+        "$",
+        lazy_pattern(r"\$(?<=[\w.-]:\$)(?:apr1|[1567y]|2[abxy]|gy)\$[\w./$=,]{20,200}+", re.ASCII),
+    ),
+    (
+        "password hash",
+        "{SHA}",
+        lazy_pattern(r"\{SHA\}(?<=[\w.-]:\{SHA\})[A-Za-z0-9+/]{27}=", re.ASCII),
+    ),
 )
 
 
 class _Literal:
-    """A token without a rare character at a fixed place: the part before a literal, the rest from that literal on, and
-    a pattern that is quick to search for."""
+    """A token without a rare character at a fixed place: the part before a literal, the rest from
+    that literal on, and a pattern that is quick to search for."""
 
     def __init__(self, label: str, lead: str, rest: str, quick: str) -> None:
         self.label, self.quick = label, quick
-        self.literal = rest.partition("[")[0].partition("(")[0].replace("\\", "")  # `in` finds it faster
+        self.literal = (
+            rest.partition("[")[0].partition("(")[0].replace("\\", "")
+        )  # `in` finds it faster
         self.lead, self.rest = (
             lazy_pattern(rf"(?<![\w.+/-])(?:{lead})\Z", re.ASCII),
             lazy_pattern(rf"{rest}(?![\w+/-])", re.ASCII),
@@ -918,7 +1066,9 @@ _PLAIN: Final = (
     _Literal("jfrog key", "", r"AKCp[A-Za-z0-9]{60,}+", r"AKCp[A-Za-z0-9]{20}"),
     _Literal("bedrock key", "", r"ABSK[A-Za-z0-9+/]{100,}+=*+", r"ABSK[A-Za-z0-9+/]{20}"),
     _Literal("gitlab token", "", r"GR1348941[\w-]{20,}+", r"GR1348941"),
-    _Literal("discord token", r"[MNO][\w-]{23,27}", r"\.[\w-]{6}\.[\w-]{27,}+", r"\.[\w-]{6}\.[\w-]{20}"),
+    _Literal(
+        "discord token", r"[MNO][\w-]{23,27}", r"\.[\w-]{6}\.[\w-]{27,}+", r"\.[\w-]{6}\.[\w-]{20}"
+    ),
 )
 _LONGEST_PLAIN: Final = 40
 _ANY_PLAIN: Final = QuickPattern("|".join(one.quick for one in _PLAIN))
@@ -940,7 +1090,9 @@ def prefixed_tokens(text: str) -> Iterator[Secret]:
     for match in _TOKEN.finditer(text):
         at = int(str(match.lastgroup)[1:])
         lead = _SHAPE_LEADS[at].search(text[max(0, match.start() - _LONGEST_LEAD) : match.start()])
-        yield Secret(match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label)
+        yield Secret(
+            match.start() - (len(lead.group()) if lead else 0), match.end(), _SHAPES[at].label
+        )
 
 
 _KELVIN: Final = "\u212a"  # the only character beyond ASCII whose lower case is ASCII
@@ -969,18 +1121,25 @@ _QUICK_OTHERS: Final = (
     r"eyJ|-----(?:BEGIN|END)|-Lines:|-u |--user|:AA|://[^\s/@]+@|Q~|telegram\.org[\\/]"
     rf"|(?:^|[^{_BASE64}]|{_QUICK_ESCAPE})[5KL]{_BASE58}{{50}}"
 )
-# A terminal colour, raw or as JSON and source code write it; or an escape of JSON, which has more backslashes in JSON
-# that is inside JSON.
+# A terminal colour, raw or as JSON and source code write it; or an escape of JSON, which has more
+# backslashes in JSON that is inside JSON.
 _ESCAPE: Final = lazy_pattern(
     r"(?:\x1b|(?<!\\)\\++(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,32}[A-Za-z]"
     r"|(?<!\\)\\++(?:(?P<letter>[\"'`/bfnrt])|u(?P<code>[0-9A-Fa-f]{4}))"
 )
 _ESCAPED_LETTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_COLOUR_LEADS: Final = ("\x1b[", "1b[", "1B[", "033[", r"\e[")  # how the start of a colour ends, raw or written
+_COLOUR_LEADS: Final = (
+    "\x1b[",
+    "1b[",
+    "1B[",
+    "033[",
+    r"\e[",
+)  # how the start of a colour ends, raw or written
 
 
 def is_suspect(text: str) -> bool:
-    """Whether a text may contain a secret. False is certain; it takes a tenth of the time of a search."""
+    """Whether a text may contain a secret. False is certain; it takes a tenth of the time of a
+    search."""
     return _SUSPECT(text) or _KELVIN in text or (_has_colours(text) and _SUSPECT(_as_read(text)))
 
 
@@ -996,7 +1155,9 @@ def _quick_tokens() -> str:
     shapes = []
     for shape in _SHAPES:
         rest = shape.rest.removeprefix("\\")
-        begins = rest.partition("(")[0] if not shape.lead else re.escape(rest[0]) + _FOLLOWED_BY[rest[0]]
+        begins = (
+            rest.partition("(")[0] if not shape.lead else re.escape(rest[0]) + _FOLLOWED_BY[rest[0]]
+        )
         shapes.append(f"(?:^|[^{shape.before}]|{_QUICK_ESCAPE}){shape.lead}{begins}")
     shapes += [one.quick for one in _PLAIN]
     return "|".join(dict.fromkeys(shapes))

@@ -1,7 +1,7 @@
 """The value objects that pass between the layers: `Ref`, `Blob` and `Coverage`.
 
-All are frozen: a ref describes the moment when it was made. Times are seconds since the epoch inside, datetimes
-outside.
+All are frozen: a ref describes the moment when it was made. Times are seconds since the epoch
+inside, datetimes outside.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ METADATA_LIMIT: Final = 4_096  # bytes of JSON
 FENCED_SERIES: Final = frozenset({"hot"})
 """The series that accept records only under a claim."""
 
-LAST_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # a time to live may end after the last datetime
+LAST_TIME: Final = (
+    datetime.max.replace(tzinfo=UTC).timestamp() - 1
+)  # a time to live may end after the last datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Stored bytes: their digest and size, how and where they are kept, and a checksum for each frame.
+    """Stored bytes: their digest and size, how and where they are kept, and a checksum for each
+    frame.
 
-    `place` is the backend's own name for the copy that the catalog points at. A blob that is repaired or compressed
-    gets a new place, so that nobody removes a copy that another process has just written. `used` is when it was last
-    put or read, as far as the catalog knows.
+    `place` is the backend's own name for the copy that the catalog points at. A blob that is
+    repaired or compressed gets a new place, so that nobody removes a copy that another process has
+    just written. `used` is when it was last put or read, as far as the catalog knows.
     """
 
     digest: str
@@ -47,8 +50,8 @@ class Blob:
 class Ref:
     """The value object behind a pointer: one artifact in one session.
 
-    `request` is the read that derived it from its parents, if it was derived. Refs of the same put are equal: expiry,
-    address and pointer length do not count."""
+    `request` is the read that derived it from its parents, if it was derived. Refs of the same put
+    are equal: expiry, address and pointer length do not count."""
 
     artifact_id: str
     session_id: str
@@ -90,8 +93,13 @@ class Ref:
 
     @property
     def expires_at(self) -> datetime | None:
-        """When this ref expires if the session is not used before; None if it is pinned or has no time to live."""
-        return None if self.expires is None else datetime.fromtimestamp(min(self.expires, LAST_TIME), UTC)
+        """When this ref expires if the session is not used before; None if it is pinned or has no
+        time to live."""
+        return (
+            None
+            if self.expires is None
+            else datetime.fromtimestamp(min(self.expires, LAST_TIME), UTC)
+        )
 
     @property
     def is_expired(self) -> bool:
@@ -114,7 +122,8 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which bytes of an artifact a session has been shown: ordered ranges, and the size of the artifact."""
+    """Which bytes of an artifact a session has been shown: ordered ranges, and the size of the
+    artifact."""
 
     ranges: tuple[tuple[int, int], ...]
     size: int

@@ -16,8 +16,8 @@ def read_regular(
     max_bytes: int | None = None,
     follow: bool = False,
 ) -> bytes:
-    """Return the bytes of a regular file. A pipe, a socket, a device, a file over `max_bytes`, and a
-    symbolic link unless `follow` is True, raise OSError. Links in the folders above are
+    """Return the bytes of a regular file. A pipe, a socket, a device, a file over `max_bytes`, and
+    a symbolic link unless `follow` is True, raise OSError. Links in the folders above are
     followed."""
     flags = _READ if follow else _READ | os.O_NOFOLLOW
     try:

@@ -1,7 +1,8 @@
 """Full-text search in the artifacts of a session.
 
-It searches names, tools and summaries as well as content. A search first indexes the artifacts that are new since the
-last one, so a put never waits for the index. A hit is always an artifact that the session can see now.
+It searches names, tools and summaries as well as content. A search first indexes the artifacts that
+are new since the last one, so a put never waits for the index. A hit is always an artifact that the
+session can see now.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ _GLANCE, _PAGE = 16, 1_000
 _BATCH_BYTES = 8 * 1024 * 1024
 
 Live = Callable[[Sequence[str]], Mapping[str, Entry]]
-"""Return the entries of those artifacts that the caller may see, with small content: the index only proposes."""
+"""Return the entries of those artifacts that the caller may see, with small content: the index only
+proposes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One artifact that matches, with its best passage. `lines` are the first and last line of the passage, None if a
-    name, tool or summary matched."""
+    """One artifact that matches, with its best passage. `lines` are the first and last line of the
+    passage, None if a name, tool or summary matched."""
 
     ref: Ref
     passage: str
@@ -42,7 +44,9 @@ class Hit:
     @property
     def read_on(self) -> str:
         """The call that reads on from there."""
-        return f'read("{self.ref.pointer}"' + (f', lines="{self.lines[0]}:")' if self.lines else ")")
+        return f'read("{self.ref.pointer}"' + (
+            f', lines="{self.lines[0]}:")' if self.lines else ")"
+        )
 
 
 def search(
@@ -54,7 +58,8 @@ def search(
     live: Live,
     content: Callable[[Entry], Content],
 ) -> list[Hit]:
-    """Return the best hits in these sessions, each artifact once. Call `follow` for each session first."""
+    """Return the best hits in these sessions, each artifact once. Call `follow` for each session
+    first."""
     asked = limit * 8 + 32
     while True:
         matches = passages.match(words, sessions, asked)
@@ -76,7 +81,11 @@ def search(
 
 
 def follow(
-    passages: PassageIndex, catalog: Catalog, session_id: str, live: Live, content: Callable[[Entry], Content]
+    passages: PassageIndex,
+    catalog: Catalog,
+    session_id: str,
+    live: Live,
+    content: Callable[[Entry], Content],
 ) -> None:
     """Index what is new in a session since the last call, or all of it if that is unknown."""
     known = passages.followed(session_id)
@@ -87,7 +96,9 @@ def follow(
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
     holds: dict[str, Held] = {}
-    for entry in reversed(fresh):  # the oldest first: an index may rely on the order in which it got them
+    for entry in reversed(
+        fresh
+    ):  # the oldest first: an index may rely on the order in which it got them
         if not entry.gone:
             ref = entry.ref
             ends = None if ref.pinned else ref.expires
@@ -115,7 +126,10 @@ def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[E
         for entry in page:
             if mark is not None and entry.seq <= mark.seq:
                 same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
-                return found, same and not entry.gone  # a session that expired and came back has lost its refs
+                return (
+                    found,
+                    same and not entry.gone,
+                )  # a session that expired and came back has lost its refs
             found.append(entry)
         if len(page) < size:
             return found, mark is None
@@ -123,10 +137,13 @@ def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[E
 
 
 def _index(
-    passages: PassageIndex, sizes: Mapping[str, int], live: Live, content: Callable[[Entry], Content]
+    passages: PassageIndex,
+    sizes: Mapping[str, int],
+    live: Live,
+    content: Callable[[Entry], Content],
 ) -> set[str]:
-    """Index artifacts that are not indexed yet, given with their sizes. Those of a few megabytes are read together.
-    Return those that could not be read."""
+    """Index artifacts that are not indexed yet, given with their sizes. Those of a few megabytes
+    are read together. Return those that could not be read."""
     unread: set[str] = set()
     for wanted in _batches(reversed(passages.missing(sizes)), sizes):
         entries = live(wanted)
@@ -136,7 +153,11 @@ def _index(
                 contents[digest] = content(entries[digest])
             except (KeyError, NotFound, Damaged):
                 unread.add(digest)
-        _prefetch((one, 0, INDEXED_BYTES) for one in contents.values() if media.is_text(one.ref.media_type))
+        _prefetch(
+            (one, 0, INDEXED_BYTES)
+            for one in contents.values()
+            if media.is_text(one.ref.media_type)
+        )
         batch: dict[str, list[Passage]] = {}
         for digest, one in contents.items():
             try:
@@ -174,8 +195,8 @@ def _prefetch(wanted: Iterable[tuple[Content, int, int]]) -> None:
 
 
 def cut(content: Content) -> Iterator[Passage]:
-    """Cut a text artifact into passages of whole lines, about two thousand characters each. Only the first four
-    megabytes are cut."""
+    """Cut a text artifact into passages of whole lines, about two thousand characters each. Only
+    the first four megabytes are cut."""
     if not media.is_text(content.ref.media_type):
         return
     data = content.read(0, INDEXED_BYTES)
@@ -197,9 +218,13 @@ def cut(content: Content) -> Iterator[Passage]:
 
 
 def _hits(
-    matches: Iterable[Match], entries: Mapping[str, Entry], words: str, content: Callable[[Entry], Content]
+    matches: Iterable[Match],
+    entries: Mapping[str, Entry],
+    words: str,
+    content: Callable[[Entry], Content],
 ) -> list[Hit]:
-    """The hits for matches, without those whose bytes cannot be read any more. Each step is done for all of them."""
+    """The hits for matches, without those whose bytes cannot be read any more. Each step is done
+    for all of them."""
     found: list[tuple[Ref, Match, Content | None, int, int]] = []
     for match in matches:
         if (entry := entries.get(match.digest)) is not None:
@@ -207,7 +232,9 @@ def _hits(
             with contextlib.suppress(NotFound, Damaged):
                 inside = content(entry) if match.first else None
                 found.append((entry.ref, match, inside, start, match.end + CONTEXT - start))
-    _prefetch((inside, start, length) for _, _, inside, start, length in found if inside is not None)
+    _prefetch(
+        (inside, start, length) for _, _, inside, start, length in found if inside is not None
+    )
     read: list[tuple[Ref, Match, bytes]] = []
     for ref, match, inside, start, length in found:
         with contextlib.suppress(NotFound, Damaged):
@@ -221,11 +248,19 @@ def _hits(
     ]
 
 
-def _span(ref: Ref, match: Match, data: bytes, head: str, words: str) -> tuple[str, int, int, tuple[int, int] | None]:
-    """Return a text, the start and end of the part that is shown, and its lines. The text is longer than a passage: a
-    secret may begin or end outside. `head` is the passage if it is the beginning of the artifact."""
+def _span(
+    ref: Ref, match: Match, data: bytes, head: str, words: str
+) -> tuple[str, int, int, tuple[int, int] | None]:
+    """Return a text, the start and end of the part that is shown, and its lines. The text is longer
+    than a passage: a secret may begin or end outside. `head` is the passage if it is the beginning
+    of the artifact."""
     if match.first == 0:
-        return " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text), 0, SHOWN_CHARS, None
+        return (
+            " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text),
+            0,
+            SHOWN_CHARS,
+            None,
+        )
     at = min(match.start, CONTEXT)
     end = at + match.end - match.start
     before, after = data[:at].decode("utf-8", "ignore"), data[end:].decode("utf-8", "ignore")
@@ -238,8 +273,8 @@ def _span(ref: Ref, match: Match, data: bytes, head: str, words: str) -> tuple[s
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:
-    """Find the run of lines, of bounded length, that has most of the words. Return the index of its first line, and its
-    text."""
+    """Find the run of lines, of bounded length, that has most of the words. Return the index of its
+    first line, and its text."""
     wanted = {word.lower()[:6] for word in _WORDS.findall(words)}
     weights = [len({word.lower()[:6] for word in _WORDS.findall(line)} & wanted) for line in lines]
     best, at = -1, 0

@@ -1,4 +1,5 @@
-"""`Session`: the object that users work with. It adds to the storage verbs of `CoreSession` those that look inside."""
+"""`Session`: the object that users work with. It adds to the storage verbs of `CoreSession` those
+that look inside."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
 
 class Session(CoreSession):
-    """The scope in which pointers and names resolve: artifacts that it put or was granted, and those of its ancestors.
+    """The scope in which pointers and names resolve: artifacts that it put or was granted, and
+    those of its ancestors.
 
-    Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared between threads."""
+    Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared
+    between threads."""
 
     __slots__ = ()
 
@@ -40,16 +43,21 @@ class Session(CoreSession):
         cursor: str | None = None,
         max_chars: int | None = None,
     ) -> Page:
-        """Read one page of an artifact, at most `max_chars` characters (by default the setting `page.max_chars`,
-        8,000), with a cursor for the next.
+        """Read one page of an artifact, at most `max_chars` characters (by default the setting
+        `page.max_chars`, 8,000), with a cursor for the next.
 
-        `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep` is a regular
-        expression in RE2 syntax (or `literal` text), with `context` lines around each match; by default 2 in indented
-        JSON and accessibility snapshots, else none, and "auto" adds as many as a short page has room for. `query` is
-        `"shape"`, a JSONPath, SQL on the table `artifact`, or `"text"` of a document. `diff` is another artifact to
-        compare with. Lines are shown as on a terminal, without colours and with progress bars in their final state,
-        unless `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act on."""
-        from coatcheck.reading import Request, read  # here and below, so that importing coatcheck stays quick
+        `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep`
+        is a regular expression in RE2 syntax (or `literal` text), with `context` lines around each
+        match; by default 2 in indented JSON and accessibility snapshots, else none, and "auto" adds
+        as many as a short page has room for. `query` is `"shape"`, a JSONPath, SQL on the table
+        `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. Lines are
+        shown as on a terminal, without colours and with progress bars in their final state, unless
+        `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can
+        act on."""
+        from coatcheck.reading import (
+            Request,
+            read,
+        )  # here and below, so that importing coatcheck stays quick
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
@@ -59,7 +67,8 @@ class Session(CoreSession):
         return read(self, target, request, cursor)
 
     def preview(self, target: Ref | str, *, limit: int = 200) -> Preview:
-        """Return a short preview of an artifact: its shape, columns, levels, outline or size, else head and tail."""
+        """Return a short preview of an artifact: its shape, columns, levels, outline or size, else
+        head and tail."""
         from coatcheck.reading import preview_of
 
         return preview_of(self.content(target), limit=limit)
@@ -76,15 +85,18 @@ class Session(CoreSession):
         source: ResultSource | None = None,
         cut: Truncation | None = None,
     ) -> Outcome:
-        """Return what a model should get for a tool's result: the value itself if the policy lets it stay, else a stub.
-        Without a limit, a policy decides by expected cost; `situation` is what the host knows of the conversation.
-        The beginning of the call's `arguments` is kept in the metadata of the artifact, for people who look at lists.
-        `source` is where the result enters, for `coatcheck.context.savings`; by default the library. `cut` is what the
-        host knows to be missing from the value; markers of known hosts and servers in the value itself are recognised.
+        """Return what a model should get for a tool's result: the value itself if the policy lets
+        it stay, else a stub. Without a limit, a policy decides by expected cost; `situation` is
+        what the host knows of the conversation. The beginning of the call's `arguments` is kept in
+        the metadata of the artifact, for people who look at lists. `source` is where the result
+        enters, for `coatcheck.context.savings`; by default the library. `cut` is what the host
+        knows to be missing from the value; markers of known hosts and servers in the value itself
+        are recognised.
 
-        Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP results) is decided block
-        by block, images by their pixels. A `Ref` or a binary stream counts as the value behind it. If the store fails,
-        the outcome is a bounded head and tail that says so, and no error is raised."""
+        Mixed content (lists of text, image and document blocks, as dicts, SDK objects or MCP
+        results) is decided block by block, images by their pixels. A `Ref` or a binary stream
+        counts as the value behind it. If the store fails, the outcome is a bounded head and tail
+        that says so, and no error is raised."""
         from coatcheck.externalize import externalize
 
         return externalize(
@@ -100,10 +112,15 @@ class Session(CoreSession):
         )
 
     def offload(
-        self, call: Callable[..., Any] | None = None, *, tool: str | None = None, policy: Policy | None = None
+        self,
+        call: Callable[..., Any] | None = None,
+        *,
+        tool: str | None = None,
+        policy: Policy | None = None,
     ) -> Callable[..., Any]:
-        """Decorate a function so that its results are externalized; small values pass unchanged. With or without
-        arguments. The function keeps its name and signature; a coroutine function stays one."""
+        """Decorate a function so that its results are externalized; small values pass unchanged.
+        With or without arguments. The function keeps its name and signature; a coroutine function
+        stays one."""
         from coatcheck.externalize.pipeline import offloaded
 
         if call is None:

@@ -1,4 +1,5 @@
-"""`Store`, which `coatcheck.open` returns: it opens sessions, keeps tenants, and maintains one backend."""
+"""`Store`, which `coatcheck.open` returns: it opens sessions, keeps tenants, and maintains one
+backend."""
 
 from __future__ import annotations
 
@@ -91,7 +92,10 @@ class Store:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -108,16 +112,19 @@ class Store:
         shared: bool = False,
         create: bool = False,
     ) -> Session:
-        """Return the session with this id; without an id, a private one that nobody else has. Options that are not
-        given stay as they were.
+        """Return the session with this id; without an id, a private one that nobody else has.
+        Options that are not given stay as they were.
 
-        A new session is stored with its first artifact, or at once with `create`. `ttl` is in seconds after the last
-        use; with None the session never expires. A child session can read what its `parent` can. With `shared`, its
-        ancestors also see what is put through this object."""
+        A new session is stored with its first artifact, or at once with `create`. `ttl` is in
+        seconds after the last use; with None the session never expires. A child session can read
+        what its `parent` can. With `shared`, its ancestors also see what is put through this
+        object."""
         session_id = private_id() if session_id is None else session_id
         check_name(session_id, "session id")
         if shared and parent is None:
-            raise InvalidArgument("a shared session needs a parent", hint='pass parent="…", the session to share with')
+            raise InvalidArgument(
+                "a shared session needs a parent", hint='pass parent="…", the session to share with'
+            )
         if ttl is not _UNSET:
             seconds(ttl, "ttl", optional=True)
         if quota_bytes is not _UNSET:
@@ -134,23 +141,31 @@ class Store:
         if wanted != info or (create and known is None):
             self._catalog.open_session(wanted)
         return self._session_type(
-            self, self._parts, Scope(wanted, (wanted.session_id, *ancestors), ancestors if shared else ())
+            self,
+            self._parts,
+            Scope(wanted, (wanted.session_id, *ancestors), ancestors if shared else ()),
         )
 
     def has_session(self, session_id: str) -> bool:
-        """Whether the store has a session with this id. An expired one counts until it is collected."""
+        """Whether the store has a session with this id. An expired one counts until it is
+        collected."""
         return self._catalog.session(session_id) is not None
 
-    def lasting_session(self, session_id: str, *, ttl: float | None, parent: str | None = None) -> Session:
-        """Return a session that lives at least `ttl` seconds after its last use. An existing one that lives longer, or
-        never expires, stays so: another surface may rely on that."""
+    def lasting_session(
+        self, session_id: str, *, ttl: float | None, parent: str | None = None
+    ) -> Session:
+        """Return a session that lives at least `ttl` seconds after its last use. An existing one
+        that lives longer, or never expires, stays so: another surface may rely on that."""
         found = self.session(session_id, parent=parent)
-        if self.has_session(session_id) and (found.ttl is None or (ttl is not None and found.ttl >= ttl)):
+        if self.has_session(session_id) and (
+            found.ttl is None or (ttl is not None and found.ttl >= ttl)
+        ):
             return found
         return self.session(session_id, ttl=ttl, parent=parent)
 
     def unchecked_session(self, session_id: str, *, ttl: float | None) -> Session:
-        """Return a session object without asking the store, for a caller that must continue if the store fails."""
+        """Return a session object without asking the store, for a caller that must continue if the
+        store fails."""
         check_name(session_id, "session id")
         now = self._clock()
         info = SessionInfo(session_id, None, ttl, None, now, now)
@@ -158,18 +173,21 @@ class Store:
 
     @property
     def batching(self) -> AbstractContextManager[None]:
-        """A context for many puts of one thread. Each returns at once, and all are durable when the context ends, at
-        the cost of one sync. If the context ends with an error, its puts are not acknowledged."""
+        """A context for many puts of one thread. Each returns at once, and all are durable when the
+        context ends, at the cost of one sync. If the context ends with an error, its puts are not
+        acknowledged."""
         return self._catalog.batch()
 
     def tenant(self, name: str, *, quota_bytes: int | None = None) -> Store:
         """Return the store of a tenant, opened once and closed with this one.
 
-        Tenants share nothing: sessions, names, quota, deduplication, search and statistics are separate. The artifacts
-        of this store itself belong to no tenant."""
+        Tenants share nothing: sessions, names, quota, deduplication, search and statistics are
+        separate. The artifacts of this store itself belong to no tenant."""
         check_name(name, "tenant")
         if self._open_tenant is None:
-            raise InvalidArgument("a tenant's store has no tenants", hint="call tenant() of the main store")
+            raise InvalidArgument(
+                "a tenant's store has no tenants", hint="call tenant() of the main store"
+            )
         with self._opening_tenant:
             return self._opened_tenant(name, quota_bytes)
 
@@ -185,7 +203,8 @@ class Store:
         return self._catalog.sessions()
 
     def session_info(self, session_id: str) -> SessionInfo | None:
-        """Return the parent, limits, times and size of a session, or None if there is none with this id."""
+        """Return the parent, limits, times and size of a session, or None if there is none with
+        this id."""
         check_name(session_id, "session id")
         return self._catalog.session(session_id)
 
@@ -197,14 +216,15 @@ class Store:
         limit: int = 50,
         wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
-        """Return a page of the sessions whose ids begin with `prefix` and that pass the filter, newest first, with
-        expired ones until they are collected. `before` is the creation time and the id of the last session of the
-        previous page."""
+        """Return a page of the sessions whose ids begin with `prefix` and that pass the filter,
+        newest first, with expired ones until they are collected. `before` is the creation time and
+        the id of the last session of the previous page."""
         whole(limit, "limit", least=1)
         return self._catalog.session_page(prefix, before, limit, wanted)
 
     def holders(self, pointer: str, *, limit: int = 3) -> list[str]:
-        """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of transcripts last.
+        """Return the ids of at most `limit` sessions that have the artifact of a pointer, those of
+        transcripts last.
 
         For the store's owner only: a session must not learn about the artifacts of others."""
         if not is_pointer(pointer) and not is_prefix(pointer):
@@ -213,14 +233,17 @@ class Store:
         found: dict[str, None] = {}
         transcripts: dict[str, None] = {}
         sessions = self._catalog.sessions()
-        while len(found) < limit and (some := [info.session_id for info in islice(sessions, _AT_ONCE)]):
+        while len(found) < limit and (
+            some := [info.session_id for info in islice(sessions, _AT_ONCE)]
+        ):
             for entry in filter(self._parts.is_live, self._catalog.find_many(some, [prefix])):
                 session_id = entry.ref.session_id
                 (transcripts if session_id.startswith(TRANSCRIPT) else found)[session_id] = None
         return [*found, *transcripts][:limit]
 
     def find(self, pointer: str) -> tuple[Session, Ref] | None:
-        """Return the artifact of a pointer with a session that has it, or None. For the store's owner only."""
+        """Return the artifact of a pointer with a session that has it, or None. For the store's
+        owner only."""
         for session_id in self.holders(pointer, limit=1):
             session = self.session(session_id)
             if (ref := session.ref(pointer)) is not None:
@@ -237,12 +260,17 @@ class Store:
         cold_after: float | None = None,
         progress: Progress | None = None,
     ) -> CollectReport:
-        """Remove expired artifacts and the files that crashes left behind, and compress artifacts that are not in use.
+        """Remove expired artifacts and the files that crashes left behind, and compress artifacts
+        that are not in use.
 
-        To find such files (`orphans`), every stored copy is listed; in a very large store, do that only now and then.
-        Expired artifacts are kept for the grace period of the store (two hours) or for `grace` seconds, so that a wrong
-        clock removes nothing that is alive."""
-        from coatcheck.collect import COLD_AFTER, StoreProblem, collect  # here and below: most processes never need it
+        To find such files (`orphans`), every stored copy is listed; in a very large store, do that
+        only now and then. Expired artifacts are kept for the grace period of the store (two hours)
+        or for `grace` seconds, so that a wrong clock removes nothing that is alive."""
+        from coatcheck.collect import (
+            COLD_AFTER,
+            StoreProblem,
+            collect,
+        )  # here and below: most processes never need it
 
         self._activity.flush()
         report = collect(
@@ -264,37 +292,45 @@ class Store:
         return report
 
     def collect_if_due(self, *, every: float = 86_400.0) -> CollectReport | None:
-        """Collect, unless this or another process began to in the last `every` seconds. For long-lived processes."""
+        """Collect, unless this or another process began to in the last `every` seconds. For
+        long-lived processes."""
         return self.collect() if self._catalog.note_collection(self._clock(), every=every) else None
 
     def note_collected(self) -> None:
-        """Note that the store was collected now, for `collected_at` and `collect_if_due`. Never raises a `StoreError`:
-        on a full disk, the collection itself is what counts."""
+        """Note that the store was collected now, for `collected_at` and `collect_if_due`. Never
+        raises a `StoreError`: on a full disk, the collection itself is what counts."""
         with suppress(StoreError):
             self._catalog.note_collection(self._clock())
 
     def collected_at(self) -> datetime | None:
-        """Return when `collect_if_due` or the command line last collected the store, or None if they never did."""
+        """Return when `collect_if_due` or the command line last collected the store, or None if
+        they never did."""
         at = self._catalog.collected()
         return None if at is None else datetime.fromtimestamp(at, UTC)
 
     def verify(self, *, repair: bool = False, progress: Progress | None = None) -> VerifyReport:
-        """Read everything and check it. With `repair`, fix what can be fixed without losing sound content.
+        """Read everything and check it. With `repair`, fix what can be fixed without losing sound
+        content.
 
-        Content is damaged if it fails its checksum twice, and missing if its file or object is gone. A repair turns its
-        refs into tombstones and keeps the copies for seven days. Putting the same content again restores the refs, and
-        so does a later `verify(repair=True)` that finds the copy sound. Content that cannot be read at the moment is
-        reported as `unreadable` and never changed."""
+        Content is damaged if it fails its checksum twice, and missing if its file or object is
+        gone. A repair turns its refs into tombstones and keeps the copies for seven days. Putting
+        the same content again restores the refs, and so does a later `verify(repair=True)` that
+        finds the copy sound. Content that cannot be read at the moment is reported as `unreadable`
+        and never changed."""
         from coatcheck.collect import verify
 
-        return verify(self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress)
+        return verify(
+            self._blobs, self._catalog, now=self._clock(), repair=repair, progress=progress
+        )
 
     def stats(self) -> Totals:
-        """Return counts of sessions, refs, artifacts, tombstones and bytes. `quarantined_bytes` is the size of copies
-        that nothing refers to and that a collection set aside for seven days."""
+        """Return counts of sessions, refs, artifacts, tombstones and bytes. `quarantined_bytes` is
+        the size of copies that nothing refers to and that a collection set aside for seven days."""
         totals = self._catalog.totals()
         with suppress(StoreError):  # the counts of the catalog do not depend on the blob store
-            totals = replace(totals, quarantined_bytes=sum(one.size for one in self._blobs.quarantined()))
+            totals = replace(
+                totals, quarantined_bytes=sum(one.size for one in self._blobs.quarantined())
+            )
         return totals
 
     def export(self, target: IO[bytes], *, progress: Progress | None = None) -> int:
@@ -312,18 +348,23 @@ class Store:
         merge: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Import an export and return the number of new refs. Ids, names, sessions and expiry stay the same.
+        """Import an export and return the number of new refs. Ids, names, sessions and expiry stay
+        the same.
 
-        The archive is untrusted. It must contain the bytes of every artifact; quotas and size limits apply. Its
-        sessions become new sessions. If a session with that id exists already, the import is refused, unless `sessions`
-        maps the id to another one, or `merge` allows adding to it. Importing the same archive again adds nothing."""
+        The archive is untrusted. It must contain the bytes of every artifact; quotas and size
+        limits apply. Its sessions become new sessions. If a session with that id exists already,
+        the import is refused, unless `sessions` maps the id to another one, or `merge` allows
+        adding to it. Importing the same archive again adds nothing."""
         from coatcheck.transfer import import_lines
 
         now = self._clock()
-        return import_lines(self._parts, source, now=now, sessions=sessions, merge=merge, progress=progress)
+        return import_lines(
+            self._parts, source, now=now, sessions=sessions, merge=merge, progress=progress
+        )
 
     def copy_to(self, other: Store, *, progress: Progress | None = None) -> CopyReport:
-        """Copy every session and ref to another store on any backend. Refs that it has already are skipped.
+        """Copy every session and ref to another store on any backend. Refs that it has already are
+        skipped.
 
         Pointers and names stay valid there. Tenants are separate stores: copy each."""
         from coatcheck.transfer import copy
@@ -345,8 +386,8 @@ class Store:
 
     @property
     def writers(self) -> list[Callable[[], None]]:
-        """Functions that are called whenever the last uses of sessions are written: within 30 seconds after a session
-        was used, and on close."""
+        """Functions that are called whenever the last uses of sessions are written: within 30
+        seconds after a session was used, and on close."""
         return self._activity.writers
 
     @property

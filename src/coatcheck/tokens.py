@@ -1,10 +1,12 @@
-"""Count the tokens of a text: an estimate without dependencies, and an exact count with the extra `[tokens]`.
+"""Count the tokens of a text: an estimate without dependencies, and an exact count with the extra
+`[tokens]`.
 
-The estimate never splits a text into tokens. It adds up what each character costs beside its neighbours, as measured
-with the tokenizer o200k. It errs on the high side: 6 or 7% too high on tool results, code, JSON, logs and prose, and
-hardly ever more than 25%. It never exceeds the number of bytes in UTF-8, which bounds the tokens of every byte-level
-tokenizer. It is not an upper bound: of the files that it was not calibrated on, one in fifty came out more than 5% low,
-mostly lists of rare words, names or characters.
+The estimate never splits a text into tokens. It adds up what each character costs beside its
+neighbours, as measured with the tokenizer o200k. It errs on the high side: 6 or 7% too high on tool
+results, code, JSON, logs and prose, and hardly ever more than 25%. It never exceeds the number of
+bytes in UTF-8, which bounds the tokens of every byte-level tokenizer. It is not an upper bound: of
+the files that it was not calibrated on, one in fifty came out more than 5% low, mostly lists of
+rare words, names or characters.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from coatcheck.errors import MissingExtra
 
 _Text = TypeVar("_Text", str, bytes)
 TokenCounter = Callable[[str], int]
-"""A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count` have this type."""
+"""A function that counts tokens, such as a host's own tokenizer. `estimate`, `exact` and `count`
+have this type."""
 
 LARGEST: Final = 1 << 53
 """No text has more tokens: a larger count is a bug in the counter."""
@@ -38,17 +41,26 @@ CLEARLY: Final = 1.5
 
 # Three tables of costs in parts of a token, looked up for every character.
 #
-# 1. The class of a character between those of its neighbours. Tokenizers such as o200k first cut a text by classes: a
+# 1. The class of a character between those of its neighbours. Tokenizers such as o200k first cut a
+# text by classes: a
 #    space joins the word after it, signs beside signs are one piece, digits are grouped by three.
-# 2. A character after the one before it, both in 16 groups. Pairs that are frequent inside a word or between signs
+# 2. A character after the one before it, both in 16 groups. Pairs that are frequent inside a word
+# or between signs
 #    (`th`, `":`, `--`) are mostly inside a token, others (`qz`, `Xp`) rarely.
 # 3. The script of a character that is not ASCII.
 #
-# The groups come from clustering the pairs by how often o200k cuts there. The costs began as the share of characters at
-# which a token starts, and were then fitted to whole texts: the corpus of `tests/conftest.py` and the texts inside it,
-# generated samples, files of a Linux machine, user-interface strings in 140 languages. Low estimates weighed more than
-# high ones. `python -m benchmarks.calibrate_tokens --fit` fits them to other texts.
-_CLASSES: Final = ("\n\r", "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789", " \t")
+# The groups come from clustering the pairs by how often o200k cuts there. The costs began as the
+# share of characters at which a token starts, and were then fitted to whole texts: the corpus of
+# `tests/conftest.py` and the texts inside it, generated samples, files of a Linux machine,
+# user-interface strings in 140 languages. Low estimates weighed more than high ones. `python -m
+# benchmarks.calibrate_tokens --fit` fits them to other texts.
+_CLASSES: Final = (
+    "\n\r",
+    "abcdefghijklmnopqrstuvwxyz",
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "0123456789",
+    " \t",
+)
 _SIGN: Final = len(_CLASSES)  # every other ASCII character
 _LETTER: Final = 1  # as are characters of most scripts
 _SIGNS: Final = (0xC2, 0xE2, *range(0xEE, 0x100))  # first bytes of characters that are signs
@@ -75,18 +87,27 @@ _PAIR_COST: Final = bytes.fromhex(
     "356c0235004c002138a90093ae4f436b69b20057130e0d045412250a001b00041625000000634e2c0a2d00470f9209000072001900000005"
     "00000200006700000066197422000b04185c00002f1200161a000000068f5d4a"
 )
-# Tokens for each character of a script, besides the costs above, from this code point to the next. Those of symbols,
-# ideographs, private use and the planes beyond were set by hand.
+# Tokens for each character of a script, besides the costs above, from this code point to the next.
+# Those of symbols, ideographs, private use and the planes beyond were set by hand.
 _SCRIPTS: Final = {
-    0x80: 0.39, 0xC0: 0.66, 0x100: 0.91, 0x280: 2.00,  # Latin-1 signs and letters, other Latin, combining marks
-    0x380: 0.28, 0x400: 0.17, 0x450: 1.88, 0x460: 1.46,  # Greek, Cyrillic, letters of it that Russian lacks
-    0x500: 0.27, 0x580: 0.36, 0x600: 0.27, 0x680: 0.59, 0x700: 1.90,  # Armenian, Hebrew, Arabic, more of it, Syriac
-    0x900: 0.29, 0x980: 0.35, 0xA00: 0.54, 0xA80: 0.35, 0xB00: 1.04,  # Devanagari, Bengali, Gurmukhi, Gujarati, Oriya
-    0xB80: 0.33, 0xC00: 0.39, 0xC80: 0.35, 0xD00: 0.24, 0xD80: 0.50,  # Tamil, Telugu, Kannada, Malayalam, Sinhala
-    0xE00: 0.36, 0xE80: 1.56, 0x1000: 0.48, 0x1080: 0.28,  # Thai, Lao and Tibetan, Burmese, Georgian
-    0x1100: 1.66, 0x1780: 0.20, 0x1800: 2.06, 0x1E00: 0.05, 0x1F00: 1.20,  # Ethiopic, Khmer, …, Vietnamese, old Greek
-    0x2000: 1.50, 0x2080: 2.00, 0x2180: 0.57, 0x2200: 2.09, 0x2500: 0.24, 0x2580: 2.00,  # dashes, …, arrows, boxes
-    0x3000: 0.80, 0x3080: 0.50, 0x3100: 1.60, 0x3400: 0.68, 0xA000: 2.00, 0xAC00: 0.49,  # kana, ideographs, Yi, Hangul
+    # Latin-1 signs and letters, other Latin, combining marks
+    0x80: 0.39, 0xC0: 0.66, 0x100: 0.91, 0x280: 2.00,
+    # Greek, Cyrillic, letters of it that Russian lacks
+    0x380: 0.28, 0x400: 0.17, 0x450: 1.88, 0x460: 1.46,
+    # Armenian, Hebrew, Arabic, more of it, Syriac
+    0x500: 0.27, 0x580: 0.36, 0x600: 0.27, 0x680: 0.59, 0x700: 1.90,
+    # Devanagari, Bengali, Gurmukhi, Gujarati, Oriya
+    0x900: 0.29, 0x980: 0.35, 0xA00: 0.54, 0xA80: 0.35, 0xB00: 1.04,
+    # Tamil, Telugu, Kannada, Malayalam, Sinhala
+    0xB80: 0.33, 0xC00: 0.39, 0xC80: 0.35, 0xD00: 0.24, 0xD80: 0.50,
+    # Thai, Lao and Tibetan, Burmese, Georgian
+    0xE00: 0.36, 0xE80: 1.56, 0x1000: 0.48, 0x1080: 0.28,
+    # Ethiopic, Khmer, …, Vietnamese, old Greek
+    0x1100: 1.66, 0x1780: 0.20, 0x1800: 2.06, 0x1E00: 0.05, 0x1F00: 1.20,
+    # dashes, …, arrows, boxes
+    0x2000: 1.50, 0x2080: 2.00, 0x2180: 0.57, 0x2200: 2.09, 0x2500: 0.24, 0x2580: 2.00,
+    # kana, ideographs, Yi, Hangul
+    0x3000: 0.80, 0x3080: 0.50, 0x3100: 1.60, 0x3400: 0.68, 0xA000: 2.00, 0xAC00: 0.49,
     0xE000: 2.89, 0xF900: 1.87, 0xFF00: 1.80,  # private use, presentation forms, full width
     0x10000: 3.98, 0x1E000: 1.69, 0x20000: 3.98,  # old scripts, emoji, the planes beyond
 }  # fmt: skip
@@ -107,7 +128,8 @@ def _script_cost(code_point: int) -> int:
     return min(255, round(rate * _SCRIPT_PARTS))
 
 
-# The first byte of UTF-8 says which script it is, except for these: there, two values of the second byte are a block.
+# The first byte of UTF-8 says which script it is, except for these: there, two values of the second
+# byte are a block.
 _BLOCKED: Final = (0xD1, 0xE0, 0xE1, 0xE2, 0xE3, 0xEF, 0xF0)
 
 
@@ -115,7 +137,11 @@ def _code_point(lead: int, second: int = 0x80) -> int:
     """The first code point whose UTF-8 begins with these bytes."""
     if lead < 0xE0:
         return (lead & 31) << 6 | second & 63
-    return (lead & 15) << 12 | (second & 63) << 6 if lead < 0xF0 else (lead & 7) << 18 | (second & 63) << 12
+    return (
+        (lead & 15) << 12 | (second & 63) << 6
+        if lead < 0xF0
+        else (lead & 7) << 18 | (second & 63) << 12
+    )
 
 
 _CLASS_OF: Final = _grouped(_CLASSES, _SIGN)[:0xC2] + bytes(
@@ -125,12 +151,17 @@ _WINDOW_TABLE: Final = _WINDOW_COST.ljust(256, b"\x00")
 _AFTER_OF: Final = _grouped(_AFTER)
 _THEN_OF: Final = _grouped(_THEN)
 _LEAD_COST: Final = bytes(
-    _script_cost(_code_point(lead)) if lead >= 0xC2 and lead not in _BLOCKED else 0 for lead in range(256)
+    _script_cost(_code_point(lead)) if lead >= 0xC2 and lead not in _BLOCKED else 0
+    for lead in range(256)
 )
 _BLOCK_COST: Final = bytes(32) + bytes(
-    _script_cost(_code_point(lead, 0x80 + second)) for lead in _BLOCKED for second in range(0, 64, 2)
+    _script_cost(_code_point(lead, 0x80 + second))
+    for lead in _BLOCKED
+    for second in range(0, 64, 2)
 )
-_BLOCK_OF: Final = bytes((_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED else 0 for lead in range(256))
+_BLOCK_OF: Final = bytes(
+    (_BLOCKED.index(lead) + 1) * 32 if lead in _BLOCKED else 0 for lead in range(256)
+)
 _HALF_OF: Final = bytes((byte & 63) >> 1 if 0x80 <= byte < 0xC0 else 0 for byte in range(256))
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))
 _ASCII: Final = bytes(range(0x80))
@@ -138,10 +169,11 @@ _SUMMED: Final = 256  # bytes that `adler32` can certainly add up
 
 
 def estimate(text: str) -> int:
-    """Estimate the tokens of a text, rounded up; 0 only for the empty text. Pure: the same answer everywhere.
+    """Estimate the tokens of a text, rounded up; 0 only for the empty text. Pure: the same answer
+    everywhere.
 
-    Never more than the bytes of the text in UTF-8. A text of up to 262,144 characters is read in full. A longer text is
-    sampled, so that a gigabyte costs no more than a megabyte.
+    Never more than the bytes of the text in UTF-8. A text of up to 262,144 characters is read in
+    full. A longer text is sampled, so that a gigabyte costs no more than a megabyte.
     """
     if not text:
         return 0
@@ -151,8 +183,8 @@ def estimate(text: str) -> int:
 
 
 def roughly(data: bytes) -> float:
-    """Estimate the tokens of a text from its UTF-8 bytes, to about 5%. Samples a few pieces of a long text; never more
-    than the number of bytes."""
+    """Estimate the tokens of a text from its UTF-8 bytes, to about 5%. Samples a few pieces of a
+    long text; never more than the number of bytes."""
     size = len(data)
     if size <= 2 * _FEW * _SHORT:
         return min(_weigh_bytes(data), size)
@@ -161,7 +193,8 @@ def roughly(data: bytes) -> float:
 
 
 class Weighed:
-    """A text, with its bytes in UTF-8 and a rough count of the tokens at both ends. Each is computed once."""
+    """A text, with its bytes in UTF-8 and a rough count of the tokens at both ends. Each is
+    computed once."""
 
     text: str
 
@@ -176,7 +209,8 @@ class Weighed:
 
 
 def sampled(text: str, pieces: int = 16) -> float:
-    """Estimate the tokens of a text from very few pieces: for many texts of which most are far from a limit."""
+    """Estimate the tokens of a text from very few pieces: for many texts of which most are far from
+    a limit."""
     return _cached_sample(text, pieces) if len(text) <= _CACHED_CHARS else _sample(text, pieces)
 
 
@@ -187,7 +221,8 @@ def _sample(text: str, pieces: int) -> float:
 
 
 def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
-    """Pieces of this many characters of a long text, spread evenly from its beginning to its end."""
+    """Pieces of this many characters of a long text, spread evenly from its beginning to its
+    end."""
     step = len(text) - size
     return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
 
@@ -196,14 +231,15 @@ _cached_sample = lru_cache(256)(_sample)
 
 
 def at_most(data: bytes, tokens: int) -> bool:
-    """Whether a text certainly has at most this many tokens, decided by its UTF-8 bytes, or those of the JSON around
-    it. False means that it has to be counted."""
+    """Whether a text certainly has at most this many tokens, decided by its UTF-8 bytes, or those
+    of the JSON around it. False means that it has to be counted."""
     return len(data) <= tokens
 
 
 def probably_exceeds(text: str, tokens: int) -> bool:
-    """Whether a text has more than this many tokens. A bound or a few samples decide, and more samples near the limit:
-    counting all of a text costs more than everything else that is done to a line of a transcript."""
+    """Whether a text has more than this many tokens. A bound or a few samples decide, and more
+    samples near the limit: counting all of a text costs more than everything else that is done to a
+    line of a transcript."""
     if len(text) <= tokens and at_most(text.encode("utf-8", "surrogatepass"), tokens):
         return False
     about = sampled(text)
@@ -211,7 +247,8 @@ def probably_exceeds(text: str, tokens: int) -> bool:
 
 
 def _at_most_bytes(tokens: int, text: str) -> int:
-    """The smaller of a number of tokens and the bytes of the text in UTF-8. Counts bytes only if needed."""
+    """The smaller of a number of tokens and the bytes of the text in UTF-8. Counts bytes only if
+    needed."""
     if tokens <= len(text) or text.isascii():
         return min(tokens, len(text))
     size = 0
@@ -233,13 +270,17 @@ def _weigh_bytes(data: bytes) -> float:
     return parts / _PARTS + scripts / _SCRIPT_PARTS
 
 
-# Long integers are added and shifted quickly: one byte for each character, and no sum of them carries.
+# Long integers are added and shifted quickly: one byte for each character, and no sum of them
+# carries.
 
 
 def _windows(data: bytes) -> bytes:
-    """The classes of each character and its neighbours as a number in base 6. Class 0, a line end, is at both ends."""
+    """The classes of each character and its neighbours as a number in base 6. Class 0, a line end,
+    is at both ends."""
     classes = int.from_bytes(data.translate(_CLASS_OF), "little")
-    return ((classes << 8) * 36 + classes * 6 + (classes >> 8)).to_bytes(len(data) + 1, "little")[:-1]
+    return ((classes << 8) * 36 + classes * 6 + (classes >> 8)).to_bytes(len(data) + 1, "little")[
+        :-1
+    ]
 
 
 def _pairs(data: bytes) -> bytes:
@@ -250,7 +291,8 @@ def _pairs(data: bytes) -> bytes:
 
 
 def _blocks(data: bytes) -> bytes:
-    """The block of each character whose first byte is in `_BLOCKED`, and less than 32 for every other byte."""
+    """The block of each character whose first byte is in `_BLOCKED`, and less than 32 for every
+    other byte."""
     first = int.from_bytes(data.translate(_BLOCK_OF), "little")
     second = int.from_bytes(data.translate(_HALF_OF), "little")
     return (first + (second >> 8)).to_bytes(len(data), "little")
@@ -258,7 +300,12 @@ def _blocks(data: bytes) -> bytes:
 
 def _total(costs: bytes) -> int:
     """The sum of the bytes: `adler32` has it in its lower half, several times as fast as `sum`."""
-    return sum([adler32(costs[start : start + _SUMMED], 0) & 0xFFFF for start in range(0, len(costs), _SUMMED)])
+    return sum(
+        [
+            adler32(costs[start : start + _SUMMED], 0) & 0xFFFF
+            for start in range(0, len(costs), _SUMMED)
+        ]
+    )
 
 
 def _encoded(text: str) -> bytes:
@@ -275,10 +322,12 @@ _PART: Final = 1 << 20
 
 
 def exact(text: str) -> int:
-    """The number of o200k tokens, with special tokens read as plain text. Needs the extra `[tokens]`.
+    """The number of o200k tokens, with special tokens read as plain text. Needs the extra
+    `[tokens]`.
 
-    Counts in parts of one or two MiB, since the tokenizer's memory grows to 70 times the text. Parts end where the
-    tokenizer cuts anyway; only in a run of a MiB without such a place can each part add a token.
+    Counts in parts of one or two MiB, since the tokenizer's memory grows to 70 times the text.
+    Parts end where the tokenizer cuts anyway; only in a run of a MiB without such a place can each
+    part add a token.
     """
     tokenizer = _tokenizer()
     return sum(len(tokenizer.encode_ordinary(part)) for part in _parts(_encoded(text).decode()))
@@ -287,7 +336,8 @@ def exact(text: str) -> int:
 def count(text: str) -> int:
     """The exact number if the extra `[tokens]` is installed, else the estimate.
 
-    The answer depends on the installation. To decide what a model is sent, use `estimate` or the host's own counter.
+    The answer depends on the installation. To decide what a model is sent, use `estimate` or the
+    host's own counter.
     """
     try:
         return exact(text)
@@ -296,10 +346,11 @@ def count(text: str) -> int:
 
 
 def counted(count: TokenCounter, text: str) -> int | None:
-    """Count the tokens of a text with a host's counter, rounded up. None means: treat the text as over every limit.
+    """Count the tokens of a text with a host's counter, rounded up. None means: treat the text as
+    over every limit.
 
-    None if the counter raises or returns something that cannot be a count: not a number, a bool, NaN, infinite or huge,
-    negative, or 0 for a text that is not empty."""
+    None if the counter raises or returns something that cannot be a count: not a number, a bool,
+    NaN, infinite or huge, negative, or 0 for a text that is not empty."""
     try:
         found: object = count(text)
         if isinstance(found, bool):

@@ -1,14 +1,18 @@
-"""Move artifacts between stores: export to JSON lines, import from them, and copy from one store to another.
+"""Move artifacts between stores: export to JSON lines, import from them, and copy from one store to
+another.
 
-An export begins with a header line and ends with an end line. Between them come the sessions, each with its refs and
-then its records, oldest first. The bytes of an artifact come before the first ref to it, in base64 lines of bounded
-length. Claims are not exported: they belong to the processes that use this store.
+An export begins with a header line and ends with an end line. Between them come the sessions, each
+with its refs and then its records, oldest first. The bytes of an artifact come before the first ref
+to it, in base64 lines of bounded length. Claims are not exported: they belong to the processes that
+use this store.
 
-An import is untrusted: every blob is hashed again, and nothing in a line is ever used as a path. An archive gives
-access only to the bytes that it contains, and writes only to its own sessions, unless the caller maps them.
+An import is untrusted: every blob is hashed again, and nothing in a line is ever used as a path. An
+archive gives access only to the bytes that it contains, and writes only to its own sessions, unless
+the caller maps them.
 
-A copy works between any backends: pointers, names, sessions and expiry stay valid. Every artifact is hashed on its way
-and read back. Refs that the target has already are skipped, so a copy that was interrupted can be repeated.
+A copy works between any backends: pointers, names, sessions and expiry stay valid. Every artifact
+is hashed on its way and read back. Refs that the target has already are skipped, so a copy that was
+interrupted can be repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ from coatcheck.storage import TRANSCRIPT, BlobStore, Catalog, Entry, Record, Ses
 FORMAT: Final = 2
 _Earlier = Literal["complete", "interrupted"]
 ORIGIN: Final = "coatcheck:import"
-"""The series that marks an imported session, with the session's creation time in its archive. A second record follows
-when the import is complete."""
+"""The series that marks an imported session, with the session's creation time in its archive. A
+second record follows when the import is complete."""
 
 _KNOWN: Final = (1, FORMAT)  # format 1 had no records
 _PIECE: Final = 192 * 1024  # bytes on one line
@@ -54,7 +58,9 @@ _REF: Final = (
 )  # fmt: skip
 
 
-def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progress: Progress | None = None) -> int:
+def export_lines(
+    blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progress: Progress | None = None
+) -> int:
     """Write a store as JSON lines and return the number of refs."""
 
     def write(kind: str, value: object, names: Iterable[str] = ()) -> None:
@@ -65,7 +71,9 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
     total, count = catalog.totals().refs, 0
     write("coatcheck", FORMAT)
     # Transcripts come last: they lend artifacts only to sessions that the import has seen already.
-    for session in sorted(catalog.sessions(), key=lambda one: one.session_id.startswith(TRANSCRIPT)):
+    for session in sorted(
+        catalog.sessions(), key=lambda one: one.session_id.startswith(TRANSCRIPT)
+    ):
         write("session", session, _SESSION)
         for entry in reversed(catalog.find(session.session_id, content=True)):
             if entry.gone:
@@ -80,8 +88,13 @@ def export_lines(blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progr
             if progress:
                 progress(count, max(count, total))
         for series in catalog.series(session.session_id):
-            for one in _all_records(catalog, session.session_id, series) if series != ORIGIN else ():
-                write("record", {"series": series, "at": one.at, "body": base64.b64encode(one.body).decode()})
+            for one in (
+                _all_records(catalog, session.session_id, series) if series != ORIGIN else ()
+            ):
+                write(
+                    "record",
+                    {"series": series, "at": one.at, "body": base64.b64encode(one.body).decode()},
+                )
     write("end", count)
     return count
 
@@ -97,8 +110,8 @@ def import_lines(
 ) -> int:
     """Import an archive and return the number of new refs.
 
-    Each session of the archive becomes a new session. One that exists already is refused, unless `sessions` maps it,
-    `merge` allows all, or an earlier import of the same session created it."""
+    Each session of the archive becomes a new session. One that exists already is refused, unless
+    `sessions` maps it, `merge` allows all, or an earlier import of the same session created it."""
     lines = _Lines(source)
     header = lines.next()
     if header is None or "coatcheck" not in header:
@@ -157,7 +170,8 @@ class _Lines:
             yield piece
 
     def parsed(self, line: dict[str, Any]) -> _Item:
-        """Return what a line describes. All fields must be there, with the types that the dataclass declares."""
+        """Return what a line describes. All fields must be there, with the types that the dataclass
+        declares."""
         kind = next((one for one in _PARSERS if one in line), None)
         if kind is None:
             raise self.wrong("expected a session, a blob, a ref or a record")
@@ -190,11 +204,19 @@ def _blob(given: Any) -> Blob:
 
 
 def _ref(given: Any) -> Ref:
-    ref: Ref = _validated(Ref, {name: given[name] for name in _REF} | {"session_id": "", "size_bytes": 0})
+    ref: Ref = _validated(
+        Ref, {name: given[name] for name in _REF} | {"session_id": "", "size_bytes": 0}
+    )
     if (metadata := given.get("metadata_json")) is not None:
         ref = replace(ref, metadata_json=metadata_text(json.loads(metadata)))
-    About(ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id).check()
-    if not is_encodable(ref.summary) or not is_prefix(ref.artifact_id) or len(ref.artifact_id) != 64:
+    About(
+        ref.name, ref.tool, ref.kind, ref.media_type, ref.summary, ref.producer, ref.call_id
+    ).check()
+    if (
+        not is_encodable(ref.summary)
+        or not is_prefix(ref.artifact_id)
+        or len(ref.artifact_id) != 64
+    ):
         raise ValueError("summary or artifact_id")
     _check_names("name", ref.granted_by, ref.request, *ref.parents)
     seconds(ref.expires, "expires", optional=True)
@@ -248,10 +270,12 @@ def _check_times(*times: float) -> None:
 
 
 class _Target:
-    """A session that refs and records are added to. `put` adds an entry to the catalog; with `read_back`, new copies
-    are read before that."""
+    """A session that refs and records are added to. `put` adds an entry to the catalog; with
+    `read_back`, new copies are read before that."""
 
-    def __init__(self, side: Parts, info: SessionInfo, put: Callable[..., bool], *, read_back: bool = False) -> None:
+    def __init__(
+        self, side: Parts, info: SessionInfo, put: Callable[..., bool], *, read_back: bool = False
+    ) -> None:
         self._side = side
         self.info = info
         self._put = put
@@ -267,11 +291,15 @@ class _Target:
     def add_known(self, ref: Ref) -> bool:
         """Add a ref to bytes that the store has. Return False if it does not have them."""
         known = self._side.catalog.blob(ref.artifact_id)
-        return known is not None and self._put(Entry(replace(ref, size_bytes=known.size), known, self.info), reuse=True)
+        return known is not None and self._put(
+            Entry(replace(ref, size_bytes=known.size), known, self.info), reuse=True
+        )
 
-    def add_bytes(self, chunks: Iterable[bytes], size: int, ref_of: Callable[[str], Ref | None]) -> int:
-        """Store bytes with the ref that `ref_of` returns for their digest; None means that it is there already. Return
-        the number of new refs."""
+    def add_bytes(
+        self, chunks: Iterable[bytes], size: int, ref_of: Callable[[str], Ref | None]
+    ) -> int:
+        """Store bytes with the ref that `ref_of` returns for their digest; None means that it is
+        there already. Return the number of new refs."""
         blobs, catalog = self._side.blobs, self._side.catalog
         if size <= catalog.inline_limit:
             data = b"".join(chunks)
@@ -294,8 +322,8 @@ class _Target:
         return 1
 
     def is_new(self, series: str, record: Record) -> bool:
-        """Whether a record is new to the session. One that is older than the newest of its series is not new, even if
-        it is gone by now: the current record must stay current."""
+        """Whether a record is new to the session. One that is older than the newest of its series
+        is not new, even if it is gone by now: the current record must stay current."""
         if series not in self._had:
             records = _all_records(self._side.catalog, self.info.session_id, series)
             had = Counter((one.at, digest_of(one.body)) for one in records)
@@ -312,13 +340,14 @@ class _Target:
 class _Import:
     """Adds what the lines of an archive describe to the store.
 
-    `_ids` are the sessions of the archive and those that the caller named. Only they can be parents, and transcripts
-    lend artifacts only to them: an archive must not give a session access to another one. `_brought` are the digests of
-    all bytes that the archive has brought so far.
+    `_ids` are the sessions of the archive and those that the caller named. Only they can be
+    parents, and transcripts lend artifacts only to them: an archive must not give a session access
+    to another one. `_brought` are the digests of all bytes that the archive has brought so far.
 
-    If an earlier import created a session, this must be the same archive again; the author of a different one may know
-    the creation time. After a complete import, only refs that the session had may be added again. After an interrupted
-    one, new refs may follow once the archive has repeated everything that the session has (`_unseen`)."""
+    If an earlier import created a session, this must be the same archive again; the author of a
+    different one may know the creation time. After a complete import, only refs that the session
+    had may be added again. After an interrupted one, new refs may follow once the archive has
+    repeated everything that the session has (`_unseen`)."""
 
     store: Parts
     lines: _Lines
@@ -354,7 +383,8 @@ class _Import:
         return 0
 
     def finish(self) -> None:
-        """Set the parents, now that all sessions are known, and mark the sessions as completely imported."""
+        """Set the parents, now that all sessions are known, and mark the sessions as completely
+        imported."""
         for child, parent in self._parents.items():
             info = self.store.catalog.session(child)
             if info is not None and parent in self._ids and info.parent != parent:
@@ -364,8 +394,8 @@ class _Import:
             self.store.catalog.record(info, ORIGIN, b"complete", at=info.created)
 
     def _open(self, info: SessionInfo) -> tuple[SessionInfo, _Earlier | None]:
-        """Return the session of this store for the lines that follow, created if it is new, and the earlier import that
-        restricts what they may add."""
+        """Return the session of this store for the lines that follow, created if it is new, and the
+        earlier import that restricts what they may add."""
         catalog, target = self.store.catalog, self.mapped.get(info.session_id, info.session_id)
         known, origin = catalog.session(target), repr(info.created).encode()
         allowed = self.merge or info.session_id in self.mapped
@@ -398,7 +428,8 @@ class _Import:
         )
 
     def _is_known(self, into: _Target, ref: Ref) -> bool:
-        """Return whether the session has this ref. Raise if it does not and the archive may not add it."""
+        """Return whether the session has this ref. Raise if it does not and the archive may not add
+        it."""
         identity = _identity(ref)
         self._unseen.discard(identity)
         if identity not in into.known:
@@ -421,7 +452,10 @@ class _Import:
 
     def _placed(self, into: _Target, ref: Ref) -> Ref:
         """Return a ref of the archive as one of the session."""
-        session_id, by = into.info.session_id, ref.granted_by and self.mapped.get(ref.granted_by, ref.granted_by)
+        session_id, by = (
+            into.info.session_id,
+            ref.granted_by and self.mapped.get(ref.granted_by, ref.granted_by),
+        )
         if session_id.startswith(TRANSCRIPT) and by not in self._ids:
             by = None
         return replace(ref, session_id=session_id, granted_by=by)
@@ -444,12 +478,16 @@ class _Import:
 
     def _add_ref(self, into: _Target, ref: Ref) -> int:
         """Add a ref whose bytes came earlier."""
-        if ref.artifact_id not in self._brought:  # checked first: the answer must not depend on what the store has
+        if (
+            ref.artifact_id not in self._brought
+        ):  # checked first: the answer must not depend on what the store has
             raise self.lines.wrong(f"the bytes of {clip(ref.artifact_id)} are not in the export")
         if self._is_known(into, ref):
             return 0
         if not into.add_known(ref):
-            raise self.lines.wrong(f"the bytes of {clip(ref.artifact_id)} were removed during the import")
+            raise self.lines.wrong(
+                f"the bytes of {clip(ref.artifact_id)} were removed during the import"
+            )
         return 1
 
     def _add_record(self, into: _Target, series: str, record: Record) -> None:
@@ -474,8 +512,9 @@ class _Import:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What a copy did: the number of sessions, of refs that are new in the target and of refs that it had already; the
-    artifacts and bytes that were copied; and the ids whose bytes the source has lost."""
+    """What a copy did: the number of sessions, of refs that are new in the target and of refs that
+    it had already; the artifacts and bytes that were copied; and the ids whose bytes the source has
+    lost."""
 
     sessions: int = 0
     refs: int = 0
@@ -489,8 +528,8 @@ class CopyReport:
 
 
 def copy(source: Parts, target: Parts, *, progress: Progress | None = None) -> CopyReport:
-    """Copy every session and every live ref. Raises what the target raises; bytes that the source has lost are listed
-    in the report."""
+    """Copy every session and every live ref. Raises what the target raises; bytes that the source
+    has lost are listed in the report."""
     total, counts, lost = source.catalog.totals().refs, Counter[str](), list[str]()
     for session in source.catalog.sessions():
         counts["sessions"] += 1
@@ -529,7 +568,9 @@ def _copy_ref(source: Parts, into: _Target, ref: Ref) -> Counter[str]:
         return ref
 
     entries = source.catalog.find(ref.session_id, prefix=ref.artifact_id, content=True)
-    into.add_bytes(chain(*(_pieces(source.blobs, entry, _CHUNK) for entry in entries)), ref.size_bytes, ref_of)
+    into.add_bytes(
+        chain(*(_pieces(source.blobs, entry, _CHUNK) for entry in entries)), ref.size_bytes, ref_of
+    )
     return Counter(refs=1, artifacts=1, bytes=ref.size_bytes)
 
 
@@ -547,7 +588,9 @@ def _check_copy(blobs: BlobStore, blob: Blob) -> None:
     for at in range(0, blob.size, _CHUNK):
         running.update(blobs.read(blob, at, _CHUNK))
     if running.hexdigest() != blob.digest:
-        raise Damaged(f"blob {blob.digest} was not stored correctly", hint="check the target, and copy again")
+        raise Damaged(
+            f"blob {blob.digest} was not stored correctly", hint="check the target, and copy again"
+        )
 
 
 def _identity(ref: Ref) -> tuple[Any, ...]:

@@ -240,7 +240,9 @@ def _flags(start: str, end: str) -> Iterator[tuple[str, Truncation]]:
 
 _NUMBER: Final = r"\d[\d,.'’\u00a0\u202f]{0,15}"
 _SIZE: Final = r"[\d.]{1,12} ?(?:[KMG]i?B|bytes)"
-_UNIT: Final = r"(?:characters?|chars?|lines?|bytes?|tokens?|rows|results|entries|items|matches|files)"
+_UNIT: Final = (
+    r"(?:characters?|chars?|lines?|bytes?|tokens?|rows|results|entries|items|matches|files)"
+)
 _NUMBERS: Final = ("missing", "kept", "total", "first", "last", "next")
 _SIZES: Final = ("missing_size", "kept_size", "total_size")
 _VARIABLES: Final = {
@@ -296,7 +298,9 @@ _CODEX_HEADER: Final = (
     r"|Original token count:|Total output lines:|Output:|command timed out after)"
     r"[^\n]{0,100}\n){0,8}"
 )
-_OPENCLAW_HEADER: Final = r"\W{0,4}OpenClaw truncated an oversized tool result(?:[^\n]{0,200}\n){1,8}"
+_OPENCLAW_HEADER: Final = (
+    r"\W{0,4}OpenClaw truncated an oversized tool result(?:[^\n]{0,200}\n){1,8}"
+)
 _REMINDER: Final = r"(?:<system-reminder>\s{0,4})?"
 
 MARKERS: Final = (

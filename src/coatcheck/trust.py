@@ -42,8 +42,8 @@ def is_trusted(file: Path, content: bytes, environ: Mapping[str, str] | None = N
 
 
 def trust(file: Path, content: bytes, environ: Mapping[str, str] | None = None) -> None:
-    """Record that the user trusts a file with this content, in place of what was trusted at its path
-    before."""
+    """Record that the user trusts a file with this content, in place of what was trusted at its
+    path before."""
     record = _record(file, environ)
     record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     replace_file(record, json.dumps(_entry(file, content)).encode())

@@ -1,9 +1,9 @@
-"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in type. Also what `repr`
-wrote, back to values, as closely as possible without running it.
+"""Python values to bytes and back, exactly: `decode(encode(value)) == value`, in content and in
+type. Also what `repr` wrote, back to values, as closely as possible without running it.
 
-Text becomes UTF-8 and JSON values become compact JSON in their own order; bytes stay as they are. Models and
-dataclasses are stored as the JSON they describe. A value that would come back different (a tuple, a key that is not a
-string, NaN) is refused.
+Text becomes UTF-8 and JSON values become compact JSON in their own order; bytes stay as they are.
+Models and dataclasses are stored as the JSON they describe. A value that would come back different
+(a tuple, a key that is not a string, NaN) is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _SAMPLED: Final = 50  # items whose keys are its columns
 class Encoded(NamedTuple):
     """A value that is already encoded, so that a put need not do it again.
 
-    `text` is the value, if that is text; `framed` has the digest and the frames of the bytes, if they are known."""
+    `text` is the value, if that is text; `framed` has the digest and the frames of the bytes, if
+    they are known."""
 
     codec: Codec
     data: bytes
@@ -42,7 +43,8 @@ class Encoded(NamedTuple):
 
 
 def encode(value: object) -> tuple[Codec, bytes]:
-    """Return the bytes of a value and how to decode them. Paths and streams are not values: the store streams those."""
+    """Return the bytes of a value and how to decode them. Paths and streams are not values: the
+    store streams those."""
     if isinstance(value, str):
         return "text", encode_text(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -60,7 +62,8 @@ def decode(codec: Codec, data: bytes) -> Any:
 
 
 def encode_text(text: str) -> bytes:
-    # Lone surrogates (file names, sloppy JSON) have no UTF-8 form; their three-byte form comes back unchanged.
+    # Lone surrogates (file names, sloppy JSON) have no UTF-8 form; their three-byte form comes back
+    # unchanged.
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -69,7 +72,8 @@ def decode_text(data: bytes) -> str:
 
 
 def approx_byte_size(value: object) -> int:
-    """The size of a value in bytes, as limits count it: bytes as they are, anything else as UTF-8 of `as_text`."""
+    """The size of a value in bytes, as limits count it: bytes as they are, anything else as UTF-8
+    of `as_text`."""
     if isinstance(value, bytes | bytearray | memoryview):
         return memoryview(value).nbytes
     return byte_size(as_text(value))
@@ -81,10 +85,12 @@ def byte_size(text: str) -> int:
 
 
 def as_text(value: object) -> str:
-    """The text that a model would be sent: text as it is, bytes decoded or as base64, anything else as compact JSON.
+    """The text that a model would be sent: text as it is, bytes decoded or as base64, anything else
+    as compact JSON.
 
-    Values that JSON does not have (tuples, sets, datetimes, odd keys, NaN) become the nearest JSON, or their `str`, so
-    that no result is lost. Where `encode` accepts the value, this is the text of its bytes."""
+    Values that JSON does not have (tuples, sets, datetimes, odd keys, NaN) become the nearest JSON,
+    or their `str`, so that no result is lost. Where `encode` accepts the value, this is the text of
+    its bytes."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -113,7 +119,9 @@ def _plain(value: object) -> object:
     try:
         return pydantic_core.to_jsonable_python(value)
     except ValueError as error:  # an unknown type, bytes that are not UTF-8, a cycle
-        raise UnsupportedValue(f"cannot store a {type(value).__name__}: {clip(str(error))}") from error
+        raise UnsupportedValue(
+            f"cannot store a {type(value).__name__}: {clip(str(error))}"
+        ) from error
 
 
 def _dump(value: object) -> bytes:
@@ -127,13 +135,16 @@ def _dump(value: object) -> bytes:
 
 
 def _why_not(value: object) -> InvalidArgument:
-    """Find the first part of a value that does not survive JSON, and return the error that names it."""
+    """Find the first part of a value that does not survive JSON, and return the error that names
+    it."""
     stack: list[tuple[object, str, int]] = [(value, "", 0)]
     while stack:
         at, path, depth = stack.pop()
         where = f"at {clip(path)}" if path else "as the whole value"
         if depth > MAX_DEPTH:
-            return UnsupportedValue(f"cannot store a value nested deeper than {MAX_DEPTH} levels", hint="flatten it")
+            return UnsupportedValue(
+                f"cannot store a value nested deeper than {MAX_DEPTH} levels", hint="flatten it"
+            )
         if isinstance(at, dict):
             for key, item in at.items():
                 if not isinstance(key, str):
@@ -150,21 +161,29 @@ def _why_not(value: object) -> InvalidArgument:
             )
         elif isinstance(at, tuple):
             return UnsupportedValue(
-                f"cannot store a tuple {where}: it would come back as a list", hint="convert it to a list"
+                f"cannot store a tuple {where}: it would come back as a list",
+                hint="convert it to a list",
             )
         elif at is not None and not isinstance(at, str | int | float | bool):
             return UnsupportedValue(f"cannot store a {type(at).__name__} {where}")
-    return UnsupportedValue(f"cannot store a {type(value).__name__}: it does not survive a round trip through JSON")
+    return UnsupportedValue(
+        f"cannot store a {type(value).__name__}: it does not survive a round trip through JSON"
+    )
 
 
 def _jsonable(value: object) -> Any:
-    """Convert what JSON has no form for. Sets are sorted, so that the same set gives the same text in every process."""
+    """Convert what JSON has no form for. Sets are sorted, so that the same set gives the same text
+    in every process."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=as_text)
     import pydantic_core  # here, so that text does not need it
 
     return pydantic_core.to_jsonable_python(
-        value, fallback=_printed, bytes_mode="base64", inf_nan_mode="constants", serialize_unknown=False
+        value,
+        fallback=_printed,
+        bytes_mode="base64",
+        inf_nan_mode="constants",
+        serialize_unknown=False,
     )
 
 
@@ -177,7 +196,9 @@ def _nearest(value: object) -> str:
     import pydantic_core
 
     try:
-        return pydantic_core.to_json(value, fallback=_printed, bytes_mode="base64", inf_nan_mode="strings").decode()
+        return pydantic_core.to_json(
+            value, fallback=_printed, bytes_mode="base64", inf_nan_mode="strings"
+        ).decode()
     except (ValueError, TypeError, RecursionError):  # a cycle, a lone surrogate
         return _printed(value)
 
@@ -189,12 +210,15 @@ def _printed(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable, allow_nan=False)
+_ENCODER: Final = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=_jsonable, allow_nan=False
+)
 _LENIENT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_jsonable)
 
 
 class Array(NamedTuple):
-    """An array inside a JSON value: the JSON Pointer to it, its length, and the keys of its first items in order."""
+    """An array inside a JSON value: the JSON Pointer to it, its length, and the keys of its first
+    items in order."""
 
     pointer: str
     length: int
@@ -205,13 +229,15 @@ def largest_array(value: object) -> Array | None:
     """Describe the array that `find_largest` finds."""
     path, items = find_largest(value)
     pointer = "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in path)
-    columns = dict.fromkeys(str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item)
+    columns = dict.fromkeys(
+        str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item
+    )
     return Array(pointer, len(items), tuple(columns)) if items else None
 
 
 def find_largest(value: object) -> tuple[tuple[str, ...], list[Any]]:
-    """The array of a JSON value with the most items, and the keys that lead to it; empty if it has none. Arrays of
-    objects come before others, and outer ones before those inside their items."""
+    """The array of a JSON value with the most items, and the keys that lead to it; empty if it has
+    none. Arrays of objects come before others, and outer ones before those inside their items."""
     best: tuple[tuple[bool, int], tuple[str, ...], list[Any]] = (False, 0), (), []
     stack: list[tuple[object, tuple[str, ...]]] = [(value, ())]
     seen = 0
@@ -238,8 +264,24 @@ _TOKEN: Final = lazy_pattern(
     re.VERBOSE,
 )
 _ESCAPE: Final = lazy_pattern(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
-_WORDS: Final[dict[str, Any]] = {"None": None, "True": True, "False": False, "nan": None, "inf": None, "-inf": None}
+_ESCAPES: Final = {
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "0": "\0",
+}
+_WORDS: Final[dict[str, Any]] = {
+    "None": None,
+    "True": True,
+    "False": False,
+    "nan": None,
+    "inf": None,
+    "-inf": None,
+}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 _TIMES: Final[dict[str, Callable[..., Any]]] = {
     "datetime": datetime.datetime, "date": datetime.date, "time": datetime.time, "timedelta": datetime.timedelta,
@@ -249,12 +291,13 @@ _UTC: Final = ("datetime.timezone.utc", "datetime.UTC")
 
 
 def read_repr(text: str, start: int = 0, *, most: int = 1 << 62) -> tuple[Any, int]:
-    """Parse what `repr` or `pprint` wrote for a list, tuple, set or dict, and return the value and where its text ends.
+    """Parse what `repr` or `pprint` wrote for a list, tuple, set or dict, and return the value and
+    where its text ends.
 
-    Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a number; NaN and
-    infinities become None. Dates and times stay what they are. An object with named fields becomes a dict, one with a
-    single argument becomes that argument, and any other becomes its text. Raises ValueError for anything else, or more
-    than `most` tokens."""
+    Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a
+    number; NaN and infinities become None. Dates and times stay what they are. An object with named
+    fields becomes a dict, one with a single argument becomes that argument, and any other becomes
+    its text. Raises ValueError for anything else, or more than `most` tokens."""
     stack: list[_Open] = []
     at, value, has_value = start, None, False
     while (match := _TOKEN.match(text, at)) and (most := most - 1):
@@ -283,7 +326,9 @@ def read_repr(text: str, start: int = 0, *, most: int = 1 << 62) -> tuple[Any, i
             stack.append(_Open(written, match.start()))
         elif kind == "text":
             pieces = [unquoted(written)]  # `pprint` writes long strings in pieces
-            while (more := _TOKEN.match(text, at)) and more.lastgroup == "text" and (most := most - 1):
+            while (
+                (more := _TOKEN.match(text, at)) and more.lastgroup == "text" and (most := most - 1)
+            ):
                 pieces.append(unquoted(more["text"]))
                 at = more.end()
             value, has_value = "".join(pieces), True
@@ -302,7 +347,8 @@ class _Open:
         self.keyword: str | None = None
 
     def take(self, value: Any, *, is_key: bool) -> None:
-        """Add a value: as an item, or as the value of the last keyword or key; or remember it as a key."""
+        """Add a value: as an item, or as the value of the last keyword or key; or remember it as a
+        key."""
         if is_key:
             if self.keyword is not None or self.opening != "{":
                 raise ValueError("a colon outside a dict")
@@ -316,7 +362,9 @@ class _Open:
         if self.keyword is not None or (self.opening == "{" and self.items and self.named):
             raise ValueError("a key without a value")
         if self.opening in ("[", "(", "{"):
-            return self.named if self.named or (self.opening == "{" and not self.items) else self.items
+            return (
+                self.named if self.named or (self.opening == "{" and not self.items) else self.items
+            )
         name = self.opening[:-1].rpartition(".")[2]
         if name in _TIMES:
             zone = {"tzinfo": datetime.UTC} if self.named.get("tzinfo") in _UTC else {}
@@ -330,7 +378,11 @@ class _Open:
             return self.items[-1]  # defaultdict, Counter
         if len(self.items) > 1 or self.named:
             return text[self.start : end]
-        return _word(self.items[0]) if name == "Decimal" and isinstance(self.items[0], str) else self.items[0]
+        return (
+            _word(self.items[0])
+            if name == "Decimal" and isinstance(self.items[0], str)
+            else self.items[0]
+        )
 
 
 def unquoted(written: str) -> str:

@@ -1,5 +1,6 @@
-"""`python -m tests.adapters langchain` runs the tests of an adapter in an environment with its framework; without a
-name, those of all adapters. Environments are in `.venv-adapters`, created on first use from `constraints/<name>.txt`.
+"""`python -m tests.adapters langchain` runs the tests of an adapter in an environment with its
+framework; without a name, those of all adapters. Environments are in `.venv-adapters`, created on
+first use from `constraints/<name>.txt`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ PLACE = Path(os.environ.get("COATCHECK_ADAPTERS", environments.ROOT / ".venv-ada
 
 
 def command(name: str, *options: str) -> list[str]:
-    """Return the command that runs the tests of an adapter. Raises `Missing` if its environment cannot be created."""
+    """Return the command that runs the tests of an adapter. Raises `Missing` if its environment
+    cannot be created."""
     python = environments.python(HERE / "constraints" / f"{name}.txt", PLACE / name)
     pytest = [str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini")]
-    return [*pytest, f"--rootdir={environments.ROOT}", f"--confcutdir={HERE}", *options, str(HERE / name)]
+    return [
+        *pytest,
+        f"--rootdir={environments.ROOT}",
+        f"--confcutdir={HERE}",
+        *options,
+        str(HERE / name),
+    ]
 
 
 def main(arguments: list[str]) -> int:

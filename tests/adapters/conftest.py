@@ -8,5 +8,7 @@ FRAMEWORKS = sorted(path.stem for path in (Path(__file__).parent / "constraints"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    is_theirs = collection_path.name in FRAMEWORKS and collection_path.parent == Path(__file__).parent
+    is_theirs = (
+        collection_path.name in FRAMEWORKS and collection_path.parent == Path(__file__).parent
+    )
     return True if is_theirs and config.inipath != Path(__file__).parent / "pytest.ini" else None

@@ -1,4 +1,5 @@
-"""An MCP server on stdio: `read_log` returns the file in its first argument. With "clash" it has `get_artifact`."""
+"""An MCP server on stdio: `read_log` returns the file in its first argument. With "clash" it has
+`get_artifact`."""
 
 from __future__ import annotations
 

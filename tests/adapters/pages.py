@@ -13,7 +13,9 @@ from tests.environments import ROOT
 
 def run_page(name: str, folder: Path) -> None:
     """Run the blocks marked `py` of a page from top to bottom, in an empty folder."""
-    found = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```py\n(.*?)^```$", (ROOT / "docs" / name).read_text(), re.MULTILINE | re.DOTALL
+    )
     assert found
     (folder / "page.py").write_text("\n".join(found))
     _run(["page.py"], folder)
@@ -26,13 +28,21 @@ def run_example(name: str) -> str:
 
 def figures_of(printed: str) -> list[int]:
     """The characters of the last request, without Coatcheck and with it."""
-    return [int(one.replace(",", "")) for one in re.findall(r"last request: ([\d,]+) characters", printed)]
+    return [
+        int(one.replace(",", ""))
+        for one in re.findall(r"last request: ([\d,]+) characters", printed)
+    ]
 
 
 def _run(arguments: list[str], folder: Path) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-3_000:]
     return done.stdout

@@ -1,4 +1,5 @@
-"""Runs a recipe of docs/recipes.md: its code exactly as on the page, with a scripted model behind OpenAI's API."""
+"""Runs a recipe of docs/recipes.md: its code exactly as on the page, with a scripted model behind
+OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,9 +15,18 @@ from coatcheck import tokens
 from examples.standins import Call, Reply, StandIn, Usage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
-LOG = "\n".join(f"2026-11-17 12:00 worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(3_500))
-LOG = LOG.replace("worker 3 answered request 7918 ", "worker 3 FAILED: code 4711 ", 1) + "\nERROR code 4711"
-ROWS = [{"id": n, "name": f"customer {n}", "city": f"city {n % 97}", "total": n * 7 % 1_000} for n in range(3_000)]
+LOG = "\n".join(
+    f"2026-11-17 12:00 worker {n % 7} answered request {n * 7919} in {n % 97} ms"
+    for n in range(3_500)
+)
+LOG = (
+    LOG.replace("worker 3 answered request 7918 ", "worker 3 FAILED: code 4711 ", 1)
+    + "\nERROR code 4711"
+)
+ROWS = [
+    {"id": n, "name": f"customer {n}", "city": f"city {n % 97}", "total": n * 7 % 1_000}
+    for n in range(3_000)
+]
 SMALL = 9_000  # characters of the last request, including the framework's own text
 
 received: list[Any] = []
@@ -52,12 +62,16 @@ def count_rows(rows: list[dict[str, Any]]) -> str:
     return f"{len(rows)} rows"
 
 
-TOOLS: dict[str, Callable[..., Any]] = {one.__name__: one for one in (fetch_log, fetch_rows, count_lines, count_rows)}
+TOOLS: dict[str, Callable[..., Any]] = {
+    one.__name__: one for one in (fetch_log, fetch_rows, count_lines, count_rows)
+}
 
 
 def code_of(title: str) -> str:
     """Return the code under a heading of the page."""
-    section = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    section = re.search(
+        rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     assert section, f"the page has no heading {title!r}"
     blocks = re.findall(r"^```py\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)
     assert blocks, f"there is no code under {title!r}"
@@ -65,10 +79,12 @@ def code_of(title: str) -> str:
 
 
 class Lenient(StandIn):
-    """A stand-in that counts requests, and searches them as text: some frameworks send results in messages of the user,
-    or with fields that the strict one refuses."""
+    """A stand-in that counts requests, and searches them as text: some frameworks send results in
+    messages of the user, or with fields that the strict one refuses."""
 
-    def _heard(self, wire: Any, path: str, headers: Any, raw: bytes) -> tuple[dict[str, Any], Reply, int, Usage]:
+    def _heard(
+        self, wire: Any, path: str, headers: Any, raw: bytes
+    ) -> tuple[dict[str, Any], Reply, int, Usage]:
         body, turn = json.loads(raw), len(self.requests)
         step: Any = self._script[turn]
         return body, step(raw.decode()) if callable(step) else step, turn, Usage(len(raw), 0, 0, 0)
@@ -100,7 +116,9 @@ def run(title: str, *, last: Any = None, steps: Any = None) -> list[dict[str, An
     received.clear()
     script = [*(STEPS if steps is None else steps), last or Reply("There are 3,501 lines.")]
     with coatcheck.open("memory:") as store, Lenient(script) as api:
-        os.environ.update(OPENAI_BASE_URL=api.openai_url, OPENAI_API_BASE=api.openai_url, OPENAI_API_KEY="none")
+        os.environ.update(
+            OPENAI_BASE_URL=api.openai_url, OPENAI_API_BASE=api.openai_url, OPENAI_API_KEY="none"
+        )
         names = {"store": store, "__name__": "recipe", **TOOLS}
         exec(compile(code_of(title), f"<{title}>", "exec"), names)  # noqa: S102 - our own page
         refused = [one.status for one in api.requests if one.status != 200]
@@ -116,5 +134,7 @@ def check(requests: list[dict[str, Any]], *, most: int = SMALL) -> None:
     assert "3501 lines" in sent
     assert "3000 rows" in sent
     assert "no artifact found for" in sent
-    assert len(sent) < most, f"the last request has {len(sent)} characters, {tokens.count(sent)} tokens"
+    assert len(sent) < most, (
+        f"the last request has {len(sent)} characters, {tokens.count(sent)} tokens"
+    )
     assert LOG[1_000:1_500] not in sent.replace("\\n", "\n")

@@ -1,4 +1,5 @@
-"""The core that adapters share: sessions of conversations, our tools beside the host's, arguments, results, parts."""
+"""The core that adapters share: sessions of conversations, our tools beside the host's, arguments,
+results, parts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def adapter(store: Store) -> Adapter:
     return Adapter(store, host="test")
 
 
-def test_a_conversation_has_one_session_that_lives_as_long_as_persisted_threads(adapter: Adapter) -> None:
+def test_a_conversation_has_one_session_that_lives_as_long_as_persisted_threads(
+    adapter: Adapter,
+) -> None:
     session = adapter.session("thread-1")
     assert adapter.session("thread-1").session_id == session.session_id
     assert session.ttl == TTL
@@ -71,7 +74,9 @@ def test_a_given_session_serves_every_conversation(store: Store) -> None:
     assert session.get(session.put("x").pointer) == "x"
 
 
-def test_nested_agents_find_the_session_around_them_in_threads_too(adapter: Adapter, store: Store) -> None:
+def test_nested_agents_find_the_session_around_them_in_threads_too(
+    adapter: Adapter, store: Store
+) -> None:
     outer = adapter.session("outer")
     with within(outer):
         assert current_session() is outer
@@ -97,7 +102,9 @@ def test_a_folder_can_be_given_and_anything_else_is_refused(tmp_path: Path) -> N
         Adapter(17, host="test")  # type: ignore[arg-type]
 
 
-def test_results_are_cut_to_head_and_tail_if_the_store_is_unavailable(adapter: Adapter, store: Store) -> None:
+def test_results_are_cut_to_head_and_tail_if_the_store_is_unavailable(
+    adapter: Adapter, store: Store
+) -> None:
     kit = adapter.kit()
     store.close()
     outcome = kit.result(adapter.session("thread"), LOG, tool="fetch_log")
@@ -106,18 +113,25 @@ def test_results_are_cut_to_head_and_tail_if_the_store_is_unavailable(adapter: A
     assert len(outcome.text) < 20_000
 
 
-def test_our_tools_answer_without_a_mark_if_the_store_fails_before_its_key_was_read(tmp_path: Path) -> None:
+def test_our_tools_answer_without_a_mark_if_the_store_fails_before_its_key_was_read(
+    tmp_path: Path,
+) -> None:
     store = coatcheck.open(tmp_path / "store")
     adapter = Adapter(store, host="test")
     session = adapter.session("thread")
     store.close()
-    for name, arguments in (("get_artifact", {"pointer": "art:000000000000"}), ("list_artifacts", {})):
+    for name, arguments in (
+        ("get_artifact", {"pointer": "art:000000000000"}),
+        ("list_artifacts", {}),
+    ):
         (answer,) = adapter.kit().answer(session, name, arguments)
         assert answer.text.startswith(f"[error: {name} failed: store_")
         assert "~" not in answer.text
 
 
-def test_a_shared_session_is_the_given_one_or_one_of_this_store(adapter: Adapter, store: Store) -> None:
+def test_a_shared_session_is_the_given_one_or_one_of_this_store(
+    adapter: Adapter, store: Store
+) -> None:
     assert adapter.shared_session() is None
     session = store.session("around")
     assert Adapter(session, host="test").shared_session() is session
@@ -128,7 +142,11 @@ def test_a_shared_session_is_the_given_one_or_one_of_this_store(adapter: Adapter
 
 
 def test_names_that_clash_get_a_prefix_and_stubs_name_it(adapter: Adapter) -> None:
-    assert [tool.name for tool in adapter.kit(["search"]).tools] == ["get_artifact", "list_artifacts", "store_artifact"]
+    assert [tool.name for tool in adapter.kit(["search"]).tools] == [
+        "get_artifact",
+        "list_artifacts",
+        "store_artifact",
+    ]
     kit = adapter.kit(["list_artifacts", "coatcheck_get_artifact"])
     assert next(tool.name for tool in kit.tools) == "coatcheck_2_get_artifact"
     assert "coatcheck_2_get_artifact" in kit.result(adapter.session("a"), LOG, tool="t").text
@@ -157,7 +175,12 @@ def test_our_tools_answer_for_the_session_of_the_call(adapter: Adapter) -> None:
     assert "the text" not in kit.answer(second, "get_artifact", {"pointer": ref.pointer})[0].text
     picture = first.put(PNG)
     assert kit.answer(first, "get_artifact", {"pointer": picture.pointer})[0].text
-    for name, arguments in (("get_artifact", [1]), ("delete_all", {}), ("get_artifact", None), ("x" * 500, {})):
+    for name, arguments in (
+        ("get_artifact", [1]),
+        ("delete_all", {}),
+        ("get_artifact", None),
+        ("x" * 500, {}),
+    ):
         (answer,) = kit.answer(first, name, arguments)  # type: ignore[arg-type]
         assert "error" in answer.text
         assert len(answer.text) < 1_000
@@ -185,9 +208,15 @@ def test_an_unknown_pointer_is_refused_with_a_message(adapter: Adapter, store: S
 
 def test_unchanged_parts_are_the_same_objects(adapter: Adapter) -> None:
     kit, session = adapter.kit(), adapter.session("a")
-    parts = [ContentPart("short"), ContentPart(media_type="image/png", data=PNG), ContentPart(kept=object())]
+    parts = [
+        ContentPart("short"),
+        ContentPart(media_type="image/png", data=PNG),
+        ContentPart(kept=object()),
+    ]
     assert kit.parts(session, parts, tool="t") == parts
-    assert all(new is old for new, old in zip(kit.parts(session, parts, tool="t"), parts, strict=True))
+    assert all(
+        new is old for new, old in zip(kit.parts(session, parts, tool="t"), parts, strict=True)
+    )
     assert kit.parts(session, [], tool="t") == []
 
 

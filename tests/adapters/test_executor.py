@@ -1,4 +1,5 @@
-"""The adapter suite against a loop around `ToolExecutor`, as in the examples: it needs no framework."""
+"""The adapter suite against a loop around `ToolExecutor`, as in the examples: it needs no
+framework."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from coatcheck import Policy, Session, ToolCall, ToolExecutor, toolkit
 from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, ScriptedModel, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Driver,
+    Run,
+    Scenario,
+    ScriptedModel,
+    SeenResult,
+)
 
 DAY = 86_400.0
 
@@ -33,15 +41,24 @@ class ExecutorDriver(Driver):
     def run(self, scenario: Scenario) -> Run:
         with ExitStack() as opened:
             store = scenario.store or opened.enter_context(coatcheck.open("memory:"))
-            session = store if isinstance(store, Session) else _session_of(store, scenario.conversation)
-            agents = [_as_tool(one.name, one.model, one.tools, session, scenario.policy) for one in scenario.agents]
+            session = (
+                store if isinstance(store, Session) else _session_of(store, scenario.conversation)
+            )
+            agents = [
+                _as_tool(one.name, one.model, one.tools, session, scenario.policy)
+                for one in scenario.agents
+            ]
             is_on = scenario.store is not None
             policy = scenario.policy if is_on else Policy(enabled=False)
             tools = [*scenario.tools, *scenario.shared, *agents]
             return _loop(session, scenario.model, tools, policy, scenario.prompt, is_on)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
-        return parts[0].data if parts[0].media_type == "application/pdf" else [one.as_anthropic() for one in parts]
+        return (
+            parts[0].data
+            if parts[0].media_type == "application/pdf"
+            else [one.as_anthropic() for one in parts]
+        )
 
     def delete(self, store: coatcheck.Store, conversation: str) -> None:
         store.session(conversation).end()
@@ -55,7 +72,11 @@ def _session_of(store: coatcheck.Store, conversation: str | None) -> Session:
 
 
 def _as_tool(
-    name: str, model: ScriptedModel, tools: Sequence[Callable[..., Any]], session: Session, policy: Policy | None
+    name: str,
+    model: ScriptedModel,
+    tools: Sequence[Callable[..., Any]],
+    session: Session,
+    policy: Policy | None,
 ) -> Callable[..., Any]:
     def delegate(task: str) -> str:
         """Give a task to another agent."""
@@ -88,10 +109,18 @@ def _loop(
         messages.append({"role": "assistant", "calls": [_as_json(call) for call in turn.calls]})
         for outcome in executor.run_all(turn.calls):
             content = getattr(outcome, "content", None)
-            blocks = content if isinstance(content, list) and content and "type" in content[0] else None
+            blocks = (
+                content if isinstance(content, list) and content and "type" in content[0] else None
+            )
             texts = [one["text"] for one in blocks or [] if one["type"] == "text"]
-            pictures = [base64.b64decode(one["source"]["data"]) for one in blocks or [] if one["type"] == "image"]
-            messages.append({"role": "tool", "id": outcome.call_id, "content": blocks or outcome.text})
+            pictures = [
+                base64.b64decode(one["source"]["data"])
+                for one in blocks or []
+                if one["type"] == "image"
+            ]
+            messages.append(
+                {"role": "tool", "id": outcome.call_id, "content": blocks or outcome.text}
+            )
             text = "\n".join(texts) if blocks else outcome.text
             results.append(
                 SeenResult(

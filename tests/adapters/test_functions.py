@@ -1,4 +1,5 @@
-"""Plain functions as tools: the adapter suite against a loop that knows only functions, and the signatures."""
+"""Plain functions as tools: the adapter suite against a loop that knows only functions, and the
+signatures."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ from coatcheck.adapters.functions import slim
 from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
 from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, ScriptedModel, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Driver,
+    Run,
+    Scenario,
+    ScriptedModel,
+    SeenResult,
+)
 from coatcheck.values import as_text
 from examples import functions_agent
 
@@ -31,7 +39,8 @@ Function = Callable[..., Any]
 
 
 class FunctionsDriver(Driver):
-    """An agent loop as people write it: it describes functions by their signatures, and calls them."""
+    """An agent loop as people write it: it describes functions by their signatures, and calls
+    them."""
 
     lacks: ClassVar[Mapping[Ability, str]] = {
         "approval": "the loop belongs to the caller",
@@ -63,9 +72,18 @@ class FunctionsDriver(Driver):
         return function(**arguments)
 
     def _run(
-        self, model: ScriptedModel, given: Sequence[Function], scenario: Scenario, session: Session | None, prompt: str
+        self,
+        model: ScriptedModel,
+        given: Sequence[Function],
+        scenario: Scenario,
+        session: Session | None,
+        prompt: str,
     ) -> Run:
-        agents = [self._delegate(one, scenario, session) for one in scenario.agents if model is scenario.model]
+        agents = [
+            self._delegate(one, scenario, session)
+            for one in scenario.agents
+            if model is scenario.model
+        ]
         tools = [*given, *agents]
         if session is not None:
             tools = slim(tools, session, policy=scenario.policy)
@@ -105,7 +123,12 @@ class AsyncFunctionsDriver(FunctionsDriver):
     """The same with coroutine functions."""
 
     def _run(
-        self, model: ScriptedModel, given: Sequence[Function], scenario: Scenario, session: Session | None, prompt: str
+        self,
+        model: ScriptedModel,
+        given: Sequence[Function],
+        scenario: Scenario,
+        session: Session | None,
+        prompt: str,
     ) -> Run:
         return super()._run(model, [_as_async(one) for one in given], scenario, session, prompt)
 
@@ -133,21 +156,33 @@ def _as_async(function: Function) -> Function:
 def _described(function: Function) -> dict[str, Any]:
     properties, required = {}, []
     for one in inspect.signature(function, eval_str=True).parameters.values():
-        notes = [note for note in getattr(one.annotation, "__metadata__", ()) if isinstance(note, str)]
+        notes = [
+            note for note in getattr(one.annotation, "__metadata__", ()) if isinstance(note, str)
+        ]
         schema = pydantic.TypeAdapter(one.annotation).json_schema()
         if one.default is None:  # models leave out what is optional
             schema = next(choice for choice in schema["anyOf"] if choice["type"] != "null")
         properties[one.name] = schema | ({"description": notes[0]} if notes else {})
         required += [one.name] if one.default is inspect.Parameter.empty else []
-    parameters: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
     parameters |= {"required": required} if required else {}
     text = (function.__doc__ or "").partition("\n\nArgs:")[0]
     return {"name": function.__name__, "description": text, "parameters": parameters}
 
 
 def _converted(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
-    hints = {one.name: one.annotation for one in inspect.signature(function, eval_str=True).parameters.values()}
-    return {name: pydantic.TypeAdapter(hints[name]).validate_python(value) for name, value in given.items()}
+    hints = {
+        one.name: one.annotation
+        for one in inspect.signature(function, eval_str=True).parameters.values()
+    }
+    return {
+        name: pydantic.TypeAdapter(hints[name]).validate_python(value)
+        for name, value in given.items()
+    }
 
 
 def _as_json(call: ToolCall) -> dict[str, Any]:
@@ -157,8 +192,12 @@ def _as_json(call: ToolCall) -> dict[str, Any]:
 def _seen(call: ToolCall, content: Any, is_error: bool) -> SeenResult:
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = [one["text"] for one in blocks if one["type"] == "text"]
-    media = tuple(base64.b64decode(one["source"]["data"]) for one in blocks if one["type"] == "image")
-    return SeenResult(id=call.id, name=call.name, text="\n".join(texts), is_error=is_error, media=media)
+    media = tuple(
+        base64.b64decode(one["source"]["data"]) for one in blocks if one["type"] == "image"
+    )
+    return SeenResult(
+        id=call.id, name=call.name, text="\n".join(texts), is_error=is_error, media=media
+    )
 
 
 class TestFunctions(AdapterSuite):
@@ -203,12 +242,17 @@ class Injected:
         (ToolCall, ToolCall | str),
     ],
 )
-def test_an_annotation_of_a_type_that_may_be_large_also_accepts_a_pointer(annotation: Any, expected: Any) -> None:
+def test_an_annotation_of_a_type_that_may_be_large_also_accepts_a_pointer(
+    annotation: Any, expected: Any
+) -> None:
     assert widened(annotation) == (annotation if expected is None else expected)
 
 
 def test_a_schema_of_a_type_that_may_be_large_also_accepts_a_pointer() -> None:
-    schema = {"type": "object", "properties": {"rows": {"type": "array", "items": {}}, "n": {"type": "integer"}}}
+    schema = {
+        "type": "object",
+        "properties": {"rows": {"type": "array", "items": {}}, "n": {"type": "integer"}},
+    }
     wide = widened_schema(schema)
     assert wide["properties"]["rows"]["type"] == ["array", "string"]
     assert wide["properties"]["n"] == {"type": "integer"}
@@ -229,14 +273,18 @@ def test_a_wrapped_function_keeps_its_name_docstring_and_defaults(session: Sessi
     assert (wrapped.__name__, wrapped.__doc__) == ("count", "Count the rows.")
     signature = inspect.signature(wrapped)
     assert typing.get_type_hints(wrapped)["rows"] == list[int] | str
-    assert not hasattr(signature.parameters["rows"].annotation, "__metadata__")  # it would be taken for a description
+    assert not hasattr(
+        signature.parameters["rows"].annotation, "__metadata__"
+    )  # it would be taken for a description
     assert signature.parameters["label"].default == "x"
     assert signature.return_annotation == dict[str, int] | str
     assert wrapped([1, 2], "y") == {"y": 2}
     assert wrapped(session.put([1, 2, 3]).pointer) == {"x": 3}
 
 
-def test_values_behind_pointers_are_converted_to_the_types_of_the_function(session: Session) -> None:
+def test_values_behind_pointers_are_converted_to_the_types_of_the_function(
+    session: Session,
+) -> None:
     def moved(points: list[Point], by: int) -> list[int]:
         """Move points."""
         return [point.x + by for point in points]
@@ -286,4 +334,6 @@ def test_the_example_prints_the_figures_of_the_page(capsys: pytest.CaptureFixtur
     functions_agent.main()
     without, with_ours = re.findall(r"about ([\d,]+) tokens", capsys.readouterr().out)
     page = (Path(__file__).parent.parent.parent / "docs" / "adapters.md").read_text()
-    assert f"about {without} tokens without Coatcheck and {with_ours} with it" in " ".join(page.split())
+    assert f"about {without} tokens without Coatcheck and {with_ours} with it" in " ".join(
+        page.split()
+    )

@@ -1,4 +1,5 @@
-"""What the history of a conversation without an id proves: what is noted of private sessions, and when it counts."""
+"""What the history of a conversation without an id proves: what is noted of private sessions, and
+when it counts."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def noted(adapter: Adapter, content: str = "the content") -> tuple[Session, Past
     """A call of an earlier run, whose output names an artifact of its session."""
     session = adapter.session(None)
     pointer = session.put(content).pointer
-    call = PastCall(turn="1", call_id="call_1", name="fetch", arguments="{}", output=f"see {pointer}")
+    call = PastCall(
+        turn="1", call_id="call_1", name="fetch", arguments="{}", output=f"see {pointer}"
+    )
     note(adapter, session.session_id, call)
     return session, call
 
@@ -71,7 +74,9 @@ def test_a_call_that_waits_proves_what_its_arguments_name(adapter: Adapter) -> N
     assert recalled(adapter, call) == ["x"]
 
 
-def test_an_equal_call_of_a_session_without_the_artifact_makes_it_prove_nothing(adapter: Adapter) -> None:
+def test_an_equal_call_of_a_session_without_the_artifact_makes_it_prove_nothing(
+    adapter: Adapter,
+) -> None:
     _, call = noted(adapter)
     note(adapter, adapter.session(None).session_id, call)
     assert recalled(adapter, call) == []
@@ -85,7 +90,9 @@ def test_equal_calls_of_sessions_that_all_have_the_artifact_prove_it(adapter: Ad
     assert recalled(adapter, call) == []
 
 
-def test_what_is_recalled_lives_on_in_the_session_of_the_earlier_run(adapter: Adapter, clock: Clock) -> None:
+def test_what_is_recalled_lives_on_in_the_session_of_the_earlier_run(
+    adapter: Adapter, clock: Clock
+) -> None:
     _, call = noted(adapter)
     for _ in range(3):
         clock.now += TTL - 1
@@ -109,7 +116,11 @@ def test_a_turn_is_known_by_everything_up_to_the_last_message_that_is_not_the_mo
     again = HistoryItem("message", "user", text="again")
     first = turn_of(KEY, [hello])
     assert turn_of(KEY, [hello, call, output, answer]) == first
-    assert turn_of(KEY, [hello, call, output, answer, again]) != turn_of(KEY, [hello, call, output, again]) != first
+    assert (
+        turn_of(KEY, [hello, call, output, answer, again])
+        != turn_of(KEY, [hello, call, output, again])
+        != first
+    )
     assert turn_of(b"another key", [hello]) != first
     assert turn_of(KEY, [answer]) == turn_of(KEY, []) == ""
     assert [*past_calls(KEY, [hello, call, output, answer, again])] == [

@@ -1,10 +1,13 @@
-"""A framework's own tests, with our adapter in every agent: every test that passes without it must pass with it.
+"""A framework's own tests, with our adapter in every agent: every test that passes without it must
+pass with it.
 
-    COATCHECK_THEIR_TESTS=/path/to/openai-agents-0.24.0/tests python tests/adapters/their_suites.py openai_agents
+    COATCHECK_THEIR_TESTS=/path/to/openai-agents-0.24.0/tests python tests/adapters/their_suites.py
+    openai_agents
 
-The folder has the tests from the framework's source archive or repository, preferably of the installed release. The
-current environment needs the framework and the dependencies of its tests. Further options are passed to pytest. Our
-tools are not listed to the model, since many of these tests compare the list of tools.
+The folder has the tests from the framework's source archive or repository, preferably of the
+installed release. The current environment needs the framework and the dependencies of its tests.
+Further options are passed to pytest. Our tools are not listed to the model, since many of these
+tests compare the list of tools.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def _openai_agents(store: Any) -> None:
-    """Run a slimmed copy in place of every agent. Tests that compare the agents of a result with their own are lost."""
+    """Run a slimmed copy in place of every agent. Tests that compare the agents of a result with
+    their own are lost."""
     from agents.run import AgentRunner
 
     from coatcheck.adapters.openai_agents import slim
@@ -63,7 +67,11 @@ def _instead(owner: Any, name: str, replaced: Any) -> None:
     async def changed_async(self: Any, agent: Any, *args: Any, **kwargs: Any) -> Any:
         return await changed(self, agent, *args, **kwargs)
 
-    setattr(owner, name, functools.wraps(run)(changed_async if inspect.iscoroutinefunction(run) else changed))
+    setattr(
+        owner,
+        name,
+        functools.wraps(run)(changed_async if inspect.iscoroutinefunction(run) else changed),
+    )
 
 
 def _pydantic_ai(store: Any) -> None:
@@ -97,7 +105,10 @@ def _google_adk(store: Any) -> None:
         async def list_artifact_versions(self, **names: Any) -> Any:
             found = await super().list_artifact_versions(**names)
             uris = [one.canonical_uri.replace("artifact://", "memory://", 1) for one in found]
-            return [one.model_copy(update={"canonical_uri": uri}) for one, uri in zip(found, uris, strict=True)]
+            return [
+                one.model_copy(update={"canonical_uri": uri})
+                for one, uri in zip(found, uris, strict=True)
+            ]
 
     for module in (in_memory_artifact_service, artifacts):
         module.InMemoryArtifactService = InMemory
@@ -113,7 +124,8 @@ def _google_adk(store: Any) -> None:
 
 
 def _strands_storage(store: Any) -> None:
-    """Replace the storage in memory by ours. Tests of its extras (`clear`, search strategies) are lost."""
+    """Replace the storage in memory by ours. Tests of its extras (`clear`, search strategies) are
+    lost."""
     from strands import storage
 
     import coatcheck
@@ -142,8 +154,9 @@ def _strands(store: Any) -> None:
 
 
 def _fastmcp(store: Any) -> None:
-    """Put our middleware outermost in every server. Output schemas stay and nothing becomes a stub, because many of
-    these tests compare them and clients check them. Tests that need their own middleware to be first are lost."""
+    """Put our middleware outermost in every server. Output schemas stay and nothing becomes a stub,
+    because many of these tests compare them and clients check them. Tests that need their own
+    middleware to be first are lost."""
     from fastmcp import FastMCP
 
     from coatcheck import Policy
@@ -158,7 +171,9 @@ def _fastmcp(store: Any) -> None:
     @functools.wraps(made)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        self.add_middleware(Ours(store, session="theirs", only=(), policy=Policy(max_chars=5_000_000)))
+        self.add_middleware(
+            Ours(store, session="theirs", only=(), policy=Policy(max_chars=5_000_000))
+        )
 
     FastMCP.__init__ = init
 
@@ -167,10 +182,13 @@ def _fastmcp(store: Any) -> None:
 
 
 def outcomes(folder: Path, adapter: str, options: list[str]) -> dict[str, str]:
-    """Run their tests, and return the outcome of each. With an empty `adapter`, they run unchanged."""
+    """Run their tests, and return the outcome of each. With an empty `adapter`, they run
+    unchanged."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "outcomes"
-        shutil.copy(__file__, Path(scratch) / "coatcheck_in_every_agent.py")  # their `tests` is a package too
+        shutil.copy(
+            __file__, Path(scratch) / "coatcheck_in_every_agent.py"
+        )  # their `tests` is a package too
         paths = os.pathsep.join([str(ROOT / "src"), scratch])
         env = {**os.environ, ADAPTER: adapter, OUTCOMES: str(file), "PYTHONPATH": paths}
         plugin = ["-p", "coatcheck_in_every_agent", "--continue-on-collection-errors"]

@@ -1,4 +1,5 @@
-"""The loops of the examples, each on its provider's own SDK, against a stand-in for the provider."""
+"""The loops of the examples, each on its provider's own SDK, against a stand-in for the
+provider."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ class Agent:
     api: Api
 
     def ask(
-        self, standin: StandIn, session: Session, question: str = "?", tools: Sequence[Any] = (), **options: Any
+        self,
+        standin: StandIn,
+        session: Session,
+        question: str = "?",
+        tools: Sequence[Any] = (),
+        **options: Any,
     ) -> str:
         if self.api == "messages":
             with Anthropic(api_key="none", base_url=standin.anthropic_url) as anthropic:
@@ -35,12 +41,15 @@ class Agent:
             return loop(openai, session, question, tools, **options)
 
     def sent(self, request: Received) -> tuple[str, str]:
-        """The bytes of a request's messages, and of everything before them in a provider's cache."""
+        """The bytes of a request's messages, and of everything before them in a provider's
+        cache."""
         key = "input" if self.api == "responses" else "messages"
         raw = request.raw.decode()
         start = raw.index(f'"{key}":') + len(f'"{key}":')
         end = json.JSONDecoder().raw_decode(raw, start)[1]
-        return raw[start:end], json.dumps([request.body.get(one) for one in ("tools", "system", "instructions")])
+        return raw[start:end], json.dumps(
+            [request.body.get(one) for one in ("tools", "system", "instructions")]
+        )
 
 
 @pytest.fixture(params=["chat", "responses", "messages"])

@@ -20,7 +20,9 @@ def turns() -> list[demo.Turn]:
 
 
 def shown_at(turns: list[demo.Turn], width: int, *, terminal: bool = False) -> str:
-    console = Console(file=io.StringIO(), record=True, width=width, force_terminal=terminal, highlight=False)
+    console = Console(
+        file=io.StringIO(), record=True, width=width, force_terminal=terminal, highlight=False
+    )
     demo.show(turns, console)
     return console.export_text()
 
@@ -34,7 +36,11 @@ def test_every_run_is_the_same_and_leaves_nothing_behind(
 
 
 def test_the_answer_is_what_the_tools_find_by_themselves(turns: list[demo.Turn]) -> None:
-    whole = shop.fetch_log("checkout", shop.DAY), shop.export_orders(shop.DAY), shop.fetch_charges(shop.DAY)
+    whole = (
+        shop.fetch_log("checkout", shop.DAY),
+        shop.export_orders(shop.DAY),
+        shop.fetch_charges(shop.DAY),
+    )
     found = shop.reconcile(*whole)
     assert (found["charged_twice"], found["refunded"]) == (len(shop.TIMEOUTS), len(shop.REFUNDED))
     assert f"We owe {found['owed_cents'] / 100:,.2f} EUR" in turns[-1].text
@@ -42,7 +48,12 @@ def test_the_answer_is_what_the_tools_find_by_themselves(turns: list[demo.Turn])
 
 
 def test_large_results_stay_out_of_prompts_and_prompts_stay_small(turns: list[demo.Turn]) -> None:
-    got = {name: whole for turn in turns for name, text, whole in turn.got if text.startswith('{"stub":')}
+    got = {
+        name: whole
+        for turn in turns
+        for name, text, whole in turn.got
+        if text.startswith('{"stub":')
+    }
     assert set(got) == {"fetch_log", "export_orders", "fetch_charges"}
     assert all(whole > 40_000 for whole in got.values())
     assert max(turn.tokens_with for turn in turns) < 3_000
@@ -57,8 +68,12 @@ def test_requests_that_a_provider_would_refuse_are_in_no_total(turns: list[demo.
     assert 0 < len(both) < len(turns)
     shown = shown_at(turns, 110)
     small, large = sum(turn.tokens_with for turn in both), sum(turn.tokens_without for turn in both)
-    assert re.search(rf"^total of {len(both)} turns +{small:,} +{large:,} +[\d.]+×$", shown, re.MULTILINE)
-    assert len(re.findall(r"^turn \d +[\d,]+ +refused *$", shown, re.MULTILINE)) == len(turns) - len(both)
+    assert re.search(
+        rf"^total of {len(both)} turns +{small:,} +{large:,} +[\d.]+×$", shown, re.MULTILINE
+    )
+    assert len(re.findall(r"^turn \d +[\d,]+ +refused *$", shown, re.MULTILINE)) == len(
+        turns
+    ) - len(both)
     assert f"{sum(turn.tokens_without for turn in turns):,}" not in shown
 
 

@@ -18,13 +18,17 @@ from examples.standins import Call, Fault, Heard, Reply, StandIn, Step
 from tests.agents.conftest import Agent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LOG = "".join(f"2026-03-01T10:00:00 GET /page/{i % 7} {500 if i % 21 == 4 else 200} {i}ms – ok\n" for i in range(9_000))
+LOG = "".join(
+    f"2026-03-01T10:00:00 GET /page/{i % 7} {500 if i % 21 == 4 else 200} {i}ms – ok\n"
+    for i in range(9_000)
+)
 ODD = 'a "quoted" \\ back\\slash, ünïcödé — 漢字 🎟️ \t\n end'
 
 
 def ask_tally(heard: Heard) -> Reply:
     return Reply(
-        "Counting.", (Call("tally", {"text": heard.pointer("read_file"), "column": 2, "containing": " 500 "}),)
+        "Counting.",
+        (Call("tally", {"text": heard.pointer("read_file"), "column": 2, "containing": " 500 "}),),
     )
 
 
@@ -44,11 +48,16 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_loop_ends_with_the_right_answer_and_a_small_context(agent: Agent, session: Session, log: Path) -> None:
+def test_the_loop_ends_with_the_right_answer_and_a_small_context(
+    agent: Agent, session: Session, log: Path
+) -> None:
     window = 2_000
     assert tokens.exact(LOG) > 50 * window
     with StandIn(script(log), window=window) as api:
-        assert agent.ask(api, session, "Which path fails?", [read_file, tally]) == "/page/4 fails most often."
+        assert (
+            agent.ask(api, session, "Which path fails?", [read_file, tally])
+            == "/page/4 fails most often."
+        )
     assert [request.status for request in api.requests] == [200, 200, 200]
     assert all(request.usage and request.usage.prompt <= window for request in api.requests)
 
@@ -68,7 +77,9 @@ def test_a_result_reaches_the_next_tool_exactly_and_not_through_the_model(
     assert not any(b"GET /page/5 200 3001ms" in request.raw for request in api.requests)
 
 
-def test_each_request_repeats_the_one_before_byte_for_byte(agent: Agent, session: Session, log: Path) -> None:
+def test_each_request_repeats_the_one_before_byte_for_byte(
+    agent: Agent, session: Session, log: Path
+) -> None:
     with StandIn(script(log)) as api:
         agent.ask(api, session, tools=[read_file, tally])
     sent = [agent.sent(request) for request in api.requests]
@@ -89,7 +100,9 @@ def test_every_turn_reads_the_previous_prompt_from_the_providers_cache(
         assert before.prompt - 128 < after.cached <= before.prompt
 
 
-def test_calls_of_one_turn_run_in_parallel_and_each_result_has_its_own_id(agent: Agent, session: Session) -> None:
+def test_calls_of_one_turn_run_in_parallel_and_each_result_has_its_own_id(
+    agent: Agent, session: Session
+) -> None:
     together = threading.Barrier(3, timeout=60)
 
     def wait(name: str) -> str:
@@ -97,11 +110,15 @@ def test_calls_of_one_turn_run_in_parallel_and_each_result_has_its_own_id(agent:
         return name * 3
 
     calls = tuple(Call("wait", {"name": name}) for name in "abc")
-    with StandIn([Reply(calls=calls), lambda heard: Reply(" ".join(one.text for one in heard.results))]) as api:
+    with StandIn(
+        [Reply(calls=calls), lambda heard: Reply(" ".join(one.text for one in heard.results))]
+    ) as api:
         assert agent.ask(api, session, tools=[wait]) == "aaa bbb ccc"
 
 
-def test_text_and_arguments_that_stream_in_odd_pieces_arrive_completely(agent: Agent, session: Session) -> None:
+def test_text_and_arguments_that_stream_in_odd_pieces_arrive_completely(
+    agent: Agent, session: Session
+) -> None:
     arrived: list[object] = []
 
     def note(text: str, rows: list[dict[str, str]]) -> str:
@@ -109,7 +126,10 @@ def test_text_and_arguments_that_stream_in_odd_pieces_arrive_completely(agent: A
         return text
 
     with StandIn(
-        [Reply(ODD, (Call("note", {"text": ODD, "rows": [{ODD: ODD}]}),)), lambda h: Reply(h.last("note"))]
+        [
+            Reply(ODD, (Call("note", {"text": ODD, "rows": [{ODD: ODD}]}),)),
+            lambda h: Reply(h.last("note")),
+        ]
     ) as api:
         assert agent.ask(api, session, tools=[note]) == ODD
     assert arrived == [(ODD, [{ODD: ODD}])]
@@ -125,17 +145,29 @@ def test_a_failing_tool_and_a_slow_one_do_not_end_the_turn(agent: Agent, session
         never.wait()
         return "late"
 
-    for timeout in (0.2, 5, 60):  # on a busy machine, even a tool that fails at once may take longer
-        with StandIn([Reply(calls=(Call("fail", {}), Call("hang", {}), Call("fial", {}))), Reply("I go on.")]) as api:
+    for timeout in (
+        0.2,
+        5,
+        60,
+    ):  # on a busy machine, even a tool that fails at once may take longer
+        with StandIn(
+            [Reply(calls=(Call("fail", {}), Call("hang", {}), Call("fial", {}))), Reply("I go on.")]
+        ) as api:
             assert agent.ask(api, session, tools=[fail, hang], timeout=timeout) == "I go on."
         sent = agent.sent(api.requests[1])[0]
         if "no such host: db-7" in sent:
             break
     never.set()
-    for message in ("no such host: db-7", f"timed out after {timeout:g} seconds", "did you mean 'fail'?"):
+    for message in (
+        "no such host: db-7",
+        f"timed out after {timeout:g} seconds",
+        "did you mean 'fail'?",
+    ):
         assert message in sent
     if agent.api == "messages":
-        assert [block["is_error"] for block in api.requests[1].body["messages"][-1]["content"]] == [True] * 3
+        assert [block["is_error"] for block in api.requests[1].body["messages"][-1]["content"]] == [
+            True
+        ] * 3
 
 
 def test_requests_to_a_busy_provider_are_retried(agent: Agent, session: Session, log: Path) -> None:
@@ -146,7 +178,12 @@ def test_requests_to_a_busy_provider_are_retried(agent: Agent, session: Session,
 
 
 def test_arguments_that_are_not_json_are_reported_to_the_model(session: Session) -> None:
-    with StandIn([Reply(calls=(Call("read_file", '{"path": '),)), lambda heard: Reply(heard.last("read_file"))]) as api:
+    with StandIn(
+        [
+            Reply(calls=(Call("read_file", '{"path": '),)),
+            lambda heard: Reply(heard.last("read_file")),
+        ]
+    ) as api:
         assert "not JSON" in Agent("chat").ask(api, session, tools=[read_file])
 
 
@@ -174,7 +211,8 @@ def test_a_model_reads_artifacts_and_keeps_notes_with_the_three_tools(
 
 
 @pytest.mark.parametrize(
-    ("file", "options"), [("openai_agent.py", []), ("openai_agent.py", ["--responses"]), ("anthropic_agent.py", [])]
+    ("file", "options"),
+    [("openai_agent.py", []), ("openai_agent.py", ["--responses"]), ("anthropic_agent.py", [])],
 )
 def test_the_file_runs_as_a_user_would_run_it(file: str, options: list[str], log: Path) -> None:
     with StandIn(script(Path(log.name)), window=3_000) as api:

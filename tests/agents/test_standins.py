@@ -1,4 +1,5 @@
-"""The stand-ins are as strict as the providers: an invalid request is refused with the same words and shapes."""
+"""The stand-ins are as strict as the providers: an invalid request is refused with the same words
+and shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "search", "argument
 ASKED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 ANSWERED = {"role": "tool", "tool_call_id": "c1", "content": "found"}
 USER = {"role": "user", "content": "Find it."}
-USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": {}}]}
+USED = {
+    "role": "assistant",
+    "content": [{"type": "tool_use", "id": "t1", "name": "search", "input": {}}],
+}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "found"}
 CALLED = {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "found"}
@@ -48,7 +52,9 @@ GOOD: dict[str, dict[str, Any]] = {"chat": CHAT, "responses": RESPONSES, "messag
 def post(standin: StandIn, api: str, body: Any, headers: dict[str, str] = KEYS) -> tuple[int, str]:
     connection = http.client.HTTPConnection(standin.anthropic_url.removeprefix("http://"))
     try:
-        connection.request("POST", PATHS[api], json.dumps(body), {**headers, "content-type": "application/json"})
+        connection.request(
+            "POST", PATHS[api], json.dumps(body), {**headers, "content-type": "application/json"}
+        )
         response = connection.getresponse()
         return response.status, response.read().decode()
     finally:
@@ -80,11 +86,26 @@ def test_a_valid_request_is_answered(api: str) -> None:
 WRONG = [
     ("chat", "messages", [USER, ASKED], "did not have response messages: c1"),
     ("chat", "messages", [USER, ASKED, USER, ANSWERED], "did not have response messages: c1"),
-    ("chat", "messages", [USER, ANSWERED], "must be a response to a preceeding message with 'tool_calls'"),
+    (
+        "chat",
+        "messages",
+        [USER, ANSWERED],
+        "must be a response to a preceeding message with 'tool_calls'",
+    ),
     ("chat", "messages/2/tool_call_id", "c2", "must be a response"),
-    ("chat", "messages/2/tool_call_id", ..., "Missing required parameter: 'messages[2].tool_call_id'"),
+    (
+        "chat",
+        "messages/2/tool_call_id",
+        ...,
+        "Missing required parameter: 'messages[2].tool_call_id'",
+    ),
     ("chat", "messages/2/content", None, "content"),
-    ("chat", "messages/2/content", [{"type": "image_url", "image_url": {"url": "data:"}}], "text alone"),
+    (
+        "chat",
+        "messages/2/content",
+        [{"type": "image_url", "image_url": {"url": "data:"}}],
+        "text alone",
+    ),
     ("chat", "messages/2/name", "search", "Unknown parameter: 'messages[2].name'"),
     ("chat", "messages/1/tool_calls", [], "empty array"),
     ("chat", "messages/1/tool_calls/0/function/arguments", {}, "expected a string"),
@@ -98,8 +119,18 @@ WRONG = [
     ("chat", "tools/0/function/description", "x" * 1_025, "string too long"),
     ("chat", "tools/0/function/strict", True, "'additionalProperties' is required"),
     ("responses", "input", [USER, CALLED], "No tool output found for function call c1."),
-    ("responses", "input", [USER, OUTPUT], "No tool call found for function call output with call_id c1."),
-    ("responses", "input/2/call_id", "c2", "No tool call found for function call output with call_id c2."),
+    (
+        "responses",
+        "input",
+        [USER, OUTPUT],
+        "No tool call found for function call output with call_id c1.",
+    ),
+    (
+        "responses",
+        "input/2/call_id",
+        "c2",
+        "No tool call found for function call output with call_id c2.",
+    ),
     ("responses", "input/2/output", ..., "Missing required parameter: 'input[2].output'"),
     ("responses", "input/1/arguments", {}, "Invalid type for 'input[1].arguments'"),
     ("responses", "input/1/type", "tool_call", "Invalid value: 'tool_call'"),
@@ -123,7 +154,12 @@ WRONG = [
     ("messages", "messages/2/content", [{"type": "text", "text": "so"}, RESULT], "must come first"),
     ("messages", "messages/2/content/0/tool_call_id", "t1", "Extra inputs are not permitted"),
     ("messages", "messages/2/content/0/is_error", "no", "valid boolean"),
-    ("messages", "messages/2/content/0/content", [{"type": "tool_use"}], "valid string or a list of blocks"),
+    (
+        "messages",
+        "messages/2/content/0/content",
+        [{"type": "tool_use"}],
+        "valid string or a list of blocks",
+    ),
     ("messages", "messages/1/content/0/input", "{}", "valid dictionary"),
     ("messages", "messages/1/content/0/id", "t 1", "should match pattern"),
     ("messages", "messages/0/content", "", "non-empty content"),
@@ -140,9 +176,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("api", "at", "value", "message"), WRONG, ids=[f"{one[0]} {one[1]} {one[3][:30]}" for one in WRONG]
+    ("api", "at", "value", "message"),
+    WRONG,
+    ids=[f"{one[0]} {one[1]} {one[3][:30]}" for one in WRONG],
 )
-def test_an_invalid_request_is_refused_as_by_the_provider(api: str, at: str, value: object, message: str) -> None:
+def test_an_invalid_request_is_refused_as_by_the_provider(
+    api: str, at: str, value: object, message: str
+) -> None:
     with StandIn([Reply("hello")] * 3) as standin:
         status, answer = post(standin, api, changed(api, at, value))
     refusal = json.loads(answer)
@@ -165,13 +205,17 @@ def test_the_sdks_raise_their_own_errors_for_refused_requests() -> None:
             openai.OpenAI(api_key="none", base_url=standin.openai_url) as client,
             pytest.raises(openai.BadRequestError, match="maximum context length") as error,
         ):
-            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "word " * 100}])
+            client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "word " * 100}]
+            )
         assert error.value.code == "context_length_exceeded"
         with (
             anthropic.Anthropic(api_key="none", base_url=standin.anthropic_url) as other,
             pytest.raises(anthropic.BadRequestError, match="prompt is too long"),
         ):
-            other.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "word " * 100}])
+            other.messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": "word " * 100}]
+            )
 
 
 @pytest.mark.parametrize("status", [429, 529])
@@ -179,12 +223,19 @@ def test_a_fault_says_when_to_retry(status: int) -> None:
     with StandIn([Reply("hello")], faults=[Fault(0, status)]) as standin:
         kinds = {429: anthropic.RateLimitError, 529: anthropic.InternalServerError}
         with (
-            anthropic.Anthropic(api_key="none", base_url=standin.anthropic_url, max_retries=0) as client,
+            anthropic.Anthropic(
+                api_key="none", base_url=standin.anthropic_url, max_retries=0
+            ) as client,
             pytest.raises(kinds[status]) as error,
         ):
-            client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+            client.messages.create(
+                model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+            )
         assert error.value.response.headers["retry-after"] == "0.01"
-        assert error.value.body["error"]["type"] == {429: "rate_limit_error", 529: "overloaded_error"}[status]  # type: ignore[index]
+        assert (
+            error.value.body["error"]["type"]
+            == {429: "rate_limit_error", 529: "overloaded_error"}[status]
+        )  # type: ignore[index]
 
 
 def streamed(api: str, reply: Reply, **options: Any) -> list[tuple[str, Any]]:
@@ -196,7 +247,10 @@ def streamed(api: str, reply: Reply, **options: Any) -> list[tuple[str, Any]]:
     for event in text.strip().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in event.split("\n"))
         found.append(
-            (lines.get("event", ""), lines["data"] if lines["data"] == "[DONE]" else json.loads(lines["data"]))
+            (
+                lines.get("event", ""),
+                lines["data"] if lines["data"] == "[DONE]" else json.loads(lines["data"]),
+            )
         )
     return found
 
@@ -213,8 +267,14 @@ def test_messages_stream_their_blocks_one_after_the_other() -> None:
     parts: dict[int, str] = {0: "", 1: "", 2: ""}
     for _, data in events:
         if data["type"] == "content_block_delta":
-            parts[data["index"]] += data["delta"].get("text", "") + data["delta"].get("partial_json", "")
-    assert (parts[0], json.loads(parts[1]), json.loads(parts[2])) == ("So – be it.", {"q": "ünder"}, {"q": "b"})
+            parts[data["index"]] += data["delta"].get("text", "") + data["delta"].get(
+                "partial_json", ""
+            )
+    assert (parts[0], json.loads(parts[1]), json.loads(parts[2])) == (
+        "So – be it.",
+        {"q": "ünder"},
+        {"q": "b"},
+    )
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
     assert events[-2][1]["usage"]["output_tokens"] > 0
 
@@ -241,8 +301,14 @@ def test_responses_number_their_events_and_end_with_the_complete_response() -> N
     assert [data["sequence_number"] for data in events] == list(range(len(events)))
     assert [data["type"] for data in events[:2]] == ["response.created", "response.in_progress"]
     assert events[-1]["type"] == "response.completed"
-    assert [item["type"] for item in events[-1]["response"]["output"]] == ["message", "function_call", "function_call"]
-    written = "".join(data["delta"] for data in events if data["type"] == "response.function_call_arguments.delta")
+    assert [item["type"] for item in events[-1]["response"]["output"]] == [
+        "message",
+        "function_call",
+        "function_call",
+    ]
+    written = "".join(
+        data["delta"] for data in events if data["type"] == "response.function_call_arguments.delta"
+    )
     assert written == '{"q": "ünder"}{"q": "b"}'
 
 

@@ -1,4 +1,5 @@
-"""The drop-in for artifact references: every name, field, type, default, path and text of the published page."""
+"""The drop-in for artifact references: every name, field, type, default, path and text of the
+published page."""
 
 from __future__ import annotations
 
@@ -88,12 +89,16 @@ def test_the_risk_level_is_one_of_three_and_left_out_unless_set(level: str) -> N
 def test_an_index_entry_has_a_whole_id_a_type_and_three_optional_texts(kind: str) -> None:
     least = {"artifact_id": ID, "type": kind}
     most = least | {"label": "the plan", "version": "1.2", "summary": "two lines"}
-    shown = json.loads(HotState(session_id="s", artifact_index=[least, most]).render())["artifact_index"]
+    shown = json.loads(HotState(session_id="s", artifact_index=[least, most]).render())[
+        "artifact_index"
+    ]
     assert shown == [least, most]
 
 
 def test_a_version_is_a_text_and_is_not_invented() -> None:
-    state = HotState(session_id="s", artifact_index=[entry(version=3), entry(), entry(version=None)])
+    state = HotState(
+        session_id="s", artifact_index=[entry(version=3), entry(), entry(version=None)]
+    )
     shown = json.loads(state.render())["artifact_index"]
     assert [one.get("version") for one in shown] == ["3", None, None]
     assert HotState.parse(state.render()) == state
@@ -107,7 +112,10 @@ def test_a_version_is_a_text_and_is_not_invented() -> None:
         ({"a": 1}, "artifact_index must be a list of entries, got a dict"),
         ([ID], "an entry of artifact_index must be a mapping, got a str"),
         ([{"type": "doc"}], "artifact_id must have 64 lower-case hex characters, got 'None'"),
-        ([entry(artifact_id="art:" + ID[:12])], "artifact_id must have 64 lower-case hex characters, got 'art:abab"),
+        (
+            [entry(artifact_id="art:" + ID[:12])],
+            "artifact_id must have 64 lower-case hex characters, got 'art:abab",
+        ),
         ([entry(type="picture")], "artifact_index.0: invalid index entry: type"),
     ],
 )
@@ -118,7 +126,12 @@ def test_an_invalid_index_gets_a_clear_error(index: Any, message: str) -> None:
 
 def test_a_hot_state_is_capped_at_1000_tokens_and_falls_back_to_the_minimal_state() -> None:
     index = [entry(label=f"file {number}", summary="word " * 100) for number in range(10)]
-    state = HotState(session_id="s", objective="o " * 2_000, open_questions=["q " * 300] * 20, artifact_index=index)
+    state = HotState(
+        session_id="s",
+        objective="o " * 2_000,
+        open_questions=["q " * 300] * 20,
+        artifact_index=index,
+    )
     fitted = state.fitted()
     assert fitted.tokens <= 1_000
     assert fitted.text.count(ID) == 10
@@ -128,9 +141,13 @@ def test_a_hot_state_is_capped_at_1000_tokens_and_falls_back_to_the_minimal_stat
     assert "artifact_index" not in minimal
 
 
-def test_only_the_dispatcher_that_claimed_last_writes_the_hot_state(registry: ArtifactRegistry) -> None:
+def test_only_the_dispatcher_that_claimed_last_writes_the_hot_state(
+    registry: ArtifactRegistry,
+) -> None:
     record = registry.store_text("# Plan", type="plan")
-    state = HotState(session_id="s1", objective="fix it", artifact_index=[record.index_entry("the plan")])
+    state = HotState(
+        session_id="s1", objective="fix it", artifact_index=[record.index_entry("the plan")]
+    )
     with claim(registry, "s1", "dispatcher 1") as first:
         assert first.write(state) == 1
         with claim(registry, "s1", "dispatcher 2") as second:
@@ -165,24 +182,41 @@ def test_ids_survive_the_dispatcher_and_open_the_artifact(registry: ArtifactRegi
 def test_a_record_has_exactly_the_published_fields_types_and_defaults() -> None:
     hints = typing.get_type_hints(ArtifactRecord)
     required = [(field.name, hints[field.name]) for field in fields(ArtifactRecord)][:6]
-    optional = [(field.name, hints[field.name], field.default) for field in fields(ArtifactRecord)][6:]
+    optional = [(field.name, hints[field.name], field.default) for field in fields(ArtifactRecord)][
+        6:
+    ]
     assert required == [
         ("artifact_id", str), ("type", KINDS), ("content_uri", str), ("content_hash", str), ("size_bytes", int),
         ("created_at", str),
     ]  # fmt: skip
-    assert optional == [("producer", PRODUCERS | None, None), ("summary", str | None, None), ("mime", str | None, None)]
+    assert optional == [
+        ("producer", PRODUCERS | None, None),
+        ("summary", str | None, None),
+        ("mime", str | None, None),
+    ]
 
 
 def test_a_record_describes_what_was_stored(registry: ArtifactRegistry) -> None:
-    record = registry.store_text(TEXT, mime="text/markdown", type="doc", producer="planner", summary="the rules")
+    record = registry.store_text(
+        TEXT, mime="text/markdown", type="doc", producer="planner", summary="the rules"
+    )
     digest = digest_of(TEXT)
-    assert (record.artifact_id, record.content_hash, record.size_bytes) == (digest, digest, len(TEXT))
+    assert (record.artifact_id, record.content_hash, record.size_bytes) == (
+        digest,
+        digest,
+        len(TEXT),
+    )
     assert (record.type, record.producer) == ("doc", "planner")
     assert (record.summary, record.mime) == ("the rules", "text/markdown")
     assert record.created_at.endswith("Z")
-    with pytest.raises(InvalidArgument, match="the summary must have at most 500 characters, got 501"):
+    with pytest.raises(
+        InvalidArgument, match="the summary must have at most 500 characters, got 501"
+    ):
         registry.store_text("x", summary="x" * 501)
-    with pytest.raises(InvalidArgument, match="producer must be one of 'dispatcher', 'executor', 'planner', 'system'"):
+    with pytest.raises(
+        InvalidArgument,
+        match="producer must be one of 'dispatcher', 'executor', 'planner', 'system'",
+    ):
         registry.store_text("x", producer="me")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="kind must be one of"):
         registry.store_text("x", type="picture")  # type: ignore[arg-type]
@@ -191,7 +225,9 @@ def test_a_record_describes_what_was_stored(registry: ArtifactRegistry) -> None:
 # Artifact registry
 
 
-def test_content_is_a_file_in_a_shard_and_on_disk_once(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_content_is_a_file_in_a_shard_and_on_disk_once(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     root = tmp_path / "artifacts"
     before = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     text = "".join(chr(33 + (number * 7_919) % 90) for number in range(400_000))
@@ -248,7 +284,10 @@ def test_an_artifact_has_at_most_512_kilobytes(registry: ArtifactRegistry, tmp_p
 def test_texts_and_json_values_come_back_as_they_were(registry: ArtifactRegistry) -> None:
     values: tuple[Any, ...] = ({"rows": [1, 2.5, None]}, [], "a text", 5, True, None)
     for value in values:
-        assert registry.get(registry.store_json(value).artifact_id) == (registry.store_json(value), value)
+        assert registry.get(registry.store_json(value).artifact_id) == (
+            registry.store_json(value),
+            value,
+        )
     for text in ("", "a\r\nb", "odd \ud800", '{"a": 1'):
         record = registry.store_text(text)
         assert registry.get(record.artifact_id) == (record, text)
@@ -269,7 +308,9 @@ def test_an_id_is_accepted_in_its_three_spellings(registry: ArtifactRegistry) ->
         assert registry.get(unknown) is None
 
 
-@pytest.mark.parametrize("wrong", [ID[:-1], ID.upper(), "../etc/passwd", "", None, "art:abc", "art_abc", f"{ID}/.."])
+@pytest.mark.parametrize(
+    "wrong", [ID[:-1], ID.upper(), "../etc/passwd", "", None, "art:abc", "art_abc", f"{ID}/.."]
+)
 def test_any_other_id_is_refused(registry: ArtifactRegistry, wrong: object) -> None:
     with pytest.raises(InvalidArgument, match="64 lower-case hex"):
         registry.get(wrong)
@@ -279,10 +320,14 @@ def test_a_short_id_that_fits_two_artifacts_is_refused(registry: ArtifactRegistr
     ids = sorted(registry.store_text(text).artifact_id for text in TWINS)
     tool = artifacts_get(registry)["artifacts.get"]
     error = json.loads(tool(f"art:{TWIN_PREFIX}"))["error"]
-    assert error == f"art:{TWIN_PREFIX} matches 2 artifacts (use one of: art:{ids[0]}, art:{ids[1]})"
+    assert (
+        error == f"art:{TWIN_PREFIX} matches 2 artifacts (use one of: art:{ids[0]}, art:{ids[1]})"
+    )
 
 
-def test_damaged_content_is_an_error_and_storing_it_again_repairs_it(registry: ArtifactRegistry) -> None:
+def test_damaged_content_is_an_error_and_storing_it_again_repairs_it(
+    registry: ArtifactRegistry,
+) -> None:
     record = registry.store_text("the content")
     path = Path(urlsplit(record.content_uri).path)
     path.chmod(0o600)
@@ -298,7 +343,9 @@ def test_damaged_content_is_an_error_and_storing_it_again_repairs_it(registry: A
         assert registry.get(record.artifact_id) is not None
 
 
-def test_a_pipe_or_a_link_in_place_of_a_file_is_a_missing_artifact(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_a_pipe_or_a_link_in_place_of_a_file_is_a_missing_artifact(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     record = registry.store_text("the content")
     path = Path(urlsplit(record.content_uri).path).with_name("record.json")
     path.rename(tmp_path / "record.json")
@@ -309,7 +356,9 @@ def test_a_pipe_or_a_link_in_place_of_a_file_is_a_missing_artifact(registry: Art
     assert registry.get(record.artifact_id) is None
 
 
-def test_the_default_root_is_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_root_is_in_the_state_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OPENCLAW_STATE_DIR", raising=False)
     registry = ArtifactRegistry()
@@ -374,7 +423,9 @@ def test_the_tool_answers_with_metadata_and_8000_characters(registry: ArtifactRe
     assert json.loads(tool(ID)) == {"error": "no artifact has this id"}
 
 
-@pytest.mark.parametrize("policy", [None, Policy(), Policy(max_chars=1_000), Policy(max_tokens=100)])
+@pytest.mark.parametrize(
+    "policy", [None, Policy(), Policy(max_chars=1_000), Policy(max_tokens=100)]
+)
 def test_an_executor_returns_the_bounded_content_whatever_its_policy(
     registry: ArtifactRegistry, policy: Policy | None
 ) -> None:
@@ -420,11 +471,16 @@ def test_a_count_that_fails_violates_the_budget() -> None:
 # Metrics
 
 
-def test_prompt_metrics_have_exactly_the_published_keys_and_types(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_prompt_metrics_have_exactly_the_published_keys_and_types(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     (tmp_path / "AGENTS.md").write_text(TEXT)
     system = bootstrap(registry, ["AGENTS.md"], root=tmp_path, env=ON)
     state = HotState(session_id="s", artifact_index=[entry(), entry(type="doc"), entry(type="doc")])
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": f"Why?\n{system}"}]
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"Why?\n{system}"},
+    ]
     call = Meter(registry.session, run="r1").call(messages=messages, hot_state=state)
     assert call is not None
     figures = prompt_metrics(call)
@@ -435,7 +491,11 @@ def test_prompt_metrics_have_exactly_the_published_keys_and_types(registry: Arti
     ]  # fmt: skip
     assert (figures["type"], figures["run"], figures["artifacts"]) == ("prompt_metrics", "r1", 3)
     assert figures["artifact_types"] == ["code", "doc"]
-    assert (figures["budget_violations"], figures["budget_ok"], figures["hs_truncated"]) == (0, True, False)
+    assert (figures["budget_violations"], figures["budget_ok"], figures["hs_truncated"]) == (
+        0,
+        True,
+        False,
+    )
     assert (figures["sys_chars"], figures["ref_files"]) == (len(system), 1)
     assert json.loads(json.dumps(figures)) == figures
 
@@ -453,7 +513,9 @@ def test_a_call_over_a_published_threshold_warns(
 ) -> None:
     thresholds = {"hs_tokens": 800, "artifacts": 15, "est_tokens": 6_000}
     hot = HotState(session_id="s", **state)
-    call = Meter(registry.session).call(messages=[{"role": "user", "content": prompt}], hot_state=hot)
+    call = Meter(registry.session).call(
+        messages=[{"role": "user", "content": prompt}], hot_state=hot
+    )
     assert call is not None
     assert (figure, thresholds[figure]) in [(one.figure, one.before) for one in call.warnings]
 
@@ -461,7 +523,9 @@ def test_a_call_over_a_published_threshold_warns(
 # Bootstrap files
 
 
-def test_long_bootstrap_files_become_references_when_switched_on(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_long_bootstrap_files_become_references_when_switched_on(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     (tmp_path / "AGENTS.md").write_text(TEXT)
     (tmp_path / "SOUL.md").write_text("short")
     files = ["AGENTS.md", "SOUL.md"]
@@ -471,7 +535,9 @@ def test_long_bootstrap_files_become_references_when_switched_on(registry: Artif
     found = registry.get(digest)
     assert found is not None
     lines = text.splitlines()
-    about = f"type=text/markdown, sha256={digest}, bytes={len(TEXT)}, createdAt={found[0].created_at}"
+    about = (
+        f"type=text/markdown, sha256={digest}, bytes={len(TEXT)}, createdAt={found[0].created_at}"
+    )
     assert lines[:5] == [
         "--- AGENTS.md ---", f"ArtifactRef: {digest} ({about})", "", "Summary (head/tail excerpt):", "# Rules",
     ]  # fmt: skip
@@ -496,7 +562,15 @@ def test_the_text_of_unchanged_files_never_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chars", "is_ref"),
-    [("100", True), ("22808", True), ("22809", False), ("", True), ("0", True), ("-5", True), ("x", True)],
+    [
+        ("100", True),
+        ("22808", True),
+        ("22809", False),
+        ("", True),
+        ("0", True),
+        ("-5", True),
+        ("x", True),
+    ],
 )
 def test_the_threshold_is_the_smallest_size_of_a_reference(
     registry: ArtifactRegistry, tmp_path: Path, chars: str, is_ref: bool
@@ -508,7 +582,11 @@ def test_the_threshold_is_the_smallest_size_of_a_reference(
 
 @pytest.mark.parametrize(("size", "is_ref"), [(7_999, False), (8_000, True)])
 def test_the_default_threshold_is_8000_characters(
-    registry: ArtifactRegistry, tmp_path: Path, size: int, is_ref: bool, monkeypatch: pytest.MonkeyPatch
+    registry: ArtifactRegistry,
+    tmp_path: Path,
+    size: int,
+    is_ref: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "AGENTS.md").write_text("x" * size)
     for name in [name for name in os.environ if name.startswith("OPENCLAW_")]:
@@ -517,15 +595,22 @@ def test_the_default_threshold_is_8000_characters(
     assert ("ArtifactRef: " in bootstrap(registry, ["AGENTS.md"], root=tmp_path)) is is_ref
 
 
-def test_the_cap_of_the_registry_holds_for_bootstrap_files(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_the_cap_of_the_registry_holds_for_bootstrap_files(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     (tmp_path / "AGENTS.md").write_text("a rule\n" * 100_000)
     text = bootstrap(registry, ["AGENTS.md"], root=tmp_path, env=ON)
-    assert "[the whole file could not be stored: the artifact has 700,000 bytes; at most 524,288 can be stored]" in text
+    assert (
+        "[the whole file could not be stored: the artifact has 700,000 bytes; at most 524,288 can be stored]"
+        in text
+    )
     assert len(text) < 5_000
     assert list((tmp_path / "artifacts").glob("??")) == []
 
 
-def test_a_file_that_is_not_text_is_stored_and_not_shown(registry: ArtifactRegistry, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_stored_and_not_shown(
+    registry: ArtifactRegistry, tmp_path: Path
+) -> None:
     data = "Régles\n".encode("utf-16") * 10
     (tmp_path / "AGENTS.md").write_bytes(data)
     text = bootstrap(registry, ["AGENTS.md"], root=tmp_path, env=ON)

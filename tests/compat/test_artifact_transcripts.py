@@ -32,13 +32,30 @@ def result(text: str, call: str = "c1", **more: Any) -> dict[str, Any]:
         "toolName": "bash",
         "content": [{"type": "text", "text": text}],
     }
-    return {"type": "message", "id": call, "timestamp": "2026-01-01T00:00:00Z", "message": message | more}
+    return {
+        "type": "message",
+        "id": call,
+        "timestamp": "2026-01-01T00:00:00Z",
+        "message": message | more,
+    }
 
 
 def call(call_id: str = "c1") -> dict[str, Any]:
-    content = [{"type": "toolCall", "id": call_id, "name": "bash", "arguments": {"command": "cat access.log"}}]
+    content = [
+        {
+            "type": "toolCall",
+            "id": call_id,
+            "name": "bash",
+            "arguments": {"command": "cat access.log"},
+        }
+    ]
     message = {"role": "assistant", "content": content}
-    return {"type": "message", "id": f"m{call_id}", "timestamp": "2026-01-01T00:00:00Z", "message": message}
+    return {
+        "type": "message",
+        "id": f"m{call_id}",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "message": message,
+    }
 
 
 @pytest.fixture
@@ -53,7 +70,9 @@ def inline(agent: ArtifactTranscripts, name: str, lines: list[dict[str, Any]]) -
     return path
 
 
-def test_sessions_and_artifacts_are_in_the_folders_of_the_agent(agent: ArtifactTranscripts, tmp_path: Path) -> None:
+def test_sessions_and_artifacts_are_in_the_folders_of_the_agent(
+    agent: ArtifactTranscripts, tmp_path: Path
+) -> None:
     agent.append("s1", call())
     agent.append("s1", result(OUTPUT))
     assert agent.path("s1") == tmp_path / "agents" / "main" / "sessions" / "s1.jsonl"
@@ -70,11 +89,27 @@ def test_a_line_and_the_registry_have_the_published_reference(agent: ArtifactTra
     digest = hashlib.sha256(OUTPUT.encode()).hexdigest()
     ref = agent.read("s1")[1]["message"]["details"]["artifactRef"]
     assert ref.keys() == ArtifactRef.__annotations__.keys()
-    assert ref.keys() == {"id", "type", "toolName", "createdAt", "sizeBytes", "summary", "path", "hash"}
-    assert {name: type(value) for name, value in ref.items()} == dict.fromkeys(ref, str) | {"sizeBytes": int}
+    assert ref.keys() == {
+        "id",
+        "type",
+        "toolName",
+        "createdAt",
+        "sizeBytes",
+        "summary",
+        "path",
+        "hash",
+    }
+    assert {name: type(value) for name, value in ref.items()} == dict.fromkeys(ref, str) | {
+        "sizeBytes": int
+    }
     assert ref["id"] == f"art_{digest[:16]}"
     assert ToolResultArtifactDetails.__annotations__.keys() == {"artifactRef"}
-    assert (ref["hash"], ref["type"], ref["toolName"], ref["sizeBytes"]) == (digest, "tool-result", "bash", len(OUTPUT))
+    assert (ref["hash"], ref["type"], ref["toolName"], ref["sizeBytes"]) == (
+        digest,
+        "tool-result",
+        "bash",
+        len(OUTPUT),
+    )
     assert ref["summary"].startswith("0: GET /login took 0 ms 1: GET")
     assert agent.find_by_hash(digest) == {"hash": digest, "artifact": ref, "sessionId": "s1"}
     assert agent.find_by_hash("0" * 64) is None
@@ -95,8 +130,12 @@ def test_half_a_line_of_the_registry_does_not_swallow_the_next(agent: ArtifactTr
     assert [entry["artifact"]["summary"][:4] for entry in agent.registry()] == ["0: G", "next"]
 
 
-@pytest.mark.parametrize("line", ["5", "[]", "null", "{}", '{"hash": 1}', "\xff", "[" * 100_000, '{"hash": "ab"}'])
-def test_lines_of_the_registry_that_are_not_entries_are_skipped(agent: ArtifactTranscripts, line: str) -> None:
+@pytest.mark.parametrize(
+    "line", ["5", "[]", "null", "{}", '{"hash": 1}', "\xff", "[" * 100_000, '{"hash": "ab"}']
+)
+def test_lines_of_the_registry_that_are_not_entries_are_skipped(
+    agent: ArtifactTranscripts, line: str
+) -> None:
     registry = agent.artifacts / "registry.jsonl"
     registry.write_bytes(line.encode("latin-1") + b"\n")
     agent.append("s1", result(OUTPUT))
@@ -116,7 +155,9 @@ def test_a_message_is_written_if_the_registry_cannot_be(agent: ArtifactTranscrip
         list(agent.registry())
     registry.rmdir()
     assert agent.migrate().is_sound
-    assert [entry["artifact"] for entry in agent.registry()] == [line["message"]["details"]["artifactRef"]]
+    assert [entry["artifact"] for entry in agent.registry()] == [
+        line["message"]["details"]["artifactRef"]
+    ]
 
 
 def test_a_message_is_written_whole_if_the_file_of_its_artifact_cannot_be(tmp_path: Path) -> None:
@@ -135,7 +176,14 @@ def test_there_is_one_entry_and_one_file_for_each_artifact(agent: ArtifactTransc
     written["message"]["content"][0]["arguments"] = {"content": "text of a file\n" * 1_000}
     two_blocks = result(OUTPUT, details={"stdout": "details\n" * 2_000})
     two_blocks["message"]["content"].append({"type": "text", "text": "second\n" + OUTPUT})
-    lines = [call(), two_blocks, written, result("short", "c2"), result(OUTPUT, "c3"), result("x", "c4")]
+    lines = [
+        call(),
+        two_blocks,
+        written,
+        result("short", "c2"),
+        result(OUTPUT, "c3"),
+        result("x", "c4"),
+    ]
     lines[5]["message"]["content"] = [picture]
     for line in lines:
         agent.append("appended", line)
@@ -170,7 +218,9 @@ def test_threads_that_append_register_each_artifact_once(agent: ArtifactTranscri
 
 
 @pytest.mark.parametrize("spelled", ["art:{:.12}", "art:{:.20}", "art:{}", "art_{:.16}", "{}"])
-def test_an_artifact_is_read_by_every_spelling_of_its_id(agent: ArtifactTranscripts, spelled: str) -> None:
+def test_an_artifact_is_read_by_every_spelling_of_its_id(
+    agent: ArtifactTranscripts, spelled: str
+) -> None:
     agent.append("s1", result(OUTPUT, details={"stdout": "details\n" * 2_000}))
     for payload in (OUTPUT, "details\n" * 2_000):
         digest = hashlib.sha256(payload.encode()).hexdigest()
@@ -209,8 +259,12 @@ def test_payloads_come_back_exactly_on_request(agent: ArtifactTranscripts, detai
     assert agent.read("s1", rehydrate=True) == [line]
 
 
-def test_inline_payloads_are_migrated_and_restored_byte_for_byte(agent: ArtifactTranscripts) -> None:
-    path = inline(agent, "old.jsonl", [call(), result(OUTPUT, details={"exitCode": 0}), result("short", "c2")])
+def test_inline_payloads_are_migrated_and_restored_byte_for_byte(
+    agent: ArtifactTranscripts,
+) -> None:
+    path = inline(
+        agent, "old.jsonl", [call(), result(OUTPUT, details={"exitCode": 0}), result("short", "c2")]
+    )
     before = path.read_bytes()
     report = agent.migrate()
     assert report.is_sound
@@ -236,7 +290,9 @@ def test_an_edited_line_is_reported_and_the_others_are_read(agent: ArtifactTrans
     assert agent.path("s1").read_bytes() == before
 
 
-@pytest.mark.parametrize("details", ["", '"details" : { } ,', '"details":\t{"a" :\n1 },', '"details":null ,'])
+@pytest.mark.parametrize(
+    "details", ["", '"details" : { } ,', '"details":\t{"a" :\n1 },', '"details":null ,']
+)
 def test_lines_in_any_layout_come_back_unchanged(agent: ArtifactTranscripts, details: str) -> None:
     text = json.dumps(OUTPUT)
     line = (
@@ -251,7 +307,9 @@ def test_lines_in_any_layout_come_back_unchanged(agent: ArtifactTranscripts, det
     assert path.read_text() == line
 
 
-def test_undo_removes_files_and_entries_that_no_transcript_of_the_session_needs(agent: ArtifactTranscripts) -> None:
+def test_undo_removes_files_and_entries_that_no_transcript_of_the_session_needs(
+    agent: ArtifactTranscripts,
+) -> None:
     shared, own = result("shared " + OUTPUT), result("own " + OUTPUT)
     first = inline(agent, "a.jsonl", [shared, own])
     second = inline(agent, "a.jsonl.reset.2026-01-01", [shared])
@@ -260,16 +318,26 @@ def test_undo_removes_files_and_entries_that_no_transcript_of_the_session_needs(
     for undone, left in ((first, ["a", "b"]), (second, ["b"]), (agent.path("b"), [])):
         assert agent.undo([undone]).is_sound
         assert [entry["sessionId"] for entry in agent.registry()] == left
-        files = [path.name for path in agent.artifacts.iterdir() if path.name not in ("store", "registry.jsonl")]
+        files = [
+            path.name
+            for path in agent.artifacts.iterdir()
+            if path.name not in ("store", "registry.jsonl")
+        ]
         assert sorted(files) == [Path(entry["artifact"]["path"]).name for entry in agent.registry()]
         assert "shared" in undone.read_text()
 
 
-def test_undo_removes_no_file_that_an_entry_only_claims(agent: ArtifactTranscripts, tmp_path: Path) -> None:
+def test_undo_removes_no_file_that_an_entry_only_claims(
+    agent: ArtifactTranscripts, tmp_path: Path
+) -> None:
     path = inline(agent, "a.jsonl", [result(OUTPUT)])
     agent.migrate()
     (entry,) = agent.registry()
-    victims = [tmp_path / "victim", agent.artifacts / "registry.jsonl", agent.artifacts / "notes.txt"]
+    victims = [
+        tmp_path / "victim",
+        agent.artifacts / "registry.jsonl",
+        agent.artifacts / "notes.txt",
+    ]
     for victim in victims:
         victim.touch()
         forged = entry | {"artifact": entry["artifact"] | {"path": str(victim)}}
@@ -279,9 +347,13 @@ def test_undo_removes_no_file_that_an_entry_only_claims(agent: ArtifactTranscrip
         agent.migrate()
 
 
-def test_migrating_again_changes_nothing_and_takes_no_backup_for_a_session(agent: ArtifactTranscripts) -> None:
+def test_migrating_again_changes_nothing_and_takes_no_backup_for_a_session(
+    agent: ArtifactTranscripts,
+) -> None:
     names = ["a.jsonl", "a.jsonl.deleted.2026-01-01", "b.jsonl.reset.2026-01-02"]
-    before = {name: inline(agent, name, [call(), result(OUTPUT + name)]).read_bytes() for name in names}
+    before = {
+        name: inline(agent, name, [call(), result(OUTPUT + name)]).read_bytes() for name in names
+    }
     assert [one.status for one in agent.migrate().files] == ["externalized"] * 3
     entries = list(agent.registry())
     for _ in range(2):
@@ -292,7 +364,9 @@ def test_migrating_again_changes_nothing_and_takes_no_backup_for_a_session(agent
     assert {path.name: path.read_bytes() for path in agent.files()} == before
 
 
-def test_a_transcript_that_cannot_be_migrated_does_not_stop_the_others(agent: ArtifactTranscripts) -> None:
+def test_a_transcript_that_cannot_be_migrated_does_not_stop_the_others(
+    agent: ArtifactTranscripts,
+) -> None:
     path = inline(agent, "b.jsonl", [call(), result(OUTPUT)])
     before = path.read_bytes()
     (agent.folder / "a.jsonl").symlink_to(path)
@@ -307,7 +381,11 @@ def test_a_transcript_that_cannot_be_migrated_does_not_stop_the_others(agent: Ar
 
 
 def test_reset_and_deleted_transcripts_are_found(agent: ArtifactTranscripts) -> None:
-    names = ["a.jsonl", "a.jsonl.reset.2026-01-01T00-00-00.000Z", "b.jsonl.deleted.2026-01-02T00-00-00.000Z"]
+    names = [
+        "a.jsonl",
+        "a.jsonl.reset.2026-01-01T00-00-00.000Z",
+        "b.jsonl.deleted.2026-01-02T00-00-00.000Z",
+    ]
     for name in names:
         inline(agent, name, [call(), result(OUTPUT + name)])
     inline(agent, "notes.txt", [])
@@ -378,8 +456,19 @@ def test_recall_masks_secrets(agent: ArtifactTranscripts) -> None:
 
 
 def test_what_pruning_and_compaction_store_is_in_the_registry(agent: ArtifactTranscripts) -> None:
-    lines = [line for number in range(6) for line in (call(f"c{number}"), result(OUTPUT + str(number), f"c{number}"))]
-    lines.append({"type": "message", "id": "u", "timestamp": "t", "message": {"role": "user", "content": "and now?"}})
+    lines = [
+        line
+        for number in range(6)
+        for line in (call(f"c{number}"), result(OUTPUT + str(number), f"c{number}"))
+    ]
+    lines.append(
+        {
+            "type": "message",
+            "id": "u",
+            "timestamp": "t",
+            "message": {"role": "user", "content": "and now?"},
+        }
+    )
     pointers = {one.pointer for one in agent.prune("s1", lines, 20_000).replaced}
     pointers |= set(agent.safeguard("s1", lines[:4]).pointers)
     assert len(pointers) > 3
@@ -389,8 +478,19 @@ def test_what_pruning_and_compaction_store_is_in_the_registry(agent: ArtifactTra
 
 
 def test_pruning_leaves_placeholders_and_compaction_an_index(agent: ArtifactTranscripts) -> None:
-    lines = [line for number in range(6) for line in (call(f"c{number}"), result(OUTPUT + str(number), f"c{number}"))]
-    lines.append({"type": "message", "id": "u", "timestamp": "t", "message": {"role": "user", "content": "and now?"}})
+    lines = [
+        line
+        for number in range(6)
+        for line in (call(f"c{number}"), result(OUTPUT + str(number), f"c{number}"))
+    ]
+    lines.append(
+        {
+            "type": "message",
+            "id": "u",
+            "timestamp": "t",
+            "message": {"role": "user", "content": "and now?"},
+        }
+    )
     pruned = agent.prune("s1", lines, 20_000)
     assert pruned.tokens_after <= 20_000
     assert "art:" in json.dumps(pruned.messages)
@@ -400,7 +500,12 @@ def test_pruning_leaves_placeholders_and_compaction_an_index(agent: ArtifactTran
 
 def test_settings_have_their_published_names_and_defaults() -> None:
     memory = MemoryArtifacts()
-    assert (memory.enabled, memory.maxItems, memory.maxChars, memory.narrativeMaxChars) == (True, 8, 2_000, 600)
+    assert (memory.enabled, memory.maxItems, memory.maxChars, memory.narrativeMaxChars) == (
+        True,
+        8,
+        2_000,
+        600,
+    )
     given = {"memory": {"artifacts": {"maxItems": 3, "narrativeMaxChars": 100}}}
     assert MemoryArtifacts.of(given) == MemoryArtifacts(maxItems=3, narrativeMaxChars=100)
     assert MemoryArtifacts.of({}) == MemoryArtifacts()
@@ -419,7 +524,9 @@ def test_sessions_are_below_the_published_folder_in_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with ArtifactTranscripts() as agent, ArtifactTranscripts("~/.openclaw", "main") as same:
-        assert agent.artifacts == tmp_path / ".openclaw" / "agents" / "main" / "sessions" / "artifacts"
+        assert (
+            agent.artifacts == tmp_path / ".openclaw" / "agents" / "main" / "sessions" / "artifacts"
+        )
         assert same.artifacts == agent.artifacts
 
 
@@ -428,7 +535,10 @@ def test_agents_on_one_open_store_do_not_see_each_others_sessions(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with coatcheck.open("memory:") as store:
-        with ArtifactTranscripts(tmp_path, "one", store=store) as one, ArtifactTranscripts(store, "two") as two:
+        with (
+            ArtifactTranscripts(tmp_path, "one", store=store) as one,
+            ArtifactTranscripts(store, "two") as two,
+        ):
             one.append("s1", result(OUTPUT))
             assert one.read("s1", rehydrate=True) == [result(OUTPUT)]
             assert one.recall("s1") is not None
@@ -453,19 +563,25 @@ def test_artifacts_of_a_fleet_are_read_on_another_machine(fleet: Any, tmp_path: 
 
 @pytest.mark.parametrize("root", ["", 5, None])
 def test_what_is_not_a_place_is_refused(root: Any) -> None:
-    with pytest.raises(InvalidArgument, match="root must be a folder, an s3:// address or an open Store"):
+    with pytest.raises(
+        InvalidArgument, match="root must be a folder, an s3:// address or an open Store"
+    ):
         ArtifactTranscripts(root)
 
 
 @pytest.mark.parametrize("name", ["../evil", "", "a/b", ".hidden", "x" * 300])
-def test_names_that_leave_the_folder_are_refused(agent: ArtifactTranscripts, tmp_path: Path, name: str) -> None:
+def test_names_that_leave_the_folder_are_refused(
+    agent: ArtifactTranscripts, tmp_path: Path, name: str
+) -> None:
     with pytest.raises(InvalidArgument, match="invalid session id"):
         agent.append(name, call())
     with pytest.raises(InvalidArgument, match="invalid agent id"):
         ArtifactTranscripts(tmp_path, name)
 
 
-def test_real_sessions_of_pi_are_migrated_and_restored(agent: ArtifactTranscripts, corpus: Path) -> None:
+def test_real_sessions_of_pi_are_migrated_and_restored(
+    agent: ArtifactTranscripts, corpus: Path
+) -> None:
     found = sorted((corpus / "transcripts" / "pi").rglob("*.jsonl"))
     for path in found:
         shutil.copy(path, agent.folder / path.name)
@@ -475,4 +591,6 @@ def test_real_sessions_of_pi_are_migrated_and_restored(agent: ArtifactTranscript
     assert len(list(agent.registry())) == report.artifacts
     assert agent.undo().is_sound
     assert list(agent.registry()) == []
-    assert [(agent.folder / path.name).read_bytes() for path in found] == [path.read_bytes() for path in found]
+    assert [(agent.folder / path.name).read_bytes() for path in found] == [
+        path.read_bytes() for path in found
+    ]

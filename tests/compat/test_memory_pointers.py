@@ -63,10 +63,21 @@ def tools(ctx: RunContext, config: ArtifactsConfig = ON) -> dict[str, Any]:
 
 def test_the_settings_have_the_published_names_types_and_defaults() -> None:
     hints = typing.get_type_hints(ArtifactsConfig)
-    settings = [(field.name, hints[field.name], field.default) for field in dataclasses.fields(ArtifactsConfig)]
-    assert settings == [("enabled", bool, False), ("max_tool_output_bytes", int, 51_200), ("preview_chars", int, 200)]
+    settings = [
+        (field.name, hints[field.name], field.default)
+        for field in dataclasses.fields(ArtifactsConfig)
+    ]
+    assert settings == [
+        ("enabled", bool, False),
+        ("max_tool_output_bytes", int, 51_200),
+        ("preview_chars", int, 200),
+    ]
     config = ArtifactsConfig()
-    assert (config.enabled, config.max_tool_output_bytes, config.preview_chars) == (False, 51_200, 200)
+    assert (config.enabled, config.max_tool_output_bytes, config.preview_chars) == (
+        False,
+        51_200,
+        200,
+    )
 
 
 def test_the_settings_are_accepted_under_their_original_names() -> None:
@@ -79,7 +90,10 @@ def test_the_settings_are_accepted_under_their_original_names() -> None:
     [
         ({"enabled": "true"}, "enabled must be True or False, got 'true'"),
         ({"enabled": 1}, "enabled must be True or False, got 1"),
-        ({"max_tool_output_bytes": 0}, "max_tool_output_bytes must be an integer of at least 1, got 0"),
+        (
+            {"max_tool_output_bytes": 0},
+            "max_tool_output_bytes must be an integer of at least 1, got 0",
+        ),
         ({"previewChars": -1}, "preview_chars must be an integer of at least 0, got -1"),
         ({"maxBytes": 5}, "there is no setting 'maxBytes'"),
     ],
@@ -182,17 +196,35 @@ def test_every_tool_of_a_list_is_returned_whatever_its_name() -> None:
 
 def test_three_tools_are_added_with_the_published_parameters() -> None:
     made = wrap_tools([log], RunContext(), ON)
-    assert [tool.__name__ for tool in made] == ["log", "storeArtifact", "getArtifact", "listArtifacts"]
-    shapes = [{p.name: p.default for p in inspect.signature(tool).parameters.values()} for tool in made[1:]]
+    assert [tool.__name__ for tool in made] == [
+        "log",
+        "storeArtifact",
+        "getArtifact",
+        "listArtifacts",
+    ]
+    shapes = [
+        {p.name: p.default for p in inspect.signature(tool).parameters.values()}
+        for tool in made[1:]
+    ]
     empty = inspect.Parameter.empty
-    assert shapes == [{"name": empty, "value": empty, "contentType": None}, {"pointerOrName": empty}, {}]
+    assert shapes == [
+        {"name": empty, "value": empty, "contentType": None},
+        {"pointerOrName": empty},
+        {},
+    ]
 
 
 def test_an_executor_describes_the_three_tools_with_the_published_types() -> None:
     with coatcheck.open("memory:") as store:
         made = ToolExecutor(store.session("s"), wrap_tools([], RunContext(), ON)).tools
-    types = [{name: one["type"] for name, one in tool.parameters["properties"].items()} for tool in made]
-    assert types == [{"name": "string", "value": "string", "contentType": "string"}, {"pointerOrName": "string"}, {}]
+    types = [
+        {name: one["type"] for name, one in tool.parameters["properties"].items()} for tool in made
+    ]
+    assert types == [
+        {"name": "string", "value": "string", "contentType": "string"},
+        {"pointerOrName": "string"},
+        {},
+    ]
     assert made[0].parameters["required"] == ["name", "value"]
 
 
@@ -200,16 +232,27 @@ def test_three_tools_store_get_and_list() -> None:
     store, get, listing = wrap_tools([], RunContext(), ON)
     stored = json.loads(store(name="notes", value='{"a":[1,2]}', contentType="application/json"))
     assert list(stored) == ["pointer", "preview", "sizeBytes", "name"]
-    assert stored == {"pointer": stored["pointer"], "preview": '{"a":[1,2]}', "sizeBytes": 11, "name": "notes"}
+    assert stored == {
+        "pointer": stored["pointer"],
+        "preview": '{"a":[1,2]}',
+        "sizeBytes": 11,
+        "name": "notes",
+    }
     assert get(pointerOrName="notes") == get(pointerOrName=stored["pointer"]) == '{"a":[1,2]}'
     (entry,) = json.loads(listing())
     assert list(entry) == ["pointer", "name", "sizeBytes", "preview", "contentType", "storedAt"]
-    assert (entry["name"], entry["contentType"], entry["sizeBytes"]) == ("notes", "application/json", 11)
+    assert (entry["name"], entry["contentType"], entry["sizeBytes"]) == (
+        "notes",
+        "application/json",
+        11,
+    )
     assert (entry["pointer"], entry["preview"]) == (stored["pointer"], '{"a":[1,2]}')
     assert entry["storedAt"].endswith("Z")
 
 
-@pytest.mark.parametrize("missing", ["nothing", "art:ffffffffffff", "art:does-not-exist", "art_0123456789abcdef"])
+@pytest.mark.parametrize(
+    "missing", ["nothing", "art:ffffffffffff", "art:does-not-exist", "art_0123456789abcdef"]
+)
 def test_a_missing_artifact_is_named_by_the_tool_and_none_in_python(missing: str) -> None:
     ctx = RunContext()
     _, get, _ = wrap_tools([], ctx, ON)
@@ -258,10 +301,14 @@ def test_the_preview_of_bytes_is_the_same_everywhere() -> None:
 
 def test_a_tool_can_store_under_a_name_and_the_model_reads_it_by_that_name() -> None:
     ctx = RunContext()
-    ref = store_artifact(ctx, "the report", {"name": "report-2024-q4", "contentType": "text/markdown"})
+    ref = store_artifact(
+        ctx, "the report", {"name": "report-2024-q4", "contentType": "text/markdown"}
+    )
     assert (ref.name, ref.media_type) == ("report-2024-q4", "text/markdown")
     assert get_artifact(ctx, "report-2024-q4") == get_artifact(ctx, ref.pointer) == "the report"
-    assert ref == store_artifact(ctx, "the report", name="report-2024-q4", content_type="text/markdown")
+    assert ref == store_artifact(
+        ctx, "the report", name="report-2024-q4", content_type="text/markdown"
+    )
     with pytest.raises(InvalidArgument, match="there is no option 'nmae'"):
         store_artifact(ctx, "x", {"nmae": "y"})
 
@@ -405,7 +452,9 @@ def test_a_copy_of_a_state_shares_its_artifacts_and_keeps_them(copied: Any) -> N
     assert again["other"] == [1]
 
 
-def test_a_saved_state_has_no_values_and_a_warning_says_that_they_are_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_saved_state_has_no_values_and_a_warning_says_that_they_are_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ctx = RunContext()
     pointer = store_artifact(ctx, "x" * 300 + "the end", name="a").pointer
     saved = json.dumps(ctx.session_state)
@@ -419,7 +468,9 @@ def test_a_saved_state_has_no_values_and_a_warning_says_that_they_are_gone(caplo
     assert get_artifact(again, "a") is None
     assert again.session_state["__artifacts"] == {}
     (record,) = caplog.records
-    assert record.message.startswith("1 of the artifacts that a session state names are gone: without store=,")
+    assert record.message.startswith(
+        "1 of the artifacts that a session state names are gone: without store=,"
+    )
 
 
 def test_saved_artifacts_can_be_restored_from_a_storage_of_ones_own() -> None:
@@ -470,9 +521,14 @@ def test_every_backend_makes_artifacts_carry_over(backend: Backend) -> None:
     assert get_artifact(RunContext(session_id="s", store=again), pointer) == log(2_000)
 
 
-def test_a_store_is_opened_once_for_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_opened_once_for_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    first, second = RunContext(session_id="s", store="~/kept"), RunContext(session_id="s", store=tmp_path / "kept")
+    first, second = (
+        RunContext(session_id="s", store="~/kept"),
+        RunContext(session_id="s", store=tmp_path / "kept"),
+    )
     try:
         assert first.session.store is second.session.store
         store_artifact(first, "durable", name="a")
@@ -494,7 +550,10 @@ def test_bad_input_gets_a_clear_error_and_loses_nothing() -> None:
         store_artifact(ctx, "x", name="art:0123456789ab")
     with pytest.raises(InvalidArgument, match="session_state must be a dict, got a list"):
         RunContext([])  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="store must be a folder, an s3:// address or an open Store, got a int"):
+    with pytest.raises(
+        InvalidArgument,
+        match="store must be a folder, an s3:// address or an open Store, got a int",
+    ):
         RunContext(store=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="no backend for 'gs://bucket'"):
         RunContext(store="gs://bucket")
@@ -511,4 +570,8 @@ def test_secrets_are_masked_before_they_are_stored_if_the_settings_say_so(tmp_pa
         (dump, *_) = wrap_tools([lambda: f"token={SECRET}\n" * 3_000], ctx, ON)
         assert SECRET not in dump()
         store_artifact(ctx, {"token": SECRET})
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]

@@ -10,7 +10,9 @@ import pytest
 import coatcheck.compat
 
 MODULES = sorted(Path(coatcheck.compat.__path__[0]).glob("*.py"))
-SHARED = {path.stem for path in MODULES if path.stem.startswith("_")}  # what the drop-ins have in common
+SHARED = {
+    path.stem for path in MODULES if path.stem.startswith("_")
+}  # what the drop-ins have in common
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
@@ -27,7 +29,8 @@ def test_a_drop_in_imports_and_reads_no_private_name(module: Path) -> None:
     read = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        if isinstance(node, ast.Attribute)
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
     }
     private = {name for name in imported | read if name.startswith("_") and not name.endswith("__")}
     assert private <= SHARED

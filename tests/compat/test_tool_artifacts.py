@@ -1,4 +1,5 @@
-"""The drop-in for tool artifacts: every name, field, type, default, path and text of the published page."""
+"""The drop-in for tool artifacts: every name, field, type, default, path and text of the published
+page."""
 
 from __future__ import annotations
 
@@ -89,9 +90,23 @@ def test_the_fields_of_a_ref_describe_what_was_stored(store: ArtifactStore) -> N
     before = time.time()
     ref = store.store(session_id="sess_abc", content=LOG, tool_name="local_search", ttl_s=3_600)
     assert re.fullmatch("art_[0-9a-f]{16}", ref.artifact_id)
-    assert (ref.session_id, ref.tool_name, ref.size_bytes, ref.ttl_s) == ("sess_abc", "local_search", len(LOG), 3_600)
+    assert (ref.session_id, ref.tool_name, ref.size_bytes, ref.ttl_s) == (
+        "sess_abc",
+        "local_search",
+        len(LOG),
+        3_600,
+    )
     assert before <= ref.created_at <= time.time()
-    assert [type(getattr(ref, field.name)) for field in fields(ref)] == [str, str, str, float, int, int, str, str]
+    assert [type(getattr(ref, field.name)) for field in fields(ref)] == [
+        str,
+        str,
+        str,
+        float,
+        int,
+        int,
+        str,
+        str,
+    ]
     assert not ref.is_expired
     assert ref.error is None
 
@@ -107,7 +122,9 @@ def test_the_hint_for_a_model_is_a_dict_with_the_published_text(store: ArtifactS
 @pytest.mark.parametrize(
     "content", ["short", "", "a\nb\n\nc", "a\r\nb", " lead  two\n\n\nx\t\ty", "p" * 500, "é" * 500]
 )
-def test_the_summary_is_the_first_200_characters_with_spaces_for_newlines(store: ArtifactStore, content: str) -> None:
+def test_the_summary_is_the_first_200_characters_with_spaces_for_newlines(
+    store: ArtifactStore, content: str
+) -> None:
     ref = store.store("s", content, "t")
     assert ref.summary == content[:200].replace("\n", " ")
     assert store.get_ref(ref.artifact_id) == ref
@@ -128,7 +145,10 @@ def test_the_file_is_named_by_session_and_artifact(store: ArtifactStore) -> None
     assert ref.file_path == str(path)
     assert path.is_absolute()
     assert path.read_text() == LOG
-    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o400, 0o700)
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (
+        0o400,
+        0o700,
+    )
 
 
 def test_the_default_base_is_a_private_folder_below_the_temporary_one(temporary: Path) -> None:
@@ -159,13 +179,17 @@ def test_a_default_base_that_another_user_may_have_made_is_refused(
     else:
         base.mkdir()
         monkeypatch.setattr(os, "getuid", lambda: base.stat().st_uid + 1)
-    with pytest.raises(StoreUnavailable, match=r"is not a folder of this user \(pass another base_dir, or set TMPDIR"):
+    with pytest.raises(
+        StoreUnavailable,
+        match=r"is not a folder of this user \(pass another base_dir, or set TMPDIR",
+    ):
         ArtifactStore()
     assert not list((temporary / "elsewhere").glob("*"))
 
 
 @pytest.mark.parametrize(
-    "session_id", ["../../up", "..", ".", "/etc", "a/b", "a\\b", "~root", "user@host:4", ".coatcheck"]
+    "session_id",
+    ["../../up", "..", ".", "/etc", "a/b", "a\\b", "~root", "user@host:4", ".coatcheck"],
 )
 def test_a_session_id_never_leaves_its_own_folder(store: ArtifactStore, session_id: str) -> None:
     ref = store.store(session_id, "content", "t")
@@ -180,11 +204,15 @@ def test_a_session_id_never_leaves_its_own_folder(store: ArtifactStore, session_
 
 def test_two_session_ids_never_share_a_folder(store: ArtifactStore) -> None:
     ids = ["a/b", "a%2Fb", "a%252Fb", "..", "%2E.", "."]
-    assert len({Path(store.store(session_id, "x", "t").file_path).parent for session_id in ids}) == len(ids)
+    assert len(
+        {Path(store.store(session_id, "x", "t").file_path).parent for session_id in ids}
+    ) == len(ids)
 
 
 @pytest.mark.parametrize("session_id", ["", "x" * 201, "é" * 100])
-def test_a_session_id_that_cannot_name_a_folder_is_refused(store: ArtifactStore, session_id: str) -> None:
+def test_a_session_id_that_cannot_name_a_folder_is_refused(
+    store: ArtifactStore, session_id: str
+) -> None:
     with pytest.raises(InvalidArgument, match="session id"):
         store.store(session_id, "x", "t")
 
@@ -219,7 +247,10 @@ def test_a_time_to_live_is_a_whole_number_of_seconds(store: ArtifactStore, ttl_s
 
 def test_content_comes_back_as_text_even_in_another_process(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
-    ref, text = store.store("s1", {"rows": [1, 2]}, "query"), store.store("s1", "odd \ud800\r\n", "t")
+    ref, text = (
+        store.store("s1", {"rows": [1, 2]}, "query"),
+        store.store("s1", "odd \ud800\r\n", "t"),
+    )
     store.close()
     again = ArtifactStore(tmp_path)
     assert again.retrieve(ref.artifact_id) == '{"rows":[1,2]}'
@@ -228,7 +259,9 @@ def test_content_comes_back_as_text_even_in_another_process(tmp_path: Path) -> N
     again.close()
 
 
-@pytest.mark.parametrize("unknown", ["art_0123456789abcdef", "nonsense", "", "art_../../etc", "art_", None, 5])
+@pytest.mark.parametrize(
+    "unknown", ["art_0123456789abcdef", "nonsense", "", "art_../../etc", "art_", None, 5]
+)
 def test_nothing_is_found_for_an_unknown_id(store: ArtifactStore, unknown: Any) -> None:
     store.store("s", LOG, "t")
     assert store.retrieve(unknown) is None
@@ -244,7 +277,9 @@ def test_an_id_is_accepted_in_its_three_spellings(store: ArtifactStore) -> None:
         assert store.get_ref(spelling) == ref
 
 
-def test_a_missing_file_is_a_missing_artifact_and_its_ref_does_not_read_it(store: ArtifactStore) -> None:
+def test_a_missing_file_is_a_missing_artifact_and_its_ref_does_not_read_it(
+    store: ArtifactStore,
+) -> None:
     ref = store.store("s", LOG, "t")
     Path(ref.file_path).unlink()
     assert store.retrieve(ref.artifact_id) is None
@@ -294,7 +329,9 @@ def test_cleaning_up_a_session_removes_its_files_and_leaves_others(store: Artifa
     assert store.cleanup_session("s1") == 0
 
 
-def test_cleaning_up_removes_expired_artifacts_from_the_index_and_the_disk(store: ArtifactStore) -> None:
+def test_cleaning_up_removes_expired_artifacts_from_the_index_and_the_disk(
+    store: ArtifactStore,
+) -> None:
     short, long = store.store("s", LOG, "t", ttl_s=0), store.store("s", LOG + "x", "t")
     gone = store.store("another", LOG + "y", "t", ttl_s=0)
     assert Path(short.file_path).exists()
@@ -383,7 +420,9 @@ def test_the_outcomes_have_the_published_fields() -> None:
     assert (state.session_id, state.is_accepting_writes()) == ("sess_abc", True)
 
 
-def test_an_output_at_the_limit_passes_and_one_above_it_becomes_a_reference(store: ArtifactStore) -> None:
+def test_an_output_at_the_limit_passes_and_one_above_it_becomes_a_reference(
+    store: ArtifactStore,
+) -> None:
     executor = BoundedToolExecutor({"repeat": lambda count: "x" * count}, store, "s")
     small = executor.execute("repeat", {"count": 12_000}, call_id="c1")
     assert isinstance(small, ToolExecutionResult)
@@ -391,16 +430,25 @@ def test_an_output_at_the_limit_passes_and_one_above_it_becomes_a_reference(stor
     assert outcome_to_model_content(small) == "x" * 12_000
     large = executor.execute("repeat", {"count": 12_001}, call_id="c2")
     assert isinstance(large, ToolArtifactReference)
-    assert (large.call_id, large.tool_name, large.summary, large.size_bytes) == ("c2", "repeat", "x" * 200, 12_001)
+    assert (large.call_id, large.tool_name, large.summary, large.size_bytes) == (
+        "c2",
+        "repeat",
+        "x" * 200,
+        12_001,
+    )
     assert store.retrieve(large.artifact_id) == "x" * 12_001
 
 
 def test_the_serialized_json_of_an_output_is_counted_and_stored(store: ArtifactStore) -> None:
     executor = BoundedToolExecutor({"rows": lambda count: {"k": "x" * count}}, store, "s")
-    assert executor.execute("rows", {"count": 11_992}) == ToolExecutionResult("", "rows", {"k": "x" * 11_992})
+    assert executor.execute("rows", {"count": 11_992}) == ToolExecutionResult(
+        "", "rows", {"k": "x" * 11_992}
+    )
     large = executor.execute("rows", {"count": 11_993})
     assert isinstance(large, ToolArtifactReference)
-    assert store.retrieve(large.artifact_id) == json.dumps({"k": "x" * 11_993}, separators=(",", ":"))
+    assert store.retrieve(large.artifact_id) == json.dumps(
+        {"k": "x" * 11_993}, separators=(",", ":")
+    )
 
 
 def test_the_model_gets_the_published_reference(store: ArtifactStore) -> None:
@@ -433,19 +481,27 @@ def test_any_tool_that_reads_a_stored_path_is_never_stubbed(store: ArtifactStore
     assert isinstance(reference, ToolArtifactReference)
     ref = store.get_ref(reference.artifact_id)
     assert ref is not None
-    outcome = executor.execute("shell", {"command": {"args": ["-c", f"head -c 20000 {ref.file_path}"]}})
+    outcome = executor.execute(
+        "shell", {"command": {"args": ["-c", f"head -c 20000 {ref.file_path}"]}}
+    )
     assert isinstance(outcome, ToolExecutionResult)
     assert len(outcome.output["stdout"]) == 20_000
 
 
-def test_the_content_of_an_artifact_that_comes_back_from_another_tool_is_inline(store: ArtifactStore) -> None:
-    executor = BoundedToolExecutor({"search": lambda: big(5_000), "open_last": lambda: big(5_000)}, store, "s")
+def test_the_content_of_an_artifact_that_comes_back_from_another_tool_is_inline(
+    store: ArtifactStore,
+) -> None:
+    executor = BoundedToolExecutor(
+        {"search": lambda: big(5_000), "open_last": lambda: big(5_000)}, store, "s"
+    )
     assert isinstance(executor.execute("search", {}), ToolArtifactReference)
     assert outcome_to_model_content(executor.execute("open_last", {})) == big(5_000)
     assert isinstance(executor.execute("search", {}), ToolArtifactReference)
 
 
-def test_a_path_that_is_not_stored_does_not_keep_a_result_inline(store: ArtifactStore, tmp_path: Path) -> None:
+def test_a_path_that_is_not_stored_does_not_keep_a_result_inline(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
     executor = BoundedToolExecutor([read_file], store, "s")
     own = tmp_path / "big.log"
     own.write_text(big(5_000))
@@ -481,7 +537,9 @@ def test_nothing_is_stored_once_the_turn_is_over(store: ArtifactStore) -> None:
     assert len(outcome_to_model_content(outcome)) <= 12_000
     assert "storing it failed: the turn is over" in outcome_to_model_content(outcome)
     assert store.stats()["artifacts"] == 0
-    over = executor.execute("ends_the_turn", {"lines": 1}, TurnRuntimeState(deadline=0, session_id="s"))
+    over = executor.execute(
+        "ends_the_turn", {"lines": 1}, TurnRuntimeState(deadline=0, session_id="s")
+    )
     assert over.is_error
 
 
@@ -548,7 +606,10 @@ def test_calls_of_a_turn_run_together_and_async(store: ArtifactStore) -> None:
     outcome = asyncio.run(executor.arun(ToolCall("c", "slow", {"lines": 7_000}), state))
     assert isinstance(outcome, ToolArtifactReference)
     assert store.retrieve(outcome.artifact_id) == big(7_000)
-    assert (executor.names, [tool.name for tool in executor.tools]) == (("big", "slow"), ["big", "slow"])
+    assert (executor.names, [tool.name for tool in executor.tools]) == (
+        ("big", "slow"),
+        ["big", "slow"],
+    )
 
 
 def test_content_blocks_keep_their_shape_around_references(store: ArtifactStore) -> None:
@@ -557,7 +618,9 @@ def test_content_blocks_keep_their_shape_around_references(store: ArtifactStore)
     def blocks() -> list[dict[str, str]]:
         return [{"type": "text", "text": big(5_000)}, image, {"type": "text", "text": "small"}]
 
-    first, *rest = outcome_to_model_content(BoundedToolExecutor([blocks], store, "s").execute("blocks", {}))
+    first, *rest = outcome_to_model_content(
+        BoundedToolExecutor([blocks], store, "s").execute("blocks", {})
+    )
     reference = json.loads(first["text"])
     assert (reference["size_bytes"], reference["hint"]) == (len(big(5_000)), HINT)
     assert store.retrieve(reference["artifact_reference"]) == big(5_000)
@@ -571,8 +634,14 @@ def test_one_global_store_serves_64_threads_and_opens_again(temporary: Path) -> 
     with ThreadPoolExecutor(64) as threads:
         stores = set(threads.map(lambda _: get_global_artifact_store(), range(64)))
         (store,) = stores
-        refs = list(threads.map(lambda number: store.store(f"s{number % 4}", big(number + 1), "t"), range(64)))
-        assert [store.retrieve(ref.artifact_id) for ref in refs] == [big(number + 1) for number in range(64)]
+        refs = list(
+            threads.map(
+                lambda number: store.store(f"s{number % 4}", big(number + 1), "t"), range(64)
+            )
+        )
+        assert [store.retrieve(ref.artifact_id) for ref in refs] == [
+            big(number + 1) for number in range(64)
+        ]
     assert store.base_dir == temporary / "sb_artifacts"
     store.close()
     assert get_global_artifact_store() is not store
@@ -580,11 +649,15 @@ def test_one_global_store_serves_64_threads_and_opens_again(temporary: Path) -> 
     get_global_artifact_store().close()
 
 
-def test_reads_work_in_the_global_store_after_the_state_of_the_turn_is_gone(temporary: Path) -> None:
+def test_reads_work_in_the_global_store_after_the_state_of_the_turn_is_gone(
+    temporary: Path,
+) -> None:
     executor = BoundedToolExecutor([big, read_file])
     reference = executor.execute("big", {"lines": 5_000}, TurnRuntimeState(session_id="s"))
     assert isinstance(reference, ToolArtifactReference)
-    again = executor.execute("read_file", {"path": reference.artifact_id}, TurnRuntimeState(session_id="s"))
+    again = executor.execute(
+        "read_file", {"path": reference.artifact_id}, TurnRuntimeState(session_id="s")
+    )
     assert outcome_to_model_content(again) == big(5_000)
     get_global_artifact_store().close()
 
@@ -598,7 +671,9 @@ def test_every_backend_can_be_behind_the_files(backend: Backend) -> None:
     executor = BoundedToolExecutor([big, read_file], store, "s")
     reference = executor.execute("big", {"lines": 5_000})
     assert isinstance(reference, ToolArtifactReference)
-    assert outcome_to_model_content(executor.execute("read_file", {"path": reference.artifact_id})) == big(5_000)
+    assert outcome_to_model_content(
+        executor.execute("read_file", {"path": reference.artifact_id})
+    ) == big(5_000)
     store.close()
     assert not store.base_dir.exists()
     elsewhere = ArtifactStore(shared if backend.url == "memory:" else backend.open())

@@ -1,4 +1,5 @@
-"""One filled store and one server for all tests of the console: no test changes what the others look at."""
+"""One filled store and one server for all tests of the console: no test changes what the others
+look at."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.console.visitors import Visitor, fill, site
 
 @pytest.fixture(scope="package")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with coatcheck.open(tmp_path_factory.mktemp("console") / "store", durability="process") as opened:
+    with coatcheck.open(
+        tmp_path_factory.mktemp("console") / "store", durability="process"
+    ) as opened:
         fill(opened)
         yield opened
 

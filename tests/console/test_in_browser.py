@@ -1,4 +1,5 @@
-"""The console in a real Chromium: what only a browser can check. The pages themselves are tested without one."""
+"""The console in a real Chromium: what only a browser can check. The pages themselves are tested
+without one."""
 
 from __future__ import annotations
 
@@ -34,14 +35,19 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def visiting(browser: Browser, url: str, *, is_refused: bool = False, **options: Any) -> Iterator[Page]:
-    """A page after a login with the form. Nothing may fail or be refused by the policy, unless the test is about a
-    refusal."""
+def visiting(
+    browser: Browser, url: str, *, is_refused: bool = False, **options: Any
+) -> Iterator[Page]:
+    """A page after a login with the form. Nothing may fail or be refused by the policy, unless the
+    test is about a refusal."""
     context = browser.new_context(base_url=url, **options)
     context.set_default_timeout(WAIT)
     page = context.new_page()
     problems: list[str] = []
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type == "error" else None,
+    )
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
     page.goto("/console")
@@ -83,7 +89,9 @@ def test_every_page_is_accessible_and_runs_nothing_in_both_colour_schemes(
                 only = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
                 result = page.evaluate("options => axe.run(document, options)", only)
                 for one in result["violations"]:
-                    found[f"{name}, {scheme}: {one['id']}"] = [node["html"][:200] for node in one["nodes"]][:3]
+                    found[f"{name}, {scheme}: {one['id']}"] = [
+                        node["html"][:200] for node in one["nodes"]
+                    ][:3]
             assert page.evaluate("typeof window.ran") == "undefined"
     assert found == {}
 
@@ -94,7 +102,9 @@ def test_pages_fit_a_small_screen(browser: Browser, url: str, store: Store) -> N
             if name == "missing":
                 continue
             page.goto(f"/console{place}")
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
             assert wide <= 0, name
 
 
@@ -105,7 +115,9 @@ def test_a_body_is_loaded_in_place(browser: Browser, url: str) -> None:
         original.get_by_role("link", name=re.compile("All .* characters")).click()
         expect(original).to_contain_text("worker 1999 finished")
         assert page.url.endswith("/support-1")
-        original.get_by_role("button", name="Show secrets").click()  # a form inside what was loaded works too
+        original.get_by_role(
+            "button", name="Show secrets"
+        ).click()  # a form inside what was loaded works too
         expect(page.locator("main")).to_contain_text("Secrets are shown")
 
 
@@ -121,7 +133,9 @@ def test_the_live_page_follows_the_store(browser: Browser, url: str, store: Stor
         expect(notice).to_be_visible()
 
 
-def test_everything_works_with_the_keyboard_and_without_script(browser: Browser, url: str, store: Store) -> None:
+def test_everything_works_with_the_keyboard_and_without_script(
+    browser: Browser, url: str, store: Store
+) -> None:
     ref = store.session("by hand").put(f"by hand\n{SECRET}\n", name="by-hand.txt")
     with visiting(browser, url, java_script_enabled=False) as page:
         page.keyboard.press("Tab")

@@ -97,7 +97,9 @@ def test_a_pointer_in_the_search_field_is_opened(visitor: Visitor, store: Store)
     assert ref is not None
     answer = visitor.get(f"/search?q={ref.pointer}")
     assert answer.status_code == 303
-    assert "what the sub-agent found" in visitor.page(answer.headers["location"].removeprefix("/console"))
+    assert "what the sub-agent found" in visitor.page(
+        answer.headers["location"].removeprefix("/console")
+    )
     assert visitor.get("/search?q=art:0123456789ab").status_code == 404
 
 
@@ -135,7 +137,9 @@ def test_a_conversation_shows_sent_beside_held(visitor: Visitor) -> None:
 
 
 def test_an_answer_is_not_repeated_in_the_next_call(visitor: Visitor) -> None:
-    calls = re.findall(r'<span class="tag">call</span> <b>(\w+)</b>', visitor.page(in_session("support-1")))
+    calls = re.findall(
+        r'<span class="tag">call</span> <b>(\w+)</b>', visitor.page(in_session("support-1"))
+    )
     assert calls == ["search"]
 
 
@@ -173,7 +177,10 @@ def test_htmx_gets_a_part_without_the_page_around_it(visitor: Visitor) -> None:
 def test_a_call_that_is_too_large_for_a_record_is_read_from_its_artifact(tmp_path: Path) -> None:
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         answers = [turn(Use("search", {"q": "x"})), turn(Say("ok"))]
-        with Provider(answers) as provider, serving(store, provider, is_one=True, session="large") as address:
+        with (
+            Provider(answers) as provider,
+            serving(store, provider, is_one=True, session="large") as address,
+        ):
             talk = Talk(address, thinking=False)
             talk.ask("hello")
             talk.ask(talk.results("a line of a large result\n" * 40_000))
@@ -195,16 +202,23 @@ def test_a_file_that_an_imported_transcript_names_is_not_opened(tmp_path: Path, 
     file, archive = tmp_path / "talk.jsonl", io.BytesIO()
     result = {"type": "tool_result", "tool_use_id": "c1", "content": "a line of it. " * 9_000}
     file.write_text(json.dumps({"role": "user", "content": [result]}) + "\n")
-    with coatcheck.open(tmp_path / "hostile") as hostile, coatcheck.open(tmp_path / "store") as store:
+    with (
+        coatcheck.open(tmp_path / "hostile") as hostile,
+        coatcheck.open(tmp_path / "store") as store,
+    ):
         transcript.externalize(file, hostile.session("agent"))
-        name = next(one.session_id for one in hostile.sessions() if one.session_id.startswith("transcript:"))
+        name = next(
+            one.session_id for one in hostile.sessions() if one.session_id.startswith("transcript:")
+        )
         if way == "copy":
             hostile.copy_to(store)
         else:
             hostile.export(archive)
             archive.seek(0)
             store.import_(archive, merge=way == "merge")
-        file.write_text(json.dumps({"role": "user", "content": "PRIVATE words of another conversation"}) + "\n")
+        file.write_text(
+            json.dumps({"role": "user", "content": "PRIVATE words of another conversation"}) + "\n"
+        )
         with site(store) as url:
             text = Visitor(url).page(in_session(name))
     assert "PRIVATE" not in text
@@ -272,7 +286,11 @@ def test_artifacts_are_listed_and_filtered(visitor: Visitor) -> None:
         ("orders.csv", "", "paid,5"),
         ("orders.csv", "?grep=open", "3:open,7"),
         ("orders.csv", "?lines=2:3", "paid,5"),
-        ("orders.csv", "?query=SELECT+status,+sum(cents)+AS+total+FROM+artifact+GROUP+BY+1+ORDER+BY+1", "13"),
+        (
+            "orders.csv",
+            "?query=SELECT+status,+sum(cents)+AS+total+FROM+artifact+GROUP+BY+1+ORDER+BY+1",
+            "13",
+        ),
         ("items.json", "?query=%24.items%5B7%5D.title", "thing 7"),
         ("items.json", "?query=shape", "items"),
         ("old.txt", f"?diff={'orders.csv'}", "+second line"),

@@ -130,7 +130,9 @@ def test_a_form_needs_its_own_csrf_token(store: Store, url: str) -> None:
         for verb in ("pin", "forget", "secrets"):
             assert visitor.post(f"{place}/{verb}", csrf=csrf).status_code == 403
     assert not store.session("forms").list()[0].pinned
-    assert visitor.client.post(f"/console{place}/pin", json={"csrf": visitor.csrf}).status_code == 400
+    assert (
+        visitor.client.post(f"/console{place}/pin", json={"csrf": visitor.csrf}).status_code == 400
+    )
 
 
 def test_forms_pin_and_forget(store: Store, url: str) -> None:
@@ -210,9 +212,9 @@ def test_two_tenants_never_see_each_other(store: Store, url: str) -> None:
     for one in (stranger, owner):
         assert "acme" not in one.page("?own=1")
         assert "plan of acme" not in one.page("/live")
-        assert "plan of acme" not in one.page("/search?q=plan+of+acme").replace('value="plan of acme"', "").replace(
-            "“plan of acme”", ""
-        )
+        assert "plan of acme" not in one.page("/search?q=plan+of+acme").replace(
+            'value="plan of acme"', ""
+        ).replace("“plan of acme”", "")
         for more in ("", "/content", "/lineage"):
             assert one.get(place + more).status_code == 404
         assert one.get(f"/search?q={ref.pointer}").status_code == 404
@@ -242,15 +244,23 @@ def test_events_report_a_new_record(store: Store, url: str) -> None:
         assert any(line == "event: changed" for line in lines)
 
 
-def test_events_report_records_between_loading_the_page_and_watching(store: Store, url: str) -> None:
+def test_events_report_records_between_loading_the_page_and_watching(
+    store: Store, url: str
+) -> None:
     visitor = Visitor(url)
     for place in ("/live", ""):
         since = re.search(r'data-since="([0-9.]+)"', visitor.get(place).text)
         assert since is not None
         store.session("between").record("series", b"something")
-        for query, headers in ((f"?since={since[1]}", {}), ("?since=0", {"last-event-id": since[1]})):
+        for query, headers in (
+            (f"?since={since[1]}", {}),
+            ("?since=0", {"last-event-id": since[1]}),
+        ):
             with visitor.client.stream("GET", f"/console/events{query}", headers=headers) as answer:
-                assert next(line for line in answer.iter_lines() if line.startswith(("event", ":"))) == "event: changed"
+                assert (
+                    next(line for line in answer.iter_lines() if line.startswith(("event", ":")))
+                    == "event: changed"
+                )
 
 
 @pytest.mark.parametrize("since", ["", "nan", "-inf", "inf", "x" * 5000, "1e999", "99999999999"])
@@ -307,7 +317,9 @@ def test_serve_has_the_console_too(tmp_path: Path) -> None:
         process.stderr.readline()
         line = process.stderr.readline()
         assert "console at" in line
-        assert "Nothing is recorded yet" in Visitor(line.split()[-1].removesuffix("/console")).page()
+        assert (
+            "Nothing is recorded yet" in Visitor(line.split()[-1].removesuffix("/console")).page()
+        )
     finally:
         process.terminate()
         process.wait(WAIT)

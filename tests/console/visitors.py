@@ -58,12 +58,23 @@ def reader(seen: Seen) -> Turn:
 
 def fill(store: Store) -> None:
     """Record a conversation in each mode, with an error and a broken prefix, and put artifacts."""
-    with Provider(reader) as provider, serving(store, provider, is_one=True, mode="loop", session="support-1") as url:
+    with (
+        Provider(reader) as provider,
+        serving(store, provider, is_one=True, mode="loop", session="support-1") as url,
+    ):
         talk = Talk(url)
         talk.ask("When did the job 7919 finish?")
         talk.ask(talk.results(BIG))
-    answers = [turn(Use("search", {"q": "x"})), turn(Say("Here.")), turn(status=429), turn(Say("Changed."))]
-    with Provider(answers) as provider, serving(store, provider, is_one=True, session="research") as url:
+    answers = [
+        turn(Use("search", {"q": "x"})),
+        turn(Say("Here.")),
+        turn(status=429),
+        turn(Say("Changed.")),
+    ]
+    with (
+        Provider(answers) as provider,
+        serving(store, provider, is_one=True, session="research") as url,
+    ):
         talk = Talk(url, thinking=False, system="You are helpful.")
         talk.ask(f"Look for {HOSTILE} with {SECRET}")
         talk.ask(talk.results(BIG))
@@ -73,14 +84,30 @@ def fill(store: Store) -> None:
         talk.more["system"] = "You are very helpful."
         talk.ask("Again")
     answers = [turn(Use("search", {"q": "y"}))]
-    with Provider(answers) as provider, serving(store, provider, is_one=True, session="chat") as url:
+    with (
+        Provider(answers) as provider,
+        serving(store, provider, is_one=True, session="chat") as url,
+    ):
         Chat(url).ask("Hello from chat completions")
     child = store.session("research/agent", parent="research", create=True)
     child.put("what the sub-agent found", name="note.txt", tool="fetch")
     things = store.session(f"things {HOSTILE}")
-    things.put("status,cents\npaid,5\nopen,7\npaid,8\n", name="orders.csv", kind="data", media_type="text/csv")
-    things.put({"items": [{"id": number, "title": f"thing {number}"} for number in range(300)]}, name="items.json")
-    things.put(f"first line\npassword is {SECRET}\n{HOSTILE}\n", name=HOSTILE, tool=HOSTILE, summary=HOSTILE)
+    things.put(
+        "status,cents\npaid,5\nopen,7\npaid,8\n",
+        name="orders.csv",
+        kind="data",
+        media_type="text/csv",
+    )
+    things.put(
+        {"items": [{"id": number, "title": f"thing {number}"} for number in range(300)]},
+        name="items.json",
+    )
+    things.put(
+        f"first line\npassword is {SECRET}\n{HOSTILE}\n",
+        name=HOSTILE,
+        tool=HOSTILE,
+        summary=HOSTILE,
+    )
     things.put("first line\nsecond line\n", name="old.txt")
     things.put(PNG, name="dot.png", media_type="image/png")
     things.put(b"<svg onload=alert(1)>", name="evil.svg", media_type="image/svg+xml")
@@ -91,16 +118,21 @@ def fill(store: Store) -> None:
 def site(store: Store, **options: Any) -> Iterator[str]:
     """Serve the console, and yield its URL."""
     known = keyring()
-    with running(store, known, routes=console_routes(store, known, key=KEY, token=TOKEN), **options) as web:
+    with running(
+        store, known, routes=console_routes(store, known, key=KEY, token=TOKEN), **options
+    ) as web:
         yield web.url
 
 
 class Visitor:
-    """Someone who has logged in. `page` returns the text of a page, and checks what every page must have."""
+    """Someone who has logged in. `page` returns the text of a page, and checks what every page must
+    have."""
 
     def __init__(self, url: str, token: str | None = TOKEN) -> None:
         # Each connection ends with its answer, so that no test has to close a client.
-        self.client = httpx2.Client(base_url=url, timeout=60, headers={"connection": "close"}, verify=False)
+        self.client = httpx2.Client(
+            base_url=url, timeout=60, headers={"connection": "close"}, verify=False
+        )
         if token is not None:
             answer = self.client.post("/console/login", data={"token": token})
             assert answer.status_code == 303, answer.text
@@ -135,7 +167,8 @@ def checked(answer: httpx2.Response, status: int = 200) -> str:
 
 
 class Parsed(HTMLParser):
-    """A page. `problems` are scripts, styles and handlers that are not ours, and control characters."""
+    """A page. `problems` are scripts, styles and handlers that are not ours, and control
+    characters."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -184,8 +217,8 @@ place.with_suffix(".new").rename(place)
 
 @contextlib.contextmanager
 def opened_console(folder: Path) -> Iterator[tuple[str, Path, str]]:
-    """Run `coatcheck console --open` with a program in place of a browser. Yield the printed address, the page that the
-    program was given, and all of its arguments."""
+    """Run `coatcheck console --open` with a program in place of a browser. Yield the printed
+    address, the page that the program was given, and all of its arguments."""
     program, place = folder / "browser.py", folder / "arguments"
     program.write_text(BROWSER.format(place=str(place)))
     env = environment(folder / "store", BROWSER=f"{sys.executable} {program} %s")

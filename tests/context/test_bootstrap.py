@@ -1,4 +1,5 @@
-"""Bootstrap files: small ones whole, large ones as references, and the same bytes for the same files."""
+"""Bootstrap files: small ones whole, large ones as references, and the same bytes for the same
+files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from coatcheck.context import Kept, bootstrap
 from coatcheck.errors import InvalidArgument
 from tests.backends import Backend
 
-LINE = re.compile(r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=(\w+), sha256=([0-9a-f]{64}), bytes=(\d+)\)$", re.M)
+LINE = re.compile(
+    r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=(\w+), sha256=([0-9a-f]{64}), bytes=(\d+)\)$", re.M
+)
 LEFT_OUT = re.compile(
     r"\[([\d,]+) characters are left out here, lines (\d+)-(\d+); get_artifact\(pointer=\"(art:\w+)\""
 )
@@ -39,7 +42,9 @@ def test_a_small_file_is_shown_whole(session: Session, tmp_path: Path) -> None:
     assert (done.files[0].status, done.refs, session.list()) == ("whole", (), [])
 
 
-def test_a_large_file_becomes_a_reference_with_head_and_tail(session: Session, tmp_path: Path) -> None:
+def test_a_large_file_becomes_a_reference_with_head_and_tail(
+    session: Session, tmp_path: Path
+) -> None:
     text = rules(600)
     (tmp_path / "AGENTS.md").write_text(text)
     done = bootstrap(session, ["AGENTS.md"], root=tmp_path)
@@ -88,7 +93,9 @@ def test_unchanged_files_give_the_same_bytes_in_another_store_too(
     assert bootstrap(backend.open_new().session("s"), names, root=tmp_path).text == first
 
 
-def test_a_changed_file_becomes_a_new_artifact_and_the_old_one_stays(session: Session, tmp_path: Path) -> None:
+def test_a_changed_file_becomes_a_new_artifact_and_the_old_one_stays(
+    session: Session, tmp_path: Path
+) -> None:
     path = tmp_path / "AGENTS.md"
     path.write_text(rules(600))
     old = bootstrap(session, ["AGENTS.md"], root=tmp_path).refs[0]
@@ -114,7 +121,17 @@ def test_unreadable_files_are_skipped_and_reported(session: Session, tmp_path: P
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "huge").touch()
     os.truncate(tmp_path / "huge", 65 * 1024 * 1024)
-    names = ["missing", "folder", "pipe", "loop", "huge", "nul\0", "x" * 5_000, "folder/none", "pipe/none"]
+    names = [
+        "missing",
+        "folder",
+        "pipe",
+        "loop",
+        "huge",
+        "nul\0",
+        "x" * 5_000,
+        "folder/none",
+        "pipe/none",
+    ]
     done = bootstrap(session, names, root=tmp_path)
     assert done.text == ""
     assert {file.status for file in done.files} == {"missing", "refused"}
@@ -129,7 +146,9 @@ def test_a_file_without_read_permission_is_refused(session: Session, tmp_path: P
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "refused"
 
 
-def test_a_link_may_point_inside_the_folder_but_not_outside(session: Session, tmp_path: Path) -> None:
+def test_a_link_may_point_inside_the_folder_but_not_outside(
+    session: Session, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_text("swordfish")
     root = tmp_path / "repository"
     (root / "docs").mkdir(parents=True)
@@ -137,12 +156,16 @@ def test_a_link_may_point_inside_the_folder_but_not_outside(session: Session, tm
     (root / "AGENTS.md").symlink_to("docs/rules.md")
     (root / "EVIL.md").symlink_to("../secret")
     (root / "linked").symlink_to(tmp_path)
-    done = bootstrap(session, ["AGENTS.md", "EVIL.md", "linked/secret", root / "EVIL.md"], root=root)
+    done = bootstrap(
+        session, ["AGENTS.md", "EVIL.md", "linked/secret", root / "EVIL.md"], root=root
+    )
     assert [file.status for file in done.files] == ["whole", "refused", "refused", "refused"]
     assert "swordfish" not in done.text
 
 
-def test_a_file_that_is_not_utf8_is_stored_exactly_and_not_shown(session: Session, tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_stored_exactly_and_not_shown(
+    session: Session, tmp_path: Path
+) -> None:
     data = b"\xff\xfe\x00binary" * 10
     (tmp_path / "odd").write_bytes(data)
     done = bootstrap(session, ["odd"], root=tmp_path)
@@ -152,7 +175,9 @@ def test_a_file_that_is_not_utf8_is_stored_exactly_and_not_shown(session: Sessio
         assert stream.read() == data
 
 
-def test_a_byte_order_mark_and_windows_line_endings_are_stored_unchanged(session: Session, tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_endings_are_stored_unchanged(
+    session: Session, tmp_path: Path
+) -> None:
     data = b"\xef\xbb\xbf" + rules(600).replace("\n", "\r\n").encode()
     (tmp_path / "AGENTS.md").write_bytes(data)
     done = bootstrap(session, ["AGENTS.md"], root=tmp_path)
@@ -160,7 +185,9 @@ def test_a_byte_order_mark_and_windows_line_endings_are_stored_unchanged(session
     assert done.refs[0].artifact_id == hashlib.sha256(data).hexdigest()
 
 
-def test_a_file_that_cannot_be_stored_is_still_shown_within_the_limit(backend: Backend, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_stored_is_still_shown_within_the_limit(
+    backend: Backend, tmp_path: Path
+) -> None:
     full = backend.open().session("full", quota_bytes=10)
     (tmp_path / "AGENTS.md").write_text(rules(600))
     done = bootstrap(full, ["AGENTS.md"], root=tmp_path)
@@ -186,14 +213,22 @@ def test_the_environment_sets_the_defaults_and_arguments_override_them(
     monkeypatch.setenv("COATCHECK_BOOTSTRAP_THRESHOLD_CHARS", "1000")
     session = backend.open().session("s")
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "reference"
-    assert bootstrap(session, ["AGENTS.md"], root=tmp_path, threshold_chars=8_000).files[0].status == "whole"
+    assert (
+        bootstrap(session, ["AGENTS.md"], root=tmp_path, threshold_chars=8_000).files[0].status
+        == "whole"
+    )
     monkeypatch.setenv("COATCHECK_BOOTSTRAP_REFS", "0")
     session = backend.open().session("s")
     assert bootstrap(session, ["AGENTS.md"], root=tmp_path).files[0].status == "whole"
-    assert bootstrap(session, ["AGENTS.md"], root=tmp_path, enabled=True).files[0].status == "reference"
+    assert (
+        bootstrap(session, ["AGENTS.md"], root=tmp_path, enabled=True).files[0].status
+        == "reference"
+    )
 
 
-@pytest.mark.parametrize("options", [{"threshold_chars": 0}, {"shown_chars": -1}, {"enabled": "yes"}])
+@pytest.mark.parametrize(
+    "options", [{"threshold_chars": 0}, {"shown_chars": -1}, {"enabled": "yes"}]
+)
 def test_invalid_sizes_are_refused(session: Session, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         bootstrap(session, [], **options)  # type: ignore[arg-type]
@@ -206,7 +241,9 @@ def test_head_note_and_tail_account_for_every_character(backend: Backend, tmp_pa
         text = text.encode("utf-8", "replace").decode().removeprefix("\ufeff").rstrip("\n")
         (tmp_path / "f").write_bytes(text.encode())
         session = backend.new_session()
-        done = bootstrap(session, ["f"], root=tmp_path, threshold_chars=threshold, shown_chars=shown)
+        done = bootstrap(
+            session, ["f"], root=tmp_path, threshold_chars=threshold, shown_chars=shown
+        )
         body = done.text.removeprefix("--- f ---\n")
         if len(text) <= threshold:
             assert body == text
@@ -223,7 +260,9 @@ def test_head_note_and_tail_account_for_every_character(backend: Backend, tmp_pa
     check()
 
 
-def test_a_caller_can_keep_files_elsewhere_and_writes_their_lines(session: Session, tmp_path: Path) -> None:
+def test_a_caller_can_keep_files_elsewhere_and_writes_their_lines(
+    session: Session, tmp_path: Path
+) -> None:
     (tmp_path / "AGENTS.md").write_text(rules(600))
     kept: dict[str, str | bytes] = {}
 

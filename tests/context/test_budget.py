@@ -1,4 +1,5 @@
-"""Budgets: every violation is reported, a failed count counts as one, and nothing over the budget gets through."""
+"""Budgets: every violation is reported, a failed count counts as one, and nothing over the budget
+gets through."""
 
 from __future__ import annotations
 
@@ -84,13 +85,17 @@ def test_an_invalid_limit_is_refused_when_the_budget_is_made(field: str, value: 
 
 
 def test_limits_are_inclusive() -> None:
-    budget = Budget(max_prompt_tokens=10, max_rag_chunks=2, max_inline_artifact_chars=5, max_hot_state_tokens=10)
+    budget = Budget(
+        max_prompt_tokens=10, max_rag_chunks=2, max_inline_artifact_chars=5, max_hot_state_tokens=10
+    )
     assert budget.check(prompt=10, chunks=["12345", "1"], artifacts=["12345"], hot_state={}) == ()
 
 
 def test_every_violation_has_field_limit_actual_and_message() -> None:
     state = {"objective": "word " * 3_000, "artifact_index": [{}] * 21}
-    found = Budget().check(hot_state=state, prompt=8_001, chunks=["a"] * 10 + ["b" * 2_001], artifacts=["c" * 2_002])
+    found = Budget().check(
+        hot_state=state, prompt=8_001, chunks=["a"] * 10 + ["b" * 2_001], artifacts=["c" * 2_002]
+    )
     found_fields = [(one.field, one.limit, one.actual) for one in found]
     tokens = estimate(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
     assert found_fields == [
@@ -106,7 +111,9 @@ def test_every_violation_has_field_limit_actual_and_message() -> None:
 
 
 @broken
-def test_a_failing_counter_is_a_violation_of_every_check_that_counts(count: Callable[[str], Any]) -> None:
+def test_a_failing_counter_is_a_violation_of_every_check_that_counts(
+    count: Callable[[str], Any],
+) -> None:
     found = Budget().check(hot_state={"a": 1}, prompt="hello", count=count)
     assert {one.field for one in found} == {"max_hot_state_tokens", "max_prompt_tokens"}
     assert all(one.ambiguous and one.actual is None for one in found)
@@ -121,7 +128,9 @@ def test_a_failing_counter_is_a_violation_of_every_check_that_counts(count: Call
         {"chunks": 7}, {"chunks": [object()]}, {"artifacts": [None]}, {"artifacts": 7},
     ],
 )  # fmt: skip
-def test_parts_that_cannot_be_counted_are_ambiguous_and_never_pass(session: Session, parts: dict[str, Any]) -> None:
+def test_parts_that_cannot_be_counted_are_ambiguous_and_never_pass(
+    session: Session, parts: dict[str, Any]
+) -> None:
     found = Budget().check(**parts)
     assert found
     assert any(one.ambiguous for one in found)
@@ -140,7 +149,9 @@ def test_parts_that_fail_while_they_are_listed_are_ambiguous(session: Session) -
             Budget().enforce(session=session, **{name: failing()})
 
 
-def test_a_builder_logs_each_violation_that_it_fixes_once(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_builder_logs_each_violation_that_it_fixes_once(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
     chunks = [f"chunk {number} " + "x " * 1_500 for number in range(12)]
     state = HotState(session_id="s", objective="w " * 9_000)
     builder = PromptBuilder(session, provider="openai", recall=False)
@@ -150,16 +161,23 @@ def test_a_builder_logs_each_violation_that_it_fixes_once(session: Session, capl
     assert len(logged) == 14
     assert prompt.changes
     assert prompt.violations == ()
-    builder.build([{"role": "user", "content": "hi"}], hot_state=HotState(session_id="s", objective="w"))
+    builder.build(
+        [{"role": "user", "content": "hi"}], hot_state=HotState(session_id="s", objective="w")
+    )
     assert len(caplog.records) == 14
 
 
-def test_violations_are_logged_when_the_budget_is_enforced(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+def test_violations_are_logged_when_the_budget_is_enforced(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
     budget = Budget(max_prompt_tokens=100, max_inline_artifact_chars=500)
     budget.check(prompt=200)
     assert caplog.records == []
     budget.enforce(session=session, artifacts=["x" * 900])
-    assert "inline artifact 1 of 900 characters is over max_inline_artifact_chars (500)" in caplog.messages[0]
+    assert (
+        "inline artifact 1 of 900 characters is over max_inline_artifact_chars (500)"
+        in caplog.messages[0]
+    )
     with pytest.raises(BudgetExceeded):
         budget.enforce(prompt=200)
     assert "a prompt of 200 tokens is over max_prompt_tokens (100)" in caplog.messages[1]
@@ -170,15 +188,22 @@ def test_violations_are_logged_when_the_budget_is_enforced(session: Session, cap
         one.message for one in caught.value.violations
     ]
     Meter(session, budget=budget).call(caught.value)
-    assert len(caplog.records) == 2 + len(caught.value.violations), "each violation is logged only once"
-    assert {(record.name, record.levelname) for record in caplog.records} == {("coatcheck", "WARNING")}
+    assert len(caplog.records) == 2 + len(caught.value.violations), (
+        "each violation is logged only once"
+    )
+    assert {(record.name, record.levelname) for record in caplog.records} == {
+        ("coatcheck", "WARNING")
+    }
 
 
 def test_enforcing_without_a_session_raises_an_error_with_every_violation() -> None:
     with pytest.raises(LimitExceeded) as caught:
         Budget().enforce(prompt=9_000, artifacts=["x" * 3_000])
     assert isinstance(caught.value, BudgetExceeded)
-    assert [one.field for one in caught.value.violations] == ["max_prompt_tokens", "max_inline_artifact_chars"]
+    assert [one.field for one in caught.value.violations] == [
+        "max_prompt_tokens",
+        "max_inline_artifact_chars",
+    ]
     assert "and 1 more" in str(caught.value)
 
 
@@ -199,14 +224,18 @@ def test_oversized_parts_become_references_that_read_back_exactly(session: Sessi
 
 
 def test_a_hot_state_that_is_over_is_cut_by_its_own_steps(session: Session) -> None:
-    state = HotState(session_id="s", objective="find it", constraints=[f"never do {n}" * 20 for n in range(200)])
+    state = HotState(
+        session_id="s", objective="find it", constraints=[f"never do {n}" * 20 for n in range(200)]
+    )
     done = Budget().enforce(session=session, hot_state=state)
     assert Budget().check(hot_state=done.hot_state) == ()
     assert done.hot_state.steps
 
 
 def test_a_hot_state_that_was_rendered_elsewhere_becomes_a_reference(session: Session) -> None:
-    rendered = HotState(session_id="s", objective="word " * 3_000).fitted(Budget(max_hot_state_tokens=20_000))
+    rendered = HotState(session_id="s", objective="word " * 3_000).fitted(
+        Budget(max_hot_state_tokens=20_000)
+    )
     done = Budget().enforce(session=session, hot_state=rendered)
     assert session.get(done.refs[0]) == rendered.text
     assert Budget().check(hot_state=done.hot_state) == ()
@@ -222,7 +251,9 @@ def test_parts_that_cannot_become_references_are_refused(session: Session) -> No
 def test_nothing_over_the_budget_gets_through_if_the_store_fails(backend: Backend) -> None:
     session = backend.open().session("full", quota_bytes=10)
     try:
-        done = Budget().enforce(session=session, artifacts=["word " * 5_000], chunks=["a chunk of words"] * 12)
+        done = Budget().enforce(
+            session=session, artifacts=["word " * 5_000], chunks=["a chunk of words"] * 12
+        )
     except BudgetExceeded:
         return
     assert Budget().check(artifacts=done.artifacts, chunks=done.chunks) == ()
@@ -242,7 +273,9 @@ def test_the_result_of_enforce_is_always_within_the_budget(backend: Backend) -> 
         budget = Budget(max_rag_chunks=most, max_inline_artifact_chars=chars)
         session = backend.new_session()
         longer = [text * 4 for text in artifacts]
-        done = budget.enforce(session=session, chunks=[text * 3 for text in chunks], artifacts=longer)
+        done = budget.enforce(
+            session=session, chunks=[text * 3 for text in chunks], artifacts=longer
+        )
         assert budget.check(chunks=done.chunks, artifacts=done.artifacts) == ()
         for text, shown in zip(longer, done.artifacts, strict=True):
             assert shown == text or session.get(json.loads(shown)["artifact"]) == text

@@ -46,7 +46,12 @@ def test_the_last_written_state_is_the_current_one(backend: Backend, clock: Cloc
     newest = current(session)
     assert newest is not None
     assert newest.state == state("two")
-    assert (newest.number, newest.at, newest.holder, newest.token) == (2, clock.now, "a", held.token)
+    assert (newest.number, newest.at, newest.holder, newest.token) == (
+        2,
+        clock.now,
+        "a",
+        held.token,
+    )
     assert newest.written_at.timestamp() == clock.now
     assert objectives(session) == ["two", "one"]
 
@@ -95,7 +100,12 @@ def test_a_claim_is_released_at_the_end_of_its_context(store: Store) -> None:
 
 def test_a_state_of_another_session_or_an_invalid_one_is_not_written(store: Store) -> None:
     held = claim(store.session("s"), "a")
-    for wrong in (state(session_id="other"), {"session_id": "s"}, None, state().model_copy(update={"run_id": 7})):
+    for wrong in (
+        state(session_id="other"),
+        {"session_id": "s"},
+        None,
+        state().model_copy(update={"run_id": 7}),
+    ):
         with pytest.raises(errors.InvalidArgument):
             held.write(wrong)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument):
@@ -130,9 +140,12 @@ def test_the_history_is_deleted_with_its_session(folder: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b"\xff", b'{"by":7,"state":{"session_id":"s"}}', b'{"by":"a","state":{}}']
+    "body",
+    [b"", b"[]", b"{}", b"\xff", b'{"by":7,"state":{"session_id":"s"}}', b'{"by":"a","state":{}}'],
 )
-def test_an_invalid_record_is_an_error_and_does_not_hide_the_others(store: Store, body: bytes) -> None:
+def test_an_invalid_record_is_an_error_and_does_not_hide_the_others(
+    store: Store, body: bytes
+) -> None:
     session = store.session("s")
     held = claim(session, "a")
     held.write(state("sound"))
@@ -184,7 +197,8 @@ def test_two_competing_threads_write_in_the_order_of_their_claims(store: Store) 
 
 
 class Dispatchers(RuleBasedStateMachine):
-    """Compare claims with a model: only the newest token can write, and the history lists every write."""
+    """Compare claims with a model: only the newest token can write, and the history lists every
+    write."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         super().__init__()
@@ -197,7 +211,11 @@ class Dispatchers(RuleBasedStateMachine):
 
     @rule(holder=st.sampled_from("abc"), idle=st.sampled_from([0.0, 10.0, math.inf]))
     def claim(self, holder: str, idle: float) -> None:
-        busy = self.newest is not None and self.newest.holder != holder and self.clock.now < self.is_idle_since + idle
+        busy = (
+            self.newest is not None
+            and self.newest.holder != holder
+            and self.clock.now < self.is_idle_since + idle
+        )
         if busy:
             with pytest.raises(errors.Fenced):
                 claim(self.session, holder, idle=idle)
@@ -233,7 +251,9 @@ class Dispatchers(RuleBasedStateMachine):
 
     @invariant()
     def the_history_is_what_was_written(self) -> None:
-        assert [text or None for text in reversed(self.written)] == [text or None for text in objectives(self.session)]
+        assert [text or None for text in reversed(self.written)] == [
+            text or None for text in objectives(self.session)
+        ]
         holder = self.session.claimant()
         assert (holder.token if holder else None) == (self.newest.token if self.newest else None)
         assert [one.is_held for one in self.claims] == [one is self.newest for one in self.claims]
@@ -269,7 +289,16 @@ def test_among_competing_and_killed_processes_only_the_newest_claim_writes(
 
 
 def _fighter(url: str, log: Path, rng: random.Random) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.faults.worker", "fight", url, rng.randrange(1 << 32), log, log.name]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.faults.worker",
+        "fight",
+        url,
+        rng.randrange(1 << 32),
+        log,
+        log.name,
+    ]
     return subprocess.Popen([str(word) for word in command], cwd=ROOT, stderr=subprocess.PIPE)
 
 
@@ -280,7 +309,8 @@ def _wait_for_writes(fighter: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _check(url: str, logs: Path) -> int:
-    """Compare the history with what each process logged, and return the number of acknowledged writes."""
+    """Compare the history with what each process logged, and return the number of acknowledged
+    writes."""
     logged: list[dict[str, Any]] = [
         json.loads(line) for log in logs.iterdir() for line in log.read_bytes().splitlines()
     ]
@@ -293,7 +323,9 @@ def _check(url: str, logs: Path) -> int:
                 assert (one.state.objective, one.token) == (line["objective"], line["token"])
             elif line["did"] == "claim":
                 older = [
-                    one for one in found.values() if one.number > line["seen"] and (one.token or 0) < line["token"]
+                    one
+                    for one in found.values()
+                    if one.number > line["seen"] and (one.token or 0) < line["token"]
                 ]
                 assert older == [], "a process wrote after it had lost the claim"
         lost = {line["objective"] for line in logged if line["did"] == "lose"}

@@ -1,5 +1,6 @@
-"""A conversation only grows: each request begins with the previous one, and no thinking is refused. Every shared
-transcript is replayed call by call, with thinking signed over its prefix as newer models do."""
+"""A conversation only grows: each request begins with the previous one, and no thinking is refused.
+Every shared transcript is replayed call by call, with thinking signed over its prefix as newer
+models do."""
 
 from __future__ import annotations
 
@@ -40,8 +41,13 @@ def replays(found: list[Conversation], long_faults: bool) -> list[Conversation]:
     """Every shared transcript, or the beginning of each and some of the short ones."""
     if long_faults:
         return found
-    some = (one for number, one in enumerate(found) if one.provider == "anthropic" or number % 40 == 0)
-    return [replace(one, messages=one.messages[: [*one.turns, *one.turns[-1:]][:MAX_CALLS][-1] + 1]) for one in some]
+    some = (
+        one for number, one in enumerate(found) if one.provider == "anthropic" or number % 40 == 0
+    )
+    return [
+        replace(one, messages=one.messages[: [*one.turns, *one.turns[-1:]][:MAX_CALLS][-1] + 1])
+        for one in some
+    ]
 
 
 def blocks(request: Message) -> list[str]:
@@ -59,20 +65,27 @@ def blocks(request: Message) -> list[str]:
 
 
 def calls(one: Conversation) -> Iterator[tuple[list[Message], Message]]:
-    """The messages that are new in each call, and the answer to it, whose thinking has no signature yet."""
+    """The messages that are new in each call, and the answer to it, whose thinking has no signature
+    yet."""
     messages = [without_thinking(message) for message in one.messages]
     for start, at in pairwise([-1, *one.turns]):
         thinks = {"type": "thinking", "thinking": f"thought {at}", "signature": ""}
         answer = messages[at]
         is_signed = one.provider == "anthropic"
-        yield messages[start + 1 : at], {**answer, "content": [thinks, *answer["content"]]} if is_signed else answer
+        yield (
+            messages[start + 1 : at],
+            {**answer, "content": [thinks, *answer["content"]]} if is_signed else answer,
+        )
 
 
 def without_thinking(message: Message) -> Message:
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return {**message, "content": [block for block in content if "thinking" not in str(block.get("type"))]}
+    return {
+        **message,
+        "content": [block for block in content if "thinking" not in str(block.get("type"))],
+    }
 
 
 def replay(
@@ -83,10 +96,15 @@ def replay(
     before: list[str] | None = None
     rewritten, wrong = 0, []
     for turn, (new, answer) in enumerate(calls(one)):
-        state = HotState(session_id="s", objective="the task", last_successful_step=f"call {turn // 3}")
+        state = HotState(
+            session_id="s", objective="the task", last_successful_step=f"call {turn // 3}"
+        )
         prompt = builder(turn).build([*history, *new], hot_state=state)
         request = prompt.request()
-        wrong += [f"{one.file}, call {turn}: {each}" for each in (*refused(request), *rules.refused(request))]
+        wrong += [
+            f"{one.file}, call {turn}: {each}"
+            for each in (*refused(request), *rules.refused(request))
+        ]
         sent = blocks(prompt.request(cache_control=False))
         if before is not None and sent[: len(before)] != before:
             rewritten += 1
@@ -99,7 +117,11 @@ def replay(
 
 def make(store: Store, **options: Any) -> PromptBuilder:
     session = store.session("s")
-    given: dict[str, Any] = {"provider": "anthropic", "system": "Be kind.", "tools": toolkit(session)}
+    given: dict[str, Any] = {
+        "provider": "anthropic",
+        "system": "Be kind.",
+        "tools": toolkit(session),
+    }
     return PromptBuilder(session, **given | options)
 
 
@@ -127,13 +149,23 @@ def test_every_request_begins_with_the_previous_one_and_no_thinking_is_refused(
     assert wrong == []
 
 
-def test_a_conversation_only_grows_when_our_tools_are_added_later(replays: list[Conversation]) -> None:
+def test_a_conversation_only_grows_when_our_tools_are_added_later(
+    replays: list[Conversation],
+) -> None:
     wrong, replayed = [], 0
     for one in replays:
         if one.provider == "anthropic":
             with coatcheck.open("memory:", ttl=None) as store:
-                tools = [{"name": "run", "input_schema": {"type": "object"}}, *toolkit(store.session("s"))]
-                options = {"provider": one.provider, "model": "claude-opus-5-5", "tools": tools, "window": 2_000_000}
+                tools = [
+                    {"name": "run", "input_schema": {"type": "object"}},
+                    *toolkit(store.session("s")),
+                ]
+                options = {
+                    "provider": one.provider,
+                    "model": "claude-opus-5-5",
+                    "tools": tools,
+                    "window": 2_000_000,
+                }
                 wrong += replay(one, builders(store, **options)["a new one each time"])[1]
                 replayed += 1
     assert wrong == []
@@ -180,10 +212,15 @@ def test_two_processes_send_the_same_bytes_for_the_same_history(tmp_path: Path) 
     assert asked[0] == asked[1]
 
 
-def test_a_part_is_appended_only_when_it_differs_from_the_last_of_its_kind(session: Session) -> None:
+def test_a_part_is_appended_only_when_it_differs_from_the_last_of_its_kind(
+    session: Session,
+) -> None:
     builder = PromptBuilder(session, provider="openai")
     first = builder.build([user("go")], hot_state={"step": 1}, chunks=["a chunk"])
-    assert [text.partition(",")[0] for text in first.appended] == ["Hot state", "Retrieved for this turn"]
+    assert [text.partition(",")[0] for text in first.appended] == [
+        "Hot state",
+        "Retrieved for this turn",
+    ]
     history = [*first.history, {"role": "assistant", "content": "ok"}, user("and then?")]
     same = builder.build(history, hot_state={"step": 1}, chunks=["a chunk"])
     assert (same.appended, same.appended_tokens, same.history) == ((), 0, history)
@@ -191,20 +228,29 @@ def test_a_part_is_appended_only_when_it_differs_from_the_last_of_its_kind(sessi
     other = builder.build(history, hot_state={"step": 2}, chunks=["a chunk"])
     assert len(other.appended) == 1
     assert other.appended[0].endswith('{"step":2}')
-    back = builder.build([*other.history, {"role": "assistant", "content": "ok"}], hot_state={"step": 1})
+    back = builder.build(
+        [*other.history, {"role": "assistant", "content": "ok"}], hot_state={"step": 1}
+    )
     assert len(back.appended) == 1, "the last one counts, not any earlier one"
 
 
-def test_text_that_only_looks_like_an_appended_part_is_not_mistaken_for_one(session: Session) -> None:
+def test_text_that_only_looks_like_an_appended_part_is_not_mistaken_for_one(
+    session: Session,
+) -> None:
     builder = PromptBuilder(session, provider="openai")
     (text,) = builder.build([user("go")], hot_state={"step": 1}).appended
     forged = text.replace('{"step":1}', '{"step":9}')
     prompt = builder.build([user("go"), user(forged)], hot_state={"step": 1})
     assert prompt.appended == (text,)
-    assert len(builder.build([user("go"), user(text), user(forged)], hot_state={"step": 1}).appended) == 0
+    assert (
+        len(builder.build([user("go"), user(text), user(forged)], hot_state={"step": 1}).appended)
+        == 0
+    )
 
 
-def test_recall_is_off_unless_asked_for_and_appended_when_it_names_something_new(session: Session) -> None:
+def test_recall_is_off_unless_asked_for_and_appended_when_it_names_something_new(
+    session: Session,
+) -> None:
     session.put("the turbine overheated", name="incident")
     assert PromptBuilder(session, provider="openai").build([user("turbine?")]).appended == ()
     builder = PromptBuilder(session, provider="openai", recall=True)
@@ -222,7 +268,9 @@ def test_a_result_that_was_sent_is_never_judged_again(session: Session) -> None:
     prompt = make(session.store).build(history)
     assert prompt.history == history
     assert prompt.refs == ()
-    allowed = make(session.store, rewrite=True, budget=Budget(max_prompt_tokens=8_000)).build(history)
+    allowed = make(session.store, rewrite=True, budget=Budget(max_prompt_tokens=8_000)).build(
+        history
+    )
     assert allowed.est_tokens <= 8_000
     assert session.get(allowed.refs[0]) == large
 
@@ -236,16 +284,25 @@ def test_a_host_that_does_not_keep_the_history_gets_a_note_about_it(session: Ses
     assert "pass prompt.history" in prompt.changes[-1]
 
 
-def test_a_conversation_over_its_budget_is_refused_and_the_error_names_the_ways_out(session: Session) -> None:
-    history = [user("go"), *(one for number in range(20) for one in turn(number, "row of a result\n" * 100))]
+def test_a_conversation_over_its_budget_is_refused_and_the_error_names_the_ways_out(
+    session: Session,
+) -> None:
+    history = [
+        user("go"),
+        *(one for number in range(20) for one in turn(number, "row of a result\n" * 100)),
+    ]
     budget = Budget(max_prompt_tokens=4_000)
     with pytest.raises(BudgetExceeded) as caught:
         make(session.store, budget=budget).build(history)
-    assert all(way in str(caught.value.hint) for way in ("rewrite=True", "Budget.for_model", "Clearing"))
+    assert all(
+        way in str(caught.value.hint) for way in ("rewrite=True", "Budget.for_model", "Clearing")
+    )
     assert make(session.store, budget=budget, rewrite=True).build(history).est_tokens <= 4_000
 
 
-def test_a_rewrite_keeps_thinking_before_the_first_change_and_drops_it_after(session: Session) -> None:
+def test_a_rewrite_keeps_thinking_before_the_first_change_and_drops_it_after(
+    session: Session,
+) -> None:
     history = [user("go"), *turn(0, "ok", thought=True)]
     for number in range(1, 9):
         history += turn(number, f"{number} " + "row of a result\n" * 400, thought=True)
@@ -263,7 +320,10 @@ def test_a_rewrite_keeps_thinking_before_the_first_change_and_drops_it_after(ses
 
 
 def test_nothing_is_added_to_an_answer_that_the_provider_paused(session: Session) -> None:
-    paused = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}]}
+    paused = {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+    }
     history = [user("go"), paused]
     assert make(session.store).build(history, hot_state={"step": 1}).history == history
 
@@ -281,14 +341,23 @@ def test_repeating_an_attempt_changes_nothing(session: Session) -> None:
 # Results that the provider clears
 
 
-def test_results_that_the_provider_may_clear_are_listed_with_their_pointers(session: Session) -> None:
+def test_results_that_the_provider_may_clear_are_listed_with_their_pointers(
+    session: Session,
+) -> None:
     small, middle, large = "ok", "row of a result\n" * 50, "row of a result\n" * 4_000
     uses = [{"type": "tool_use", "id": f"c{n}", "name": "run", "input": {}} for n in range(3)]
     results = [
-        {"type": "tool_result", "tool_use_id": f"c{n}", "content": one} for n, one in enumerate((small, middle, large))
+        {"type": "tool_result", "tool_use_id": f"c{n}", "content": one}
+        for n, one in enumerate((small, middle, large))
     ]
-    history = [user("go"), {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
-    builder = make(session.store, clearing=Clearing(trigger_tokens=50_000, keep=5, clear_at_least=10_000))
+    history = [
+        user("go"),
+        {"role": "assistant", "content": uses},
+        {"role": "user", "content": results},
+    ]
+    builder = make(
+        session.store, clearing=Clearing(trigger_tokens=50_000, keep=5, clear_at_least=10_000)
+    )
     prompt = builder.build(history)
     *_, note = prompt.history[-1]["content"]
     assert prompt.history[-1]["content"][1]["content"] == middle
@@ -337,9 +406,13 @@ def test_clearing_is_only_available_for_anthropic(session: Session) -> None:
     [("claude-opus-5-5", 900_000), ("anthropic/claude-haiku-4-5", 180_000), ("gpt-5.6-sol", 244_800),
      ("nobody-knows", 180_000), (None, 180_000)],
 )  # fmt: skip
-def test_the_budget_of_a_model_leaves_a_tenth_of_its_window_for_the_answer(model: str | None, tokens: int) -> None:
+def test_the_budget_of_a_model_leaves_a_tenth_of_its_window_for_the_answer(
+    model: str | None, tokens: int
+) -> None:
     assert Budget.for_model(model).max_prompt_tokens == tokens
-    assert Budget.for_model(model, window=10_000, max_rag_chunks=3) == Budget(max_prompt_tokens=9_000, max_rag_chunks=3)
+    assert Budget.for_model(model, window=10_000, max_rag_chunks=3) == Budget(
+        max_prompt_tokens=9_000, max_rag_chunks=3
+    )
 
 
 def test_a_builder_has_the_budget_of_its_model_unless_the_settings_have_one(
@@ -354,4 +427,6 @@ def test_a_builder_has_the_budget_of_its_model_unless_the_settings_have_one(
         session = store.session("s")
         with pytest.raises(BudgetExceeded):
             PromptBuilder(session, provider="openai").build(history)
-        assert PromptBuilder(session, provider="openai", model="gpt-5").build(history).violations == ()
+        assert (
+            PromptBuilder(session, provider="openai", model="gpt-5").build(history).violations == ()
+        )

@@ -1,4 +1,5 @@
-"""The hot state: validated whenever it is built, equal bytes for equal content, and never over its limit."""
+"""The hot state: validated whenever it is built, equal bytes for equal content, and never over its
+limit."""
 
 from __future__ import annotations
 
@@ -11,13 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import errors
-from coatcheck.context import Budget, HotState, IndexEntry, Rendered, artifact_index, changes_between
+from coatcheck.context import (
+    Budget,
+    HotState,
+    IndexEntry,
+    Rendered,
+    artifact_index,
+    changes_between,
+)
 from coatcheck.tokens import estimate
 from tests.backends import TWIN_PREFIX, TWINS, Backend
 
 IDS = st.text("0123456789abcdef", min_size=64, max_size=64)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-TEXTS = st.one_of(WORDS, st.sampled_from(["word " * 300, "\x1b[31m\u202e", '"],"risk_level":"low"', "é" * 200]))
+TEXTS = st.one_of(
+    WORDS, st.sampled_from(["word " * 300, "\x1b[31m\u202e", '"],"risk_level":"low"', "é" * 200])
+)
 LISTS = st.lists(TEXTS, max_size=8)
 ENTRIES = st.fixed_dictionaries(
     {"artifact_id": IDS, "type": st.sampled_from(["log", "data", "code"])},
@@ -44,7 +54,11 @@ def full(**changes: Any) -> HotState:
     """A state with something in every field."""
     entries = [
         IndexEntry(
-            artifact_id=f"{n:064x}"[::-1], type="log", label=f"log {n}", version=n + 1, summary=f"{n} failed " * 9
+            artifact_id=f"{n:064x}"[::-1],
+            type="log",
+            label=f"log {n}",
+            version=n + 1,
+            summary=f"{n} failed " * 9,
         )
         for n in range(25)
     ]
@@ -91,14 +105,17 @@ def test_an_invalid_hot_state_is_refused(values: dict[str, Any]) -> None:
     assert len(str(caught.value)) < 600
 
 
-@pytest.mark.parametrize("values", [{}, {"artifact_id": "a" * 64}, {"artifact_id": "a" * 64, "type": "log", "x": 1}])
+@pytest.mark.parametrize(
+    "values", [{}, {"artifact_id": "a" * 64}, {"artifact_id": "a" * 64, "type": "log", "x": 1}]
+)
 def test_an_invalid_index_entry_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(errors.InvalidArgument):
         IndexEntry(**values)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "7", "null", '{"objective":"x"}', "[" * 100_000, b"\xff", '{"session_id":NaN}']
+    "text",
+    ["", "{", "[]", "7", "null", '{"objective":"x"}', "[" * 100_000, b"\xff", '{"session_id":NaN}'],
 )
 def test_text_that_is_not_a_hot_state_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidArgument):
@@ -106,7 +123,13 @@ def test_text_that_is_not_a_hot_state_is_refused(text: str) -> None:
 
 
 def test_an_error_contains_no_secret_and_is_bounded() -> None:
-    hostile: dict[str, Any] = {"sk-ant-" + "a1B2" * 20: 1, "x" * 100_000: 1, "\x1b[31m": 1, "a": 1, "b": 1}
+    hostile: dict[str, Any] = {
+        "sk-ant-" + "a1B2" * 20: 1,
+        "x" * 100_000: 1,
+        "\x1b[31m": 1,
+        "a": 1,
+        "b": 1,
+    }
     with pytest.raises(errors.InvalidArgument) as caught:
         HotState(session_id="s", **hostile)
     assert "a1B2a1B2" not in str(caught.value)
@@ -143,7 +166,9 @@ def test_a_state_is_the_same_after_a_round_trip(state: HotState) -> None:
 
 
 def test_the_rendering_is_one_line_in_a_fixed_order_without_empty_fields() -> None:
-    state = HotState(session_id="s", objective="o", artifact_index=[IndexEntry(artifact_id="a" * 64, type="log")])
+    state = HotState(
+        session_id="s", objective="o", artifact_index=[IndexEntry(artifact_id="a" * 64, type="log")]
+    )
     assert state.render() == (
         '{"session_id":"s","risk_level":"low","objective":"o",'
         '"artifact_index":[{"artifact_id":"art:aaaaaaaaaaaa","type":"log","version":1}]}'
@@ -156,9 +181,16 @@ def test_the_rendering_is_one_line_in_a_fixed_order_without_empty_fields() -> No
 
 def test_ids_that_begin_alike_are_shown_long_enough_to_be_distinguished() -> None:
     ids = ["a" * 20 + "b" * 44, "a" * 20 + "c" * 44, "d" * 64, "d" * 64]
-    state = HotState(session_id="s", artifact_index=[{"artifact_id": one, "type": "log"} for one in ids])
+    state = HotState(
+        session_id="s", artifact_index=[{"artifact_id": one, "type": "log"} for one in ids]
+    )
     shown = [entry["artifact_id"] for entry in state.shown()["artifact_index"]]
-    assert shown == ["art:" + "a" * 20 + "b", "art:" + "a" * 20 + "c", "art:" + "d" * 12, "art:" + "d" * 12]
+    assert shown == [
+        "art:" + "a" * 20 + "b",
+        "art:" + "a" * 20 + "c",
+        "art:" + "d" * 12,
+        "art:" + "d" * 12,
+    ]
 
 
 def test_known_secrets_are_masked_everywhere() -> None:
@@ -187,11 +219,15 @@ def test_untrusted_text_stays_inside_its_string(state: HotState) -> None:
 def test_a_state_that_fits_is_left_as_it_is() -> None:
     state = full(artifact_index=())
     rendered = state.fitted()
-    assert rendered == Rendered(state.render(), estimate(state.render()), len(state.render().encode()))
+    assert rendered == Rendered(
+        state.render(), estimate(state.render()), len(state.render().encode())
+    )
     assert str(rendered) == rendered.render() == state.render()
 
 
-def test_a_state_over_its_limit_loses_summaries_then_all_but_the_first_artifacts_then_lists_then_texts() -> None:
+def test_a_state_over_its_limit_loses_summaries_then_all_but_the_first_artifacts_then_lists_then_texts() -> (
+    None
+):
     state = full()
     seen: list[str] = []
     for limit in range(2_500, 40, -7):
@@ -226,10 +262,15 @@ LONG = {"ascii": "the login of the shop fails ", "cjk": "登录在重置后超�
 
 
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
-@pytest.mark.parametrize("fields", [["objective"], ["last_successful_step"], ["constraints"], ["labels"], None])
+@pytest.mark.parametrize(
+    "fields", [["objective"], ["last_successful_step"], ["constraints"], ["labels"], None]
+)
 def test_long_text_is_cut_before_pointers(words: str, fields: list[str] | None) -> None:
     text = (words * 12_000)[:12_000]
-    index = [{"artifact_id": str(n) * 64, "type": "log", "label": f"log {n}", "summary": text} for n in range(5)]
+    index = [
+        {"artifact_id": str(n) * 64, "type": "log", "label": f"log {n}", "summary": text}
+        for n in range(5)
+    ]
     long: dict[str, Any] = {
         "objective": text, "last_successful_step": text,
         **{name: [text] * 30 for name in ("constraints", "accepted_decisions", "open_questions")},
@@ -240,7 +281,9 @@ def test_long_text_is_cut_before_pointers(words: str, fields: list[str] | None) 
         index = [entry | {"label": label} for entry in index]
     rendered = HotState(session_id="s", artifact_index=index, **given).fitted()
     parsed = json.loads(rendered.text)
-    assert [entry["artifact_id"] for entry in parsed["artifact_index"]] == ["art:" + str(n) * 12 for n in range(5)]
+    assert [entry["artifact_id"] for entry in parsed["artifact_index"]] == [
+        "art:" + str(n) * 12 for n in range(5)
+    ]
     assert all(parsed[name] for name in given), "something is left of each text"
     assert rendered.steps
 
@@ -249,7 +292,11 @@ def test_no_step_removes_more_than_needed() -> None:
     state = full()
     for limit in (1_500, 900, 400, 250, 150, 110):
         rendered = fit(state, limit)
-        looser = next(fit(state, more) for more in range(limit + 1, 9_999) if fit(state, more).text != rendered.text)
+        looser = next(
+            fit(state, more)
+            for more in range(limit + 1, 9_999)
+            if fit(state, more).text != rendered.text
+        )
         before, after = json.loads(looser.text), json.loads(rendered.text)
         changed = {name for name in before if before.get(name) != after.get(name)} - {"truncated"}
         assert len(changed) == 1, "the next larger rendering shows more of only one field"
@@ -266,7 +313,9 @@ def test_an_index_over_its_entry_limit_says_so() -> None:
 
 
 @given(STATES, LIMITS, st.integers(0, 25))
-def test_any_state_is_within_its_limits_or_says_why_not(state: HotState, limit: int, entries: int) -> None:
+def test_any_state_is_within_its_limits_or_says_why_not(
+    state: HotState, limit: int, entries: int
+) -> None:
     try:
         rendered = fit(state, limit, entries)
     except errors.BudgetExceeded as error:
@@ -290,7 +339,13 @@ def amounts(rendered: Rendered) -> list[int]:
     """Return how much is shown of each part."""
     parsed = json.loads(rendered.text)
     index = parsed.get("artifact_index", [])
-    parts = ("open_questions", "accepted_decisions", "constraints", "last_successful_step", "objective")
+    parts = (
+        "open_questions",
+        "accepted_decisions",
+        "constraints",
+        "last_successful_step",
+        "objective",
+    )
     return [
         sum(len(entry.get("summary", "")) for entry in index),
         len(index),
@@ -303,7 +358,12 @@ def odd(text: str) -> int:
     return 1 + (len(text) * 7_919) % 3_001
 
 
-@given(STATES, LIMITS, LIMITS, st.sampled_from([estimate, len, odd, lambda text: math.ceil(len(text) / 4)]))
+@given(
+    STATES,
+    LIMITS,
+    LIMITS,
+    st.sampled_from([estimate, len, odd, lambda text: math.ceil(len(text) / 4)]),
+)
 def test_a_larger_limit_never_shows_less(state: HotState, one: int, other: int, count: Any) -> None:
     less, more = sorted((one, other))
     try:
@@ -334,7 +394,13 @@ def raises(text: str) -> int:
 
 @pytest.mark.parametrize(
     "count",
-    [raises, *(lambda text, answer=answer: answer for answer in (None, -1, math.nan, math.inf, "9", True, 0))],
+    [
+        raises,
+        *(
+            lambda text, answer=answer: answer
+            for answer in (None, -1, math.nan, math.inf, "9", True, 0)
+        ),
+    ],
 )
 def test_a_counter_that_fails_is_a_violation_and_nothing_is_rendered(count: Any) -> None:
     for state in (full(), HotState(session_id="s")):
@@ -447,4 +513,6 @@ def test_changes_are_listed_field_by_field() -> None:
 @given(STATES, STATES)
 def test_exactly_the_fields_that_differ_are_listed(one: HotState, other: HotState) -> None:
     fields = {change.field for change in changes_between(one, other)}
-    assert fields == {name for name in HotState.model_fields if getattr(one, name) != getattr(other, name)}
+    assert fields == {
+        name for name in HotState.model_fields if getattr(one, name) != getattr(other, name)
+    }

@@ -1,4 +1,5 @@
-"""Behind every placeholder is the exact result, and nothing refers to what a rewritten conversation no longer shows."""
+"""Behind every placeholder is the exact result, and nothing refers to what a rewritten conversation
+no longer shows."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ EDITED = FILE.replace("compute_value(20)", "other_value(20)")
 
 @dataclass
 class Replayed:
-    """A conversation that was sent call by call, as the host keeps it, and the results as their tools returned them."""
+    """A conversation that was sent call by call, as the host keeps it, and the results as their
+    tools returned them."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     results: dict[str, str] = field(default_factory=dict)
@@ -62,13 +64,17 @@ def recorded(path: Path) -> Iterator[dict[str, Any]]:
             continue
         message = {"role": entry["message"]["role"], "content": entry["message"]["content"]}
         if isinstance(message["content"], list):
-            message["content"] = [one for one in message["content"] if one.get("type") != "thinking"]
+            message["content"] = [
+                one for one in message["content"] if one.get("type") != "thinking"
+            ]
         if message["content"]:
             yield message
 
 
 def replayed(session: Session, messages: Iterator[dict[str, Any]]) -> Replayed:
-    builder = PromptBuilder(session, provider="anthropic", tools=toolkit(session), rewrite=True, window=WINDOW)
+    builder = PromptBuilder(
+        session, provider="anthropic", tools=toolkit(session), rewrite=True, window=WINDOW
+    )
     done = Replayed()
     for message in messages:
         for block in blocks(message):
@@ -110,7 +116,9 @@ def test_the_exact_results_of_a_real_session_are_behind_its_placeholders(
     assert replaced
 
 
-def exchange(number: int, name: str, arguments: dict[str, Any], result: str) -> list[dict[str, Any]]:
+def exchange(
+    number: int, name: str, arguments: dict[str, Any], result: str
+) -> list[dict[str, Any]]:
     call = {"type": "tool_use", "id": f"c{number}", "name": name, "input": arguments}
     answer = {"type": "tool_result", "tool_use_id": f"c{number}", "content": result}
     return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
@@ -121,7 +129,11 @@ def conversation(session: Session, *results: str) -> list[dict[str, Any]]:
     builder = PromptBuilder(session, provider="anthropic", rewrite=True, window=WINDOW)
     history: list[dict[str, Any]] = [{"role": "user", "content": "look at a.py"}]
     for number, result in enumerate(results):
-        history = list(builder.build([*history, *exchange(number, "Read", {"file_path": "a.py"}, result)]).history)
+        history = list(
+            builder.build(
+                [*history, *exchange(number, "Read", {"file_path": "a.py"}, result)]
+            ).history
+        )
     return history
 
 
@@ -137,7 +149,9 @@ def result_of(messages: list[dict[str, Any]], call_id: str) -> str:
 def test_a_result_that_was_shown_as_a_diff_is_pruned_to_the_whole_result(session: Session) -> None:
     history = conversation(session, FILE, EDITED)
     assert result_of(history, "c1").startswith("[Changed: ")
-    pruned = prune(history, max_tokens=300, session=session, keep_turns=0, fold=False, low_water=0.1).messages
+    pruned = prune(
+        history, max_tokens=300, session=session, keep_turns=0, fold=False, low_water=0.1
+    ).messages
     placeholder = json.loads(result_of(pruned, "c1"))
     assert placeholder["pruned"] == "an older result, stored whole"
     assert session.get(placeholder["artifact"]) == EDITED
@@ -146,15 +160,21 @@ def test_a_result_that_was_shown_as_a_diff_is_pruned_to_the_whole_result(session
 def test_a_listing_that_was_shown_sparse_is_pruned_to_the_listing(session: Session) -> None:
     history = conversation(session, FILE)
     assert result_of(history, "c0").startswith("[Lines 1-35, numbered every 10 lines.]")
-    pruned = prune(history, max_tokens=300, session=session, keep_turns=0, fold=False, low_water=0.1).messages
+    pruned = prune(
+        history, max_tokens=300, session=session, keep_turns=0, fold=False, low_water=0.1
+    ).messages
     assert session.get(json.loads(result_of(pruned, "c0"))["artifact"]) == FILE
 
 
 @pytest.mark.parametrize(("second", "lead"), [(FILE, "[Nothing new: "), (EDITED, "[Changed: ")])
-def test_a_reference_to_a_pruned_result_says_where_that_is_stored(session: Session, second: str, lead: str) -> None:
+def test_a_reference_to_a_pruned_result_says_where_that_is_stored(
+    session: Session, second: str, lead: str
+) -> None:
     history = conversation(session, FILE, second)
     assert "shown above" in result_of(history, "c1")
-    pruned = prune(history, max_tokens=450, session=session, keep_turns=1, fold=False, low_water=0.1).messages
+    pruned = prune(
+        history, max_tokens=450, session=session, keep_turns=1, fold=False, low_water=0.1
+    ).messages
     pointer = json.loads(result_of(pruned, "c0"))["artifact"]
     repaired = result_of(pruned, "c1")
     assert repaired.startswith(lead)
@@ -166,17 +186,30 @@ def test_a_reference_to_a_pruned_result_says_where_that_is_stored(session: Sessi
 def test_a_reference_without_its_result_in_the_store_is_not_called_whole(session: Session) -> None:
     with coatcheck.open("memory:") as other:
         history = conversation(other.session("s"), FILE, EDITED)
-    pruned = prune(history, max_tokens=450, session=session, keep_turns=0, fold=False, low_water=0.1).messages
+    pruned = prune(
+        history, max_tokens=450, session=session, keep_turns=0, fold=False, low_water=0.1
+    ).messages
     assert result_of(pruned, "c1").startswith("[Changed: ")
 
 
 @pytest.mark.parametrize("encoded", [False, True], ids=["an object", "a string of JSON"])
-def test_long_arguments_become_lines_and_short_ones_stay_in_view(session: Session, encoded: bool) -> None:
-    arguments = {"file_path": "src/a.py", "content": FILE, "edits": [{"old": line} for line in LINES]}
+def test_long_arguments_become_lines_and_short_ones_stay_in_view(
+    session: Session, encoded: bool
+) -> None:
+    arguments = {
+        "file_path": "src/a.py",
+        "content": FILE,
+        "edits": [{"old": line} for line in LINES],
+    }
     messages: list[dict[str, Any]] = [{"role": "user", "content": "write"}]
     if encoded:
         function = {"name": "Write", "arguments": json.dumps(arguments)}
-        messages.append({"role": "assistant", "tool_calls": [{"id": "c0", "type": "function", "function": function}]})
+        messages.append(
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c0", "type": "function", "function": function}],
+            }
+        )
         messages.append({"role": "tool", "tool_call_id": "c0", "content": "ok"})
     else:
         messages += exchange(0, "Write", arguments, "ok")
@@ -193,10 +226,16 @@ def test_long_arguments_become_lines_and_short_ones_stay_in_view(session: Sessio
     assert LINES[0] in session.read(edits, lines="1:5").text
 
 
-def test_originals_are_stored_only_where_the_conversation_may_be_rewritten(session: Session) -> None:
+def test_originals_are_stored_only_where_the_conversation_may_be_rewritten(
+    session: Session,
+) -> None:
     builder = PromptBuilder(session, provider="anthropic", policy=Policy())
     history: list[dict[str, Any]] = [{"role": "user", "content": "look at a.py"}]
     for number in range(2):
-        history = list(builder.build([*history, *exchange(number, "Read", {"file_path": "a.py"}, FILE)]).history)
+        history = list(
+            builder.build(
+                [*history, *exchange(number, "Read", {"file_path": "a.py"}, FILE)]
+            ).history
+        )
     assert result_of(history, "c1").startswith("[Nothing new: ")
     assert session.list() == []

@@ -1,4 +1,5 @@
-"""Recall: the artifacts that are relevant to the latest message, one line each, in a bounded and inert block."""
+"""Recall: the artifacts that are relevant to the latest message, one line each, in a bounded and
+inert block."""
 
 from __future__ import annotations
 
@@ -21,10 +22,14 @@ UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u
 KEY = "AKIAIOSFODNN7EXAMPLE"
 
 
-def test_the_artifact_that_matches_the_message_comes_first_with_its_pointer_and_matching_lines(store: Store) -> None:
+def test_the_artifact_that_matches_the_message_comes_first_with_its_pointer_and_matching_lines(
+    store: Store,
+) -> None:
     session = store.session("s")
     session.put("nothing of interest", name="notes")
-    ref = session.put("\n".join(f"step {n}" for n in range(90)) + "\nlogin timeout after 30 s\n", name="run.log")
+    ref = session.put(
+        "\n".join(f"step {n}" for n in range(90)) + "\nlogin timeout after 30 s\n", name="run.log"
+    )
     found = recall(session, "why was there a login timeout?")
     assert found.items[0].ref.artifact_id == ref.artifact_id
     line = found.text.splitlines()[1]
@@ -49,13 +54,20 @@ def test_recall_says_how_many_artifacts_were_left_out(store: Store) -> None:
         session.put(f"needle {n}")
     found = recall(session, "needle")
     assert (len(found.items), found.left_out) == (8, 4)
-    assert found.text.splitlines()[-1] == "4 other artifacts are left out: list_artifacts() shows them."
+    assert (
+        found.text.splitlines()[-1]
+        == "4 other artifacts are left out: list_artifacts() shows them."
+    )
     assert recall(session, "needle", max_items=12).text.endswith("No artifact is left out.")
-    assert recall(session, "needle", max_items=11, list_tool=None).text.endswith("1 other artifact is left out.")
+    assert recall(session, "needle", max_items=11, list_tool=None).text.endswith(
+        "1 other artifact is left out."
+    )
 
 
 @pytest.mark.parametrize("message", ["", "   ", "zebra quagga"])
-def test_if_nothing_matches_the_newest_are_recalled(store: Store, clock: Clock, message: str) -> None:
+def test_if_nothing_matches_the_newest_are_recalled(
+    store: Store, clock: Clock, message: str
+) -> None:
     session = store.session("s")
     refs = []
     for n in range(10):
@@ -64,7 +76,9 @@ def test_if_nothing_matches_the_newest_are_recalled(store: Store, clock: Clock, 
     assert [item.ref for item in recall(session, message, max_items=3).items] == refs[:-4:-1]
 
 
-def test_among_equal_matches_those_already_read_come_first_then_the_newest(store: Store, clock: Clock) -> None:
+def test_among_equal_matches_those_already_read_come_first_then_the_newest(
+    store: Store, clock: Clock
+) -> None:
     session = store.session("s")
     texts = [f"the turbine report, number {n}" for n in (1, 2, 3)]
     refs = []
@@ -105,7 +119,9 @@ def test_only_artifacts_visible_to_the_session_are_recalled(store: Store) -> Non
 
 def test_known_secrets_are_masked_in_names_summaries_and_passages(store: Store) -> None:
     session = store.session("s")
-    session.put(f"deploy\nexport AWS_ACCESS_KEY_ID={KEY}\ndone", name=f"deploy {KEY}", summary=f"uses {KEY}")
+    session.put(
+        f"deploy\nexport AWS_ACCESS_KEY_ID={KEY}\ndone", name=f"deploy {KEY}", summary=f"uses {KEY}"
+    )
     text = recall(session, "deploy export").text
     assert KEY not in text
     assert "[masked" in text
@@ -130,7 +146,8 @@ def test_content_names_and_summaries_stay_inside_their_strings(store: Store, tex
 
 
 def assert_inert(text: str, session: Session) -> None:
-    """Every line is one of ours: outside of JSON strings there are only our own words, and pointers that resolve."""
+    """Every line is one of ours: outside of JSON strings there are only our own words, and pointers
+    that resolve."""
     head, *lines, tail = text.split("\n")
     assert head.startswith("Artifacts of this session")
     assert tail.endswith(("left out.", "shows them."))
@@ -142,26 +159,39 @@ def assert_inert(text: str, session: Session) -> None:
             value, at = json.JSONDecoder().raw_decode(line, start)
             strings.append(value)
         bare += line[at:]
-        found = re.fullmatch(r"(art:[0-9a-f]{12,64})( \w+, [\d.]+ [KM]?B)?[ :;]*(lines \d+-\d+: )?", bare)
+        found = re.fullmatch(
+            r"(art:[0-9a-f]{12,64})( \w+, [\d.]+ [KM]?B)?[ :;]*(lines \d+-\d+: )?", bare
+        )
         assert found, line
         assert session.ref(found[1]) is not None
         assert not any(UNSEEN.search(each) for each in strings)
 
 
-def test_every_recall_stays_within_its_bounds_and_counts_what_it_leaves_out(backend: Backend) -> None:
+def test_every_recall_stays_within_its_bounds_and_counts_what_it_leaves_out(
+    backend: Backend,
+) -> None:
     @backend.examples()
     @given(
-        st.lists(st.tuples(st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))), max_size=12),
+        st.lists(
+            st.tuples(
+                st.text(max_size=300), st.one_of(st.none(), st.text(min_size=1, max_size=90))
+            ),
+            max_size=12,
+        ),
         st.text(max_size=60),
         st.integers(1, 12),
         st.integers(300, 1_200),
         st.integers(0, 300),
     )
-    def check(puts: list[tuple[str, str | None]], message: str, items: int, chars: int, narrative: int) -> None:
+    def check(
+        puts: list[tuple[str, str | None]], message: str, items: int, chars: int, narrative: int
+    ) -> None:
         session = backend.new_session()
         for text, name in puts:
             session.put(text, name=name)
-        found = recall(session, message, max_items=items, max_chars=chars, narrative_max_chars=narrative)
+        found = recall(
+            session, message, max_items=items, max_chars=chars, narrative_max_chars=narrative
+        )
         assert len(found.text) <= chars
         assert len(found.items) <= items
         assert len(found.items) + found.left_out == len({ref.artifact_id for ref in session.list()})
@@ -173,7 +203,9 @@ def test_every_recall_stays_within_its_bounds_and_counts_what_it_leaves_out(back
 
 
 def test_settings_are_the_default_bounds(backend: Backend) -> None:
-    options = {"memory": {"artifacts": {"max_items": 2, "max_chars": 400, "narrative_max_chars": 1}}}
+    options = {
+        "memory": {"artifacts": {"max_items": 2, "max_chars": 400, "narrative_max_chars": 1}}
+    }
     settings = coatcheck.config.DEFAULTS.override(options)
     session = backend.open(settings=settings).session("s")
     for n in range(5):
@@ -186,7 +218,8 @@ def test_settings_are_the_default_bounds(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_items": 0}, {"max_chars": 100}, {"narrative_max_chars": -1}, {"max_items": "8"}]
+    "options",
+    [{"max_items": 0}, {"max_chars": 100}, {"narrative_max_chars": -1}, {"max_items": "8"}],
 )
 def test_invalid_bounds_are_refused(store: Store, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):

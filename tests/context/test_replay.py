@@ -1,4 +1,5 @@
-"""Real conversations, replayed call by call: a few hundred calls from all files. `make bench` replays every call."""
+"""Real conversations, replayed call by call: a few hundred calls from all files. `make bench`
+replays every call."""
 
 from __future__ import annotations
 
@@ -24,11 +25,15 @@ def sampled(corpus: Path) -> Iterator[Conversation]:
             yield one
         elif one.file.endswith(".jsonl") or number % (20 if LONG_FAULTS else 40) == 0:
             turns, most = one.turns, 40 if LONG_FAULTS else 20
-            yield replace(one, messages=one.messages[: turns[most] + 1]) if len(turns) > most else one
+            yield (
+                replace(one, messages=one.messages[: turns[most] + 1]) if len(turns) > most else one
+            )
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("backend", ["memory", "fleet"] if LONG_FAULTS else ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    "backend", ["memory", "fleet"] if LONG_FAULTS else ["memory"], indirect=True
+)
 def test_every_prompt_is_within_the_budget_and_accepted_and_few_rewrite_the_prefix(
     corpus: Path, backend: Backend
 ) -> None:

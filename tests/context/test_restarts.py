@@ -1,6 +1,7 @@
-"""Real conversations in every dialect, cut and damaged as hosts do: at each step, a new builder makes the same prompt
-as the running one, it begins with the previous prompt, and the strict stand-ins accept it. The short form samples;
-`COATCHECK_FAULTS=long` takes every part of every conversation."""
+"""Real conversations in every dialect, cut and damaged as hosts do: at each step, a new builder
+makes the same prompt as the running one, it begins with the previous prompt, and the strict
+stand-ins accept it. The short form samples; `COATCHECK_FAULTS=long` takes every part of every
+conversation."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ HEADERS = {"x-api-key": "key", "authorization": "Bearer key", "anthropic-version
 
 
 class Event(NamedTuple):
-    """A part of a conversation, independent of any dialect: a `call`, a `result`, or a text of a role."""
+    """A part of a conversation, independent of any dialect: a `call`, a `result`, or a text of a
+    role."""
 
     kind: str
     text: str
@@ -47,7 +49,11 @@ def events(one: Conversation) -> Iterator[Event]:
                 yield Event("call", json.dumps(block["input"]), block["id"], block["name"])
             elif block["type"] == "tool_result":
                 inner = block.get("content") or ""
-                text = inner if isinstance(inner, str) else "\n".join(part.get("text", "[picture]") for part in inner)
+                text = (
+                    inner
+                    if isinstance(inner, str)
+                    else "\n".join(part.get("text", "[picture]") for part in inner)
+                )
                 yield Event("result", text, block["tool_use_id"])
         for call in message.get("tool_calls") or ():
             yield Event("call", call["function"]["arguments"], call["id"], call["function"]["name"])
@@ -61,7 +67,12 @@ def as_anthropic(one: Conversation) -> list[Message]:
         role = {"call": "assistant", "result": "user"}.get(event.kind, event.kind)
         block: Message = {"type": "text", "text": event.text}
         if event.kind == "call":
-            block = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": json.loads(event.text)}
+            block = {
+                "type": "tool_use",
+                "id": event.call_id,
+                "name": event.name,
+                "input": json.loads(event.text),
+            }
         elif event.kind == "result":
             block = {"type": "tool_result", "tool_use_id": event.call_id, "content": event.text}
         if role == "system":
@@ -109,7 +120,8 @@ DIALECTS: dict[str, tuple[Callable[[Conversation], list[Message]], Any]] = {
 
 
 def damaged(messages: list[Message], rng: random.Random) -> Iterator[tuple[str, list[Message]]]:
-    """Yield the messages as they are, and as hosts damage them: start cut off, one lost, one doubled, two swapped."""
+    """Yield the messages as they are, and as hosts damage them: start cut off, one lost, one
+    doubled, two swapped."""
     yield "whole", messages
     if len(messages) > 4:
         cut, lost, doubled, swapped = (rng.randrange(1, len(messages) - 2) for _ in range(4))
@@ -118,7 +130,12 @@ def damaged(messages: list[Message], rng: random.Random) -> Iterator[tuple[str, 
         yield f"{doubled} twice", messages[: doubled + 1] + messages[doubled:]
         yield (
             f"{swapped} later",
-            [*messages[:swapped], messages[swapped + 1], messages[swapped], *messages[swapped + 2 :]],
+            [
+                *messages[:swapped],
+                messages[swapped + 1],
+                messages[swapped],
+                *messages[swapped + 2 :],
+            ],
         )
 
 
@@ -133,7 +150,8 @@ def built(builder: PromptBuilder, history: list[Message]) -> Prompt | None:
 def wrong_steps(
     session: Session, provider: str, messages: list[Message], budget: int | None, rng: random.Random
 ) -> Iterator[str | None]:
-    """Yield the problem with the prompt of each step, or None. Without a budget, nothing is rewritten."""
+    """Yield the problem with the prompt of each step, or None. Without a budget, nothing is
+    rewritten."""
     api = DIALECTS[provider][1]
 
     def builder() -> PromptBuilder:
@@ -182,12 +200,20 @@ def test_a_new_builder_makes_the_same_prompt_as_the_running_one_and_the_provider
     rng = random.Random(29)
     found = list(conversations(corpus))
     short = [one for one in found if one.provider == "openai"]
-    chosen = found if long_faults else [one for one in found if one.provider != "openai"][::3] + rng.sample(short, 3)
+    chosen = (
+        found
+        if long_faults
+        else [one for one in found if one.provider != "openai"][::3] + rng.sample(short, 3)
+    )
     most, budgets = (70, (None, 1_500, 4_000, 15_000)) if long_faults else (10, (None, 2_500))
     steps, wrong = 0, []
     for one in chosen:
         messages = DIALECTS[provider][0](one)
-        starts = range(0, len(messages), most) if long_faults else [rng.randrange(max(1, len(messages) - most))]
+        starts = (
+            range(0, len(messages), most)
+            if long_faults
+            else [rng.randrange(max(1, len(messages) - most))]
+        )
         for start in starts:
             for how, history in damaged(messages[start : start + most], rng):
                 budget = rng.choice(budgets)
@@ -202,13 +228,20 @@ def test_a_new_builder_makes_the_same_prompt_as_the_running_one_and_the_provider
 
 @pytest.mark.parametrize("keep_turns", [0, 1, 3])
 @pytest.mark.parametrize("provider", DIALECTS)
-def test_new_and_running_builders_join_a_message_to_the_note_before_it(provider: str, keep_turns: int) -> None:
+def test_new_and_running_builders_join_a_message_to_the_note_before_it(
+    provider: str, keep_turns: int
+) -> None:
     session = coatcheck.open("memory:", ttl=None).session("s")
 
     def builder() -> PromptBuilder:
         budget = Budget(max_prompt_tokens=3_000)
         return PromptBuilder(
-            session, provider=provider, budget=budget, keep_turns=keep_turns, policy=None, rewrite=True
+            session,
+            provider=provider,
+            budget=budget,
+            keep_turns=keep_turns,
+            policy=None,
+            rewrite=True,
         )
 
     running = builder()

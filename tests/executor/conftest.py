@@ -1,4 +1,5 @@
-"""A session to run tools for. Tools wait for events, never for a clock; tests of deadlines use short ones."""
+"""A session to run tools for. Tools wait for events, never for a clock; tests of deadlines use
+short ones."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ LONG = 60.0
 
 
 def after_it_began(attempt: Callable[[float], Answer | None]) -> Answer:
-    """Return the result of `attempt` for a deadline that passes only after a tool has begun. If the deadline was too
-    short for the machine, `attempt` returns None and is called again with a longer one."""
+    """Return the result of `attempt` for a deadline that passes only after a tool has begun. If the
+    deadline was too short for the machine, `attempt` returns None and is called again with a longer
+    one."""
     for seconds in (SOON, 0.5, 5.0, LONG / 2):
         answer = attempt(seconds)
         if answer is not None:
@@ -43,4 +45,7 @@ def _everything_is_imported() -> None:
         return "x" * 20_000
 
     with coatcheck.open("memory:") as store:
-        assert ToolExecutor(store.session("s"), [tool]).run(ToolCall("c", "tool", {"x": 1})).ref is not None
+        assert (
+            ToolExecutor(store.session("s"), [tool]).run(ToolCall("c", "tool", {"x": 1})).ref
+            is not None
+        )

@@ -70,7 +70,9 @@ def test_a_small_answer_comes_back_as_it_is(session: Session) -> None:
     assert not outcome.is_error
 
 
-def test_a_large_answer_becomes_an_artifact_that_records_its_tool_and_call(session: Session) -> None:
+def test_a_large_answer_becomes_an_artifact_that_records_its_tool_and_call(
+    session: Session,
+) -> None:
     def read_log() -> str:
         return BIG
 
@@ -88,7 +90,9 @@ def test_the_policy_decides_what_is_large(session: Session) -> None:
         return "x" * 100
 
     small, large = Policy(max_chars=99), Policy(max_chars=100)
-    assert isinstance(ToolExecutor(session, [read], policy=small).run(call("read")), ArtifactReference)
+    assert isinstance(
+        ToolExecutor(session, [read], policy=small).run(call("read")), ArtifactReference
+    )
     assert isinstance(ToolExecutor(session, [read], policy=large).run(call("read")), Result)
 
 
@@ -99,7 +103,9 @@ def test_the_calls_of_a_turn_run_concurrently_and_are_answered_in_order(session:
         together.wait(60)
         return number
 
-    outcomes = ToolExecutor(session, [meet]).run_all([call("meet", id=f"c{n}", number=n) for n in range(3)])
+    outcomes = ToolExecutor(session, [meet]).run_all(
+        [call("meet", id=f"c{n}", number=n) for n in range(3)]
+    )
     assert [(one.call_id, one.text) for one in outcomes] == [("c0", "0"), ("c1", "1"), ("c2", "2")]
 
 
@@ -117,7 +123,9 @@ def test_more_calls_than_workers_are_all_answered(session: Session) -> None:
 
 @pytest.mark.parametrize("run", ["run", "arun", "arun_all", "run in a loop", "run_all in a loop"])
 @pytest.mark.parametrize("tool", [add, add_async])
-def test_sync_and_async_functions_run_from_everywhere(session: Session, run: str, tool: Any) -> None:
+def test_sync_and_async_functions_run_from_everywhere(
+    session: Session, run: str, tool: Any
+) -> None:
     executor = ToolExecutor(session, [tool])
     one = call(tool.__name__, a=1)
 
@@ -196,11 +204,16 @@ def test_a_tool_may_run_tools_of_the_same_executor(session: Session) -> None:
     async def outer_async(depth: int) -> str:
         if depth == 0:
             return "ground"
-        return " ".join(one.text for one in await executor.arun_all([call("outer", depth=depth - 1)] * 2))
+        return " ".join(
+            one.text for one in await executor.arun_all([call("outer", depth=depth - 1)] * 2)
+        )
 
     executor = ToolExecutor(session, [outer, outer_async], max_workers=1)
     assert executor.run_all([call("outer", depth=2)])[0].text == "ground ground ground ground"
-    assert asyncio.run(executor.arun(call("outer_async", depth=2))).text == "ground ground ground ground"
+    assert (
+        asyncio.run(executor.arun(call("outer_async", depth=2))).text
+        == "ground ground ground ground"
+    )
 
 
 # Names
@@ -218,7 +231,9 @@ def test_an_unknown_name_of_any_length_has_a_bounded_answer(session: Session) ->
     assert len(outcome.text) < 1_000
 
 
-def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalized_again(session: Session) -> None:
+def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalized_again(
+    session: Session,
+) -> None:
     tools = [*toolkit(session), add]
     executor = ToolExecutor(session, tools, policy=Policy(max_chars=100))
     pointer = session.put(BIG).pointer
@@ -228,7 +243,9 @@ def test_the_toolkit_runs_beside_functions_and_its_answers_are_never_externalize
     assert executor.run(call("add", a=1)).text == "3"
 
 
-def test_a_tool_that_is_marked_keeps_its_results_inline_unless_the_policy_has_a_rule_for_it(session: Session) -> None:
+def test_a_tool_that_is_marked_keeps_its_results_inline_unless_the_policy_has_a_rule_for_it(
+    session: Session,
+) -> None:
     @stays_inline
     def read() -> str:
         return BIG
@@ -246,12 +263,22 @@ def test_stubs_use_the_agents_name_for_the_reading_tool(session: Session, option
 
     tools = toolkit(session, **options)
     for policy in (None, Policy(max_chars=1_000)):
-        text = ToolExecutor(session, [search, *tools], policy=policy).run(ToolCall("c", "search")).text
+        text = (
+            ToolExecutor(session, [search, *tools], policy=policy).run(ToolCall("c", "search")).text
+        )
         assert f"{tools[0].name}(pointer=" in text
     named = Policy(read_tool="read")
-    assert "read(pointer=" in ToolExecutor(session, [search], policy=named).run(ToolCall("c", "search")).text
+    assert (
+        "read(pointer="
+        in ToolExecutor(session, [search], policy=named).run(ToolCall("c", "search")).text
+    )
     quiet = Policy(read_tool=None)
-    assert "pointer=" not in ToolExecutor(session, [search, *tools], policy=quiet).run(ToolCall("c", "search")).text
+    assert (
+        "pointer="
+        not in ToolExecutor(session, [search, *tools], policy=quiet)
+        .run(ToolCall("c", "search"))
+        .text
+    )
 
 
 def hint_of(outcome: ToolOutcome) -> str:
@@ -344,12 +371,16 @@ def test_tools_are_functions_methods_partials_objects_and_named_lambdas(session:
 
 
 @pytest.mark.parametrize("tools", [[lambda: 1], [add, add], ["add"], {"": add}])
-def test_tools_that_cannot_be_called_by_name_are_refused_at_once(session: Session, tools: Any) -> None:
+def test_tools_that_cannot_be_called_by_name_are_refused_at_once(
+    session: Session, tools: Any
+) -> None:
     with pytest.raises(InvalidArgument):
         ToolExecutor(session, tools)
 
 
-@pytest.mark.parametrize("options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": "1"}, {"max_workers": 0}])
+@pytest.mark.parametrize(
+    "options", [{"timeout": -1}, {"timeout": float("nan")}, {"timeout": "1"}, {"max_workers": 0}]
+)
 def test_invalid_settings_are_refused_at_once(session: Session, options: Any) -> None:
     with pytest.raises(InvalidArgument):
         ToolExecutor(session, [add], **options)
@@ -365,12 +396,18 @@ def test_arguments_are_a_dict_or_its_json(session: Session, arguments: Any) -> N
 
 @pytest.mark.parametrize("arguments", ["", "  ", "{}", "null", {}, None])
 def test_empty_arguments_have_many_forms(session: Session, arguments: Any) -> None:
-    assert ToolExecutor(session, {"now": lambda: "now"}).run(ToolCall("c", "now", arguments)).text == "now"
+    assert (
+        ToolExecutor(session, {"now": lambda: "now"}).run(ToolCall("c", "now", arguments)).text
+        == "now"
+    )
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '"a"', "5", "[" * 100_000, [1], 7, {1: 2}])
 def test_arguments_that_are_not_an_object_are_an_error(session: Session, arguments: Any) -> None:
-    assert error(ToolExecutor(session, [add]).run(ToolCall("c", "add", arguments))).code == "invalid_arguments"
+    assert (
+        error(ToolExecutor(session, [add]).run(ToolCall("c", "add", arguments))).code
+        == "invalid_arguments"
+    )
 
 
 def test_the_error_names_missing_unknown_and_invalid_arguments(session: Session) -> None:
@@ -386,7 +423,11 @@ def test_the_error_names_missing_unknown_and_invalid_arguments(session: Session)
 
 
 def test_a_thousand_wrong_arguments_have_a_bounded_answer(session: Session) -> None:
-    outcome = error(ToolExecutor(session, [add]).run(ToolCall("c", "add", {f"x{n}" * 500: n for n in range(1_000)})))
+    outcome = error(
+        ToolExecutor(session, [add]).run(
+            ToolCall("c", "add", {f"x{n}" * 500: n for n in range(1_000)})
+        )
+    )
     assert "more" in outcome.text
     assert len(outcome.text) < 4_000
 
@@ -435,7 +476,11 @@ def test_arguments_arrive_as_the_types_that_the_signature_names(session: Session
     assert seen == [
         Colour.RED, Filter(field="f", values=[1]), Span(datetime.date(2025, 1, 31), 3), {"x"}, "a", 7, None, None,
     ]  # fmt: skip
-    wrong = error(ToolExecutor(session, [tool]).run(ToolCall("c", "tool", arguments | {"where": {"values": ["x"]}})))
+    wrong = error(
+        ToolExecutor(session, [tool]).run(
+            ToolCall("c", "tool", arguments | {"where": {"values": ["x"]}})
+        )
+    )
     assert "'/field'" in wrong.text
     assert "'/values/0'" in wrong.text
 
@@ -453,7 +498,10 @@ def test_variadic_parameters_are_filled_by_name(session: Session) -> None:
 
     executor = ToolExecutor(session, [tool])
     assert executor.run(call("tool", a="1")).to_model_content() == "[1,2,[],3,{}]"
-    assert executor.run(call("tool", a=1, rest=["7", 8], z="9")).to_model_content() == '[1,2,[7,8],3,{"z":9}]'
+    assert (
+        executor.run(call("tool", a=1, rest=["7", 8], z="9")).to_model_content()
+        == '[1,2,[7,8],3,{"z":9}]'
+    )
     assert executor.run(call("tool", a=1, more=4)).to_model_content() == '[1,2,[],3,{"more":4}]'
     assert error(executor.run(call("tool", a=1, z="x"))).code == "invalid_arguments"
     assert error(executor.run(call("tool", a=1, rest=7))).code == "invalid_arguments"
@@ -465,18 +513,35 @@ def test_variadic_parameters_are_filled_by_name(session: Session) -> None:
 
 def test_a_call_is_read_from_openai_in_both_of_its_shapes() -> None:
     expected = ToolCall("call_1", "search", '{"q":"x"}')
-    chat = {"id": "call_1", "type": "function", "function": {"name": "search", "arguments": '{"q":"x"}'}}
-    responses = {"type": "function_call", "call_id": "call_1", "name": "search", "arguments": '{"q":"x"}', "id": "fc_1"}
+    chat = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"q":"x"}'},
+    }
+    responses = {
+        "type": "function_call",
+        "call_id": "call_1",
+        "name": "search",
+        "arguments": '{"q":"x"}',
+        "id": "fc_1",
+    }
     assert ToolCall.from_openai(chat) == expected
     assert ToolCall.from_openai(responses) == expected
-    assert ToolCall.from_openai(SimpleNamespace(id="call_1", function=SimpleNamespace(**chat["function"]))) == expected  # type: ignore[arg-type]
+    assert (
+        ToolCall.from_openai(
+            SimpleNamespace(id="call_1", function=SimpleNamespace(**chat["function"]))
+        )
+        == expected
+    )  # type: ignore[arg-type]
     assert ToolCall.from_openai(SimpleNamespace(**responses)) == expected
 
 
 def test_a_call_is_read_from_anthropic() -> None:
     block = {"type": "tool_use", "id": "toolu_1", "name": "search", "input": {"q": "x"}}
     assert ToolCall.from_anthropic(block) == ToolCall("toolu_1", "search", {"q": "x"})
-    assert ToolCall.from_anthropic(SimpleNamespace(**block)) == ToolCall("toolu_1", "search", {"q": "x"})
+    assert ToolCall.from_anthropic(SimpleNamespace(**block)) == ToolCall(
+        "toolu_1", "search", {"q": "x"}
+    )
 
 
 @pytest.mark.parametrize("block", [{}, {"id": 1, "name": "x"}, None, "text"])
@@ -503,7 +568,9 @@ class Unprintable(Exception):
     ids=lambda raised: type(raised).__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("colour", ["plain", "async"])
-def test_any_exception_of_a_tool_becomes_an_outcome(session: Session, raised: BaseException, colour: str) -> None:
+def test_any_exception_of_a_tool_becomes_an_outcome(
+    session: Session, raised: BaseException, colour: str
+) -> None:
     def plain() -> None:
         raise raised
 
@@ -511,7 +578,11 @@ def test_any_exception_of_a_tool_becomes_an_outcome(session: Session, raised: Ba
         plain()
 
     executor = ToolExecutor(session, {"tool": plain if colour == "plain" else coloured})
-    expected = "RuntimeError" if colour == "async" and isinstance(raised, StopIteration) else type(raised).__name__
+    expected = (
+        "RuntimeError"
+        if colour == "async" and isinstance(raised, StopIteration)
+        else type(raised).__name__
+    )
     outcomes = [executor.run(call("tool"), timeout=60), executor.run_all([call("tool")])[0],
                 asyncio.run(executor.arun(call("tool"))), executor.wait(executor.start(call("tool")))]  # fmt: skip
     with ThreadPoolExecutor(1) as threads:
@@ -571,12 +642,16 @@ def test_an_error_is_bounded_even_if_the_policy_is_off(session: Session, store: 
     assert store.stats().artifacts == 0
 
 
-def test_a_function_that_shortens_a_tools_answers_does_not_shorten_its_errors(session: Session) -> None:
+def test_a_function_that_shortens_a_tools_answers_does_not_shorten_its_errors(
+    session: Session,
+) -> None:
     def tool() -> str:
         raise ValueError("the reason")
 
     outcome = error(
-        ToolExecutor(session, [tool], policy=Policy(tools={"tool": lambda text: text[:3]})).run(call("tool"))
+        ToolExecutor(session, [tool], policy=Policy(tools={"tool": lambda text: text[:3]})).run(
+            call("tool")
+        )
     )
     assert outcome.text.endswith("ValueError: the reason")
     assert outcome.ref is None
@@ -602,7 +677,9 @@ def test_a_value_that_cannot_be_serialized_still_gives_an_outcome(session: Sessi
 
     circle: list[Any] = []
     circle.append(circle)
-    executor = ToolExecutor(session, {"broken": lambda: Broken(), "circle": lambda: circle, "tuple": lambda: {1: (2,)}})
+    executor = ToolExecutor(
+        session, {"broken": lambda: Broken(), "circle": lambda: circle, "tuple": lambda: {1: (2,)}}
+    )
     for name in executor.names:
         assert isinstance(executor.run(call(name)), ToolOutcome)
 
@@ -635,7 +712,9 @@ def test_control_c_in_the_main_thread_is_not_swallowed(backend: Backend) -> None
     assert printed.split() == ["interrupted"] * 3
 
 
-def test_sixty_four_threads_neither_lose_nor_duplicate_artifacts(session: Session, store: Store) -> None:
+def test_sixty_four_threads_neither_lose_nor_duplicate_artifacts(
+    session: Session, store: Store
+) -> None:
     def make(number: int) -> str:
         return f"{number} " * 20_000
 
@@ -652,7 +731,9 @@ def test_sixty_four_threads_neither_lose_nor_duplicate_artifacts(session: Sessio
         ready.wait(60)
         for number in range(3):
             name = names[(thread + number) % 3]
-            outcomes.append(executor.run(call(name, id=f"{thread}-{number}", number=thread * 3 + number)))
+            outcomes.append(
+                executor.run(call(name, id=f"{thread}-{number}", number=thread * 3 + number))
+            )
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(64)]
     for thread in threads:

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from coatcheck import Session, Store
-from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from coatcheck.executor import (
+    ArtifactReference,
+    Result,
+    TimedOut,
+    ToolCall,
+    ToolError,
+    ToolExecutor,
+    ToolOutcome,
+)
 from tests.backends import run_python
 from tests.executor.conftest import LONG, SOON, after_it_began
 
@@ -19,8 +27,8 @@ BIG = "A line of a log that nobody wants in a prompt.\n" * 2_000
 
 
 class Patient:
-    """A tool that waits for `go_on`, then returns something large. `begun` is set when it waits, and `ended` when it is
-    about to end, whether or not its answer is used."""
+    """A tool that waits for `go_on`, then returns something large. `begun` is set when it waits,
+    and `ended` when it is about to end, whether or not its answer is used."""
 
     def __init__(self) -> None:
         self.begun, self.go_on, self.ended = threading.Event(), threading.Event(), threading.Event()
@@ -65,7 +73,8 @@ class Patient:
             self.ended.set()
 
     def has_begun(self) -> bool:
-        """Return whether the tool has begun to wait. If it has not, it will not wait later either."""
+        """Return whether the tool has begun to wait. If it has not, it will not wait later
+        either."""
         if not self.begun.is_set():
             self.go_on.set()
         return self.begun.is_set()
@@ -91,7 +100,9 @@ def timed_out(outcome: ToolOutcome, scope: str) -> TimedOut:
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
-def test_a_call_that_runs_over_is_abandoned_and_its_result_dropped(session: Session, store: Store, kind: str) -> None:
+def test_a_call_that_runs_over_is_abandoned_and_its_result_dropped(
+    session: Session, store: Store, kind: str
+) -> None:
     def attempt(seconds: float) -> tuple[TimedOut, Patient] | None:
         patient = Patient()
         executor = ToolExecutor(session, {"tool": getattr(patient, kind)})
@@ -124,13 +135,21 @@ def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
 
     def attempt(seconds: float) -> tuple[ToolOutcome, Patient] | None:
         patient = Patient()
-        executor = ToolExecutor(session, {"slow": getattr(patient, kind), "quick": lambda: BIG + "quick"})
+        executor = ToolExecutor(
+            session, {"slow": getattr(patient, kind), "quick": lambda: BIG + "quick"}
+        )
         calls = [ToolCall("c1", "slow"), ToolCall("c2", "quick")]
         if form == "run_all":
             slow, quick = executor.run_all(calls, deadline=seconds)
         else:
-            slow, quick = patient_loop.run_until_complete(executor.arun_all(calls, deadline=seconds))
-        return (slow, patient) if patient.has_begun() and isinstance(quick, ArtifactReference) else None
+            slow, quick = patient_loop.run_until_complete(
+                executor.arun_all(calls, deadline=seconds)
+            )
+        return (
+            (slow, patient)
+            if patient.has_begun() and isinstance(quick, ArtifactReference)
+            else None
+        )
 
     slow, patient = after_it_began(attempt)
     assert timed_out(slow, "turn").ref is None
@@ -145,7 +164,9 @@ def test_once_a_turn_is_past_its_deadline_nothing_more_is_stored_for_it(
     assert [ref.tool for ref in session.list()] == ["quick"]
 
 
-def test_a_result_that_arrives_at_the_deadline_is_stored_whole_or_not_at_all(session: Session, store: Store) -> None:
+def test_a_result_that_arrives_at_the_deadline_is_stored_whole_or_not_at_all(
+    session: Session, store: Store
+) -> None:
     for number in range(30):
         ready = threading.Event()
 
@@ -158,7 +179,11 @@ def test_a_result_that_arrives_at_the_deadline_is_stored_whole_or_not_at_all(ses
         outcome = ToolExecutor(session, [tool]).run_all(
             [ToolCall("c", "tool", {"number": number})], deadline=number / 300
         )
-        stored = [ref for ref in session.list() if session.open(ref).read(20).startswith(f"{number} 0 ".encode())]
+        stored = [
+            ref
+            for ref in session.list()
+            if session.open(ref).read(20).startswith(f"{number} 0 ".encode())
+        ]
         assert len(stored) == isinstance(outcome[0], ArtifactReference)
         if stored:
             assert ready.is_set()
@@ -175,7 +200,9 @@ def test_calls_that_wait_for_a_worker_until_the_deadline_are_never_made(session:
             return patients[number].function()
 
         executor = ToolExecutor(session, [tool], max_workers=1)
-        outcomes = executor.run_all([ToolCall(f"c{n}", "tool", {"number": n}) for n in range(3)], deadline=seconds)
+        outcomes = executor.run_all(
+            [ToolCall(f"c{n}", "tool", {"number": n}) for n in range(3)], deadline=seconds
+        )
         assert [timed_out(one, "turn").call_id for one in outcomes] == ["c0", "c1", "c2"]
         return (made, patients[0]) if patients[0].has_begun() else None
 
@@ -184,11 +211,17 @@ def test_calls_that_wait_for_a_worker_until_the_deadline_are_never_made(session:
     assert made == [0]
 
 
-def test_a_turn_returns_at_its_deadline_even_if_other_turns_use_all_workers(session: Session) -> None:
+def test_a_turn_returns_at_its_deadline_even_if_other_turns_use_all_workers(
+    session: Session,
+) -> None:
     patient = Patient()
-    executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"}, max_workers=1)
+    executor = ToolExecutor(
+        session, {"slow": patient.function, "quick": lambda: "done"}, max_workers=1
+    )
     other: list[ToolOutcome] = []
-    thread = threading.Thread(target=lambda: other.extend(executor.run_all([ToolCall("c", "slow")])))
+    thread = threading.Thread(
+        target=lambda: other.extend(executor.run_all([ToolCall("c", "slow")]))
+    )
     thread.start()
     assert patient.begun.wait(LONG)
     timed_out(executor.run_all([ToolCall("c", "quick")], deadline=SOON)[0], "turn")
@@ -199,7 +232,9 @@ def test_a_turn_returns_at_its_deadline_even_if_other_turns_use_all_workers(sess
     assert executor.run_all([ToolCall("c", "quick")], deadline=LONG)[0].text == "done"
 
 
-def test_the_calls_of_a_turn_share_its_deadline_and_have_their_own_timeouts(session: Session) -> None:
+def test_the_calls_of_a_turn_share_its_deadline_and_have_their_own_timeouts(
+    session: Session,
+) -> None:
     def attempt(seconds: float) -> ToolOutcome | None:
         patient = Patient()
         executor = ToolExecutor(session, {"slow": patient.function, "quick": lambda: "done"})
@@ -228,13 +263,18 @@ def test_an_async_tool_that_runs_over_is_cancelled(session: Session, kind: str, 
                 await asyncio.to_thread(patient.ended.wait, LONG)
             return outcome
 
-        timed_out(executor.run(call, timeout=seconds) if form == "run" else asyncio.run(scenario()), "call")
+        timed_out(
+            executor.run(call, timeout=seconds) if form == "run" else asyncio.run(scenario()),
+            "call",
+        )
         return patient if patient.has_begun() else None
 
     assert after_it_began(attempt).ended.wait(LONG)
 
 
-def test_an_async_caller_that_is_cancelled_abandons_its_calls(session: Session, store: Store) -> None:
+def test_an_async_caller_that_is_cancelled_abandons_its_calls(
+    session: Session, store: Store
+) -> None:
     patient, begun = Patient(), threading.Event()
 
     async def tool() -> str:
@@ -259,12 +299,17 @@ def test_an_async_caller_that_is_cancelled_abandons_its_calls(session: Session, 
 def test_calls_that_do_not_end_make_the_executor_busy_until_they_do(session: Session) -> None:
     patients = [Patient() for _ in range(3)]
     executor = ToolExecutor(
-        session, {"quick": lambda: "done"} | {f"slow{n}": one.function for n, one in enumerate(patients)}, max_workers=3
+        session,
+        {"quick": lambda: "done"} | {f"slow{n}": one.function for n, one in enumerate(patients)},
+        max_workers=3,
     )
     for number in range(3):
         assert executor.run(ToolCall("c", "quick")).text == "done"
         timed_out(executor.run(ToolCall("c", f"slow{number}"), timeout=SOON), "call")
-    for outcome in (executor.run(ToolCall("c", "quick")), *executor.run_all([ToolCall("c", "quick")])):
+    for outcome in (
+        executor.run(ToolCall("c", "quick")),
+        *executor.run_all([ToolCall("c", "quick")]),
+    ):
         assert isinstance(outcome, ToolError)
         assert outcome.code == "busy"
     patients[1].finish()
@@ -353,7 +398,8 @@ def test_calls_of_many_threads_never_share_a_thread_at_the_same_time(session: Se
 
     executor = ToolExecutor(session, [tool])
     callers = [
-        threading.Thread(target=lambda: [executor.run(ToolCall("c", "tool")) for _ in range(50)]) for _ in range(8)
+        threading.Thread(target=lambda: [executor.run(ToolCall("c", "tool")) for _ in range(50)])
+        for _ in range(8)
     ]
     for one in callers:
         one.start()

@@ -1,4 +1,5 @@
-"""The descriptions of an executor's tools for a model: schemas that match what the executor accepts."""
+"""The descriptions of an executor's tools for a model: schemas that match what the executor
+accepts."""
 
 from __future__ import annotations
 
@@ -60,8 +61,12 @@ def properties(session: Session, tool: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_function_is_described_by_its_docstring_annotations_and_defaults(session: Session) -> None:
-    def search(words: str, limit: int = 8, order: Literal["new", "old"] = "new", inside: str | None = None) -> str:
+def test_a_function_is_described_by_its_docstring_annotations_and_defaults(
+    session: Session,
+) -> None:
+    def search(
+        words: str, limit: int = 8, order: Literal["new", "old"] = "new", inside: str | None = None
+    ) -> str:
         """Search the web."""
         return words
 
@@ -84,7 +89,9 @@ def test_a_function_is_described_by_its_docstring_annotations_and_defaults(sessi
     }
 
 
-@pytest.mark.parametrize("doc", ["A sentence of a docstring.\n" * 100, "word " * 1_000, "x" * 1_000])
+@pytest.mark.parametrize(
+    "doc", ["A sentence of a docstring.\n" * 100, "word " * 1_000, "x" * 1_000]
+)
 def test_a_long_docstring_is_cut_to_what_providers_accept_and_pointers_are_still_mentioned(
     session: Session, doc: str
 ) -> None:
@@ -98,7 +105,9 @@ def test_a_long_docstring_is_cut_to_what_providers_accept_and_pointers_are_still
 
 
 def test_arguments_that_may_be_large_may_be_sent_as_pointers(session: Session) -> None:
-    def tool(rows: list[dict[str, int]], item: Item, either: dict[str, int] | None = None, many: int = 3) -> None: ...
+    def tool(
+        rows: list[dict[str, int]], item: Item, either: dict[str, int] | None = None, many: int = 3
+    ) -> None: ...
 
     found = properties(session, tool)
     assert found["rows"]["type"] == ["array", "string"]
@@ -108,7 +117,9 @@ def test_arguments_that_may_be_large_may_be_sent_as_pointers(session: Session) -
     assert schema(session, tool)["$defs"]["Item"]["properties"]["title"] == {"type": "string"}
 
 
-def test_files_streams_refs_and_pointers_are_strings_that_say_what_to_send(session: Session) -> None:
+def test_files_streams_refs_and_pointers_are_strings_that_say_what_to_send(
+    session: Session,
+) -> None:
     def tool(file: Path, stream: BinaryIO, ref: Ref, pointer: Pointer) -> None: ...
 
     for found in properties(session, tool).values():
@@ -118,7 +129,8 @@ def test_files_streams_refs_and_pointers_are_strings_that_say_what_to_send(sessi
 
 def test_text_in_an_annotation_describes_the_parameter(session: Session) -> None:
     def tool(
-        day: Annotated[str, "as 2026-03-01"], count: Annotated[int, Field(description="how many", ge=1)]
+        day: Annotated[str, "as 2026-03-01"],
+        count: Annotated[int, Field(description="how many", ge=1)],
     ) -> None: ...
 
     found = properties(session, tool)
@@ -164,7 +176,11 @@ HINTS = (
 
 def test_providers_accept_the_schema_whatever_the_annotations(backend: Backend) -> None:
     @backend.examples()
-    @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4))
+    @given(
+        st.dictionaries(
+            st.sampled_from("abcdef"), st.tuples(st.sampled_from(HINTS), st.booleans()), max_size=4
+        )
+    )
     def check(parameters: dict[str, Any]) -> None:
         check_schema(backend.new_session(), parameters)
 
@@ -176,7 +192,9 @@ def check_schema(session: Session, parameters: dict[str, Any]) -> None:
 
     kind = inspect.Parameter.KEYWORD_ONLY
     signature = [
-        inspect.Parameter(name, kind, annotation=hint, default=None if optional else inspect.Parameter.empty)
+        inspect.Parameter(
+            name, kind, annotation=hint, default=None if optional else inspect.Parameter.empty
+        )
         for name, (hint, optional) in parameters.items()
     ]
     tool.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
@@ -196,7 +214,9 @@ def test_the_bytes_are_the_same_every_time(session: Session, form: str) -> None:
         """Something."""
 
     def described() -> str:
-        return json.dumps([getattr(one, form)() for one in ToolExecutor(session, [tool, *toolkit(session)]).tools])
+        return json.dumps(
+            [getattr(one, form)() for one in ToolExecutor(session, [tool, *toolkit(session)]).tools]
+        )
 
     assert described() == described()
 

@@ -9,7 +9,15 @@ import pytest
 
 from coatcheck import Session, Store
 from coatcheck.errors import NotFound
-from coatcheck.executor import ArtifactReference, Result, Running, TimedOut, ToolCall, ToolError, ToolExecutor
+from coatcheck.executor import (
+    ArtifactReference,
+    Result,
+    Running,
+    TimedOut,
+    ToolCall,
+    ToolError,
+    ToolExecutor,
+)
 from coatcheck.executor.run import FINISHED
 from tests.executor.conftest import LONG, SOON
 
@@ -33,7 +41,11 @@ def test_a_started_call_keeps_running_and_is_polled_by_its_handle(session: Sessi
     handle = executor.start(ToolCall("c1", "tool"))
     assert (handle.call_id, handle.name) == ("c1", "tool")
     assert 6 <= len(handle.id) <= 16
-    for running in (executor.poll(handle), executor.poll(handle.id), executor.wait(handle, timeout=SOON)):
+    for running in (
+        executor.poll(handle),
+        executor.poll(handle.id),
+        executor.wait(handle, timeout=SOON),
+    ):
         assert isinstance(running, Running)
         assert (running.call_id, running.name, running.handle) == ("c1", "tool", handle.id)
         assert handle.id in running.to_model_content()

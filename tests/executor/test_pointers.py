@@ -1,4 +1,5 @@
-"""Pointers in arguments: what reaches the tool, in which form, and errors for pointers that cannot be resolved."""
+"""Pointers in arguments: what reaches the tool, in which form, and errors for pointers that cannot
+be resolved."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def refused(session: Session, hint: Any, value: Any) -> ToolError:
     return outcome
 
 
-@pytest.mark.parametrize("value", ["text", b"\x00\xff", ROWS, {"a": None}, None, 5, "x" * LARGE], ids=repr)
+@pytest.mark.parametrize(
+    "value", ["text", b"\x00\xff", ROWS, {"a": None}, None, 5, "x" * LARGE], ids=repr
+)
 @pytest.mark.parametrize("hint", [Any, object])
 def test_a_pointer_arrives_as_the_exact_value(session: Session, hint: Any, value: Any) -> None:
     assert given_to(session, hint, session.put(value).pointer) == value
@@ -56,7 +59,11 @@ def test_a_pointer_arrives_as_the_exact_value(session: Session, hint: Any, value
 def test_pointers_nested_in_lists_and_objects_arrive_as_values(session: Session) -> None:
     one, two = session.put(ROWS).pointer, session.put("text").pointer
     sent = {"a": [one, {"b": two}], "c": "plain", "d": [1, None, True]}
-    assert given_to(session, Any, sent) == {"a": [ROWS, {"b": "text"}], "c": "plain", "d": [1, None, True]}
+    assert given_to(session, Any, sent) == {
+        "a": [ROWS, {"b": "text"}],
+        "c": "plain",
+        "d": [1, None, True],
+    }
     assert sent == {"a": [one, {"b": two}], "c": "plain", "d": [1, None, True]}
 
 
@@ -67,7 +74,9 @@ def test_a_fragment_arrives_as_that_part(session: Session) -> None:
     assert given_to(session, int, pointer + "#/rows/1/price") == 2
 
 
-def test_the_array_for_variadic_parameters_may_be_a_pointer_and_pointers_in_it_are_data(session: Session) -> None:
+def test_the_array_for_variadic_parameters_may_be_a_pointer_and_pointers_in_it_are_data(
+    session: Session,
+) -> None:
     def tool(*rest: list[int] | str) -> list[Any]:
         return list(rest)
 
@@ -95,7 +104,8 @@ def test_resolved_values_are_checked_against_the_annotation(session: Session) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["see art:000000000000 for more", "art:00", " art:000000000000", "art:000000000000\n", ""]
+    "text",
+    ["see art:000000000000 for more", "art:00", " art:000000000000", "art:000000000000\n", ""],
 )
 def test_a_string_that_merely_contains_a_pointer_is_text(session: Session, text: str) -> None:
     assert given_to(session, str, text) == text
@@ -108,7 +118,11 @@ def test_a_key_is_never_resolved(session: Session) -> None:
 
 
 def test_a_text_or_bytes_parameter_gets_any_value_in_that_form(session: Session) -> None:
-    rows, text, data = session.put(ROWS).pointer, session.put("é").pointer, session.put(b"plain").pointer
+    rows, text, data = (
+        session.put(ROWS).pointer,
+        session.put("é").pointer,
+        session.put(b"plain").pointer,
+    )
     compact = '[{"name":"ünï","price":1},{"name":"b","price":2}]'
     assert given_to(session, str, rows) == compact
     assert given_to(session, str | None, rows + "#/1/price") == "2"
@@ -122,7 +136,9 @@ def test_a_text_or_bytes_parameter_gets_any_value_in_that_form(session: Session)
 # Files and streams
 
 
-@pytest.mark.parametrize("hint", [Path, Path | None, str | Path, Annotated[Path, "a file"], NewType("File", Path)])
+@pytest.mark.parametrize(
+    "hint", [Path, Path | None, str | Path, Annotated[Path, "a file"], NewType("File", Path)]
+)
 @pytest.mark.parametrize("colour", ["plain", "async", "on the caller's loop", "yields"])
 def test_a_parameter_that_takes_a_path_gets_a_file_for_as_long_as_it_runs(
     session: Session, hint: Any, colour: str
@@ -146,7 +162,10 @@ def test_a_parameter_that_takes_a_path_gets_a_file_for_as_long_as_it_runs(
 
     function: Any = {"plain": tool, "yields": tool_yields}.get(colour, tool_async)
     function.__annotations__ = {"x": hint}
-    executor, call = ToolExecutor(session, {"tool": function}), ToolCall("c", "tool", {"x": pointer})
+    executor, call = (
+        ToolExecutor(session, {"tool": function}),
+        ToolCall("c", "tool", {"x": pointer}),
+    )
     outcome = asyncio.run(executor.arun(call)) if "loop" in colour else executor.run(call)
     assert outcome.text == ".txt"
     assert not seen[0].exists()
@@ -161,7 +180,10 @@ def test_fragments_and_several_files_for_one_call_are_separate_files(session: Se
         assert len({*files, *more.values()}) == 3
         seen.extend(path.read_text() for path in [*files, *more.values()])
 
-    sent = {"files": [pointer + "#/rows/0/price", pointer + "#/rows/1/price"], "more": {"x": pointer + "#/rows/0/name"}}
+    sent = {
+        "files": [pointer + "#/rows/0/price", pointer + "#/rows/1/price"],
+        "more": {"x": pointer + "#/rows/0/name"},
+    }
     outcome = ToolExecutor(session, [tool]).run(ToolCall("c", "tool", sent))
     assert isinstance(outcome, Result), outcome
     assert seen == ["1", "2", '"ünï"']
@@ -172,9 +194,12 @@ def test_a_plain_path_stays_a_path(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", [BinaryIO, IO[bytes], BinaryIO | None, io.BufferedReader, io.BufferedIOBase, io.RawIOBase]
+    "hint",
+    [BinaryIO, IO[bytes], BinaryIO | None, io.BufferedReader, io.BufferedIOBase, io.RawIOBase],
 )
-def test_a_parameter_that_takes_a_stream_gets_one_that_is_closed_afterwards(session: Session, hint: Any) -> None:
+def test_a_parameter_that_takes_a_stream_gets_one_that_is_closed_afterwards(
+    session: Session, hint: Any
+) -> None:
     streams: list[Any] = []
 
     def tool(x: Any) -> int:
@@ -183,7 +208,9 @@ def test_a_parameter_that_takes_a_stream_gets_one_that_is_closed_afterwards(sess
         return int(x.seek(0, io.SEEK_END))
 
     tool.__annotations__ = {"x": hint}
-    outcome = ToolExecutor(session, [tool]).run(ToolCall("c", "tool", {"x": session.put("x" * LARGE).pointer}))
+    outcome = ToolExecutor(session, [tool]).run(
+        ToolCall("c", "tool", {"x": session.put("x" * LARGE).pointer})
+    )
     assert outcome.text == str(LARGE)
     assert streams[0].closed
 
@@ -262,7 +289,9 @@ def test_the_fields_of_models_are_annotations_like_any_other(session: Session, k
     assert seen[1] == (pointer, "text")
 
 
-def test_an_object_with_a_name_and_a_run_method_gets_its_arguments_verbatim(session: Session) -> None:
+def test_an_object_with_a_name_and_a_run_method_gets_its_arguments_verbatim(
+    session: Session,
+) -> None:
     class Reader:
         name = "get_artifact"
 
@@ -270,7 +299,9 @@ def test_an_object_with_a_name_and_a_run_method_gets_its_arguments_verbatim(sess
             return repr(arguments)
 
     pointer = session.put("text").pointer
-    outcome = ToolExecutor(session, [Reader()]).run(ToolCall("c", "get_artifact", {"pointer": pointer, "odd": 1}))
+    outcome = ToolExecutor(session, [Reader()]).run(
+        ToolCall("c", "get_artifact", {"pointer": pointer, "odd": 1})
+    )
     assert outcome.text == repr({"pointer": pointer, "odd": 1})
 
 
@@ -278,7 +309,9 @@ def test_an_object_with_a_name_and_a_run_method_gets_its_arguments_verbatim(sess
 
 
 @pytest.mark.parametrize("hint", [Any, str, bytes, Path, BinaryIO, Ref, list[Any]])
-def test_a_pointer_that_cannot_be_resolved_is_an_error_that_names_it(store: Store, session: Session, hint: Any) -> None:
+def test_a_pointer_that_cannot_be_resolved_is_an_error_that_names_it(
+    store: Store, session: Session, hint: Any
+) -> None:
     others = store.session("other").put("not yours").pointer
     for pointer in ("art:000000000000", others):
         sent = [pointer] if hint == list[Any] else pointer
@@ -323,7 +356,9 @@ def test_a_pointer_of_any_length_has_a_bounded_answer(session: Session) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 

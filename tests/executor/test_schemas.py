@@ -18,7 +18,9 @@ ROWS = {"rows": [{"id": 1}, {"id": 2}]}
 
 
 def resolved(session: Session, value: str, schema: Any) -> Any:
-    return resolve_arguments(session, {"x": value}, {"type": "object", "properties": {"x": schema}})["x"]
+    return resolve_arguments(
+        session, {"x": value}, {"type": "object", "properties": {"x": schema}}
+    )["x"]
 
 
 @pytest.mark.parametrize(
@@ -28,19 +30,29 @@ def resolved(session: Session, value: str, schema: Any) -> Any:
         {"enum": ["a", "b"]}, {"allOf": [{"type": "string"}]},
     ],
 )  # fmt: skip
-def test_a_value_arrives_as_text_where_only_strings_are_allowed(session: Session, schema: Any) -> None:
+def test_a_value_arrives_as_text_where_only_strings_are_allowed(
+    session: Session, schema: Any
+) -> None:
     assert resolved(session, session.put(ROWS).pointer, schema) == '{"rows":[{"id":1},{"id":2}]}'
 
 
-@pytest.mark.parametrize("schema", [{}, True, {"type": ["string", "object"]}, {"$ref": "#/nowhere"}, {"type": 7}])
+@pytest.mark.parametrize(
+    "schema", [{}, True, {"type": ["string", "object"]}, {"$ref": "#/nowhere"}, {"type": 7}]
+)
 def test_a_value_arrives_unchanged_where_anything_is_allowed(session: Session, schema: Any) -> None:
     assert resolved(session, session.put(ROWS).pointer, schema) == ROWS
     assert resolved(session, session.put("[1]").pointer, schema) == "[1]"
 
 
-@pytest.mark.parametrize("schema", [{"type": "object"}, {"type": ["array", "null"]}, {"anyOf": [{"type": "object"}]}])
-def test_json_text_arrives_as_its_value_where_strings_are_not_allowed(session: Session, schema: Any) -> None:
-    assert resolved(session, session.put('{"rows": [{"id": 1}, {"id": 2}]}').pointer, schema) == ROWS
+@pytest.mark.parametrize(
+    "schema", [{"type": "object"}, {"type": ["array", "null"]}, {"anyOf": [{"type": "object"}]}]
+)
+def test_json_text_arrives_as_its_value_where_strings_are_not_allowed(
+    session: Session, schema: Any
+) -> None:
+    assert (
+        resolved(session, session.put('{"rows": [{"id": 1}, {"id": 2}]}').pointer, schema) == ROWS
+    )
     with pytest.raises(InvalidArgument, match="not JSON"):
         resolved(session, session.put("just words").pointer, schema)
 
@@ -58,10 +70,15 @@ def test_schemas_are_followed_into_lists_objects_and_references(session: Session
     pointer = session.put(ROWS).pointer
     schema = {
         "$defs": {"texts": {"type": "array", "items": {"type": "string"}}},
-        "properties": {"a": {"$ref": "#/$defs/texts"}, "b": {"additionalProperties": {"type": "string"}}},
+        "properties": {
+            "a": {"$ref": "#/$defs/texts"},
+            "b": {"additionalProperties": {"type": "string"}},
+        },
     }
     text = '{"id":1}'
-    found = resolve_arguments(session, {"a": [f"{pointer}#/rows/0"], "b": {"c": f"{pointer}#/rows/0"}}, schema)
+    found = resolve_arguments(
+        session, {"a": [f"{pointer}#/rows/0"], "b": {"c": f"{pointer}#/rows/0"}}, schema
+    )
     assert found == {"a": [text], "b": {"c": text}}
 
 
@@ -77,7 +94,9 @@ def test_a_foreign_pointer_is_kept_only_if_that_is_allowed(session: Session) -> 
         resolve_arguments(session, unknown)
 
 
-def test_values_that_are_too_large_together_are_refused_before_they_are_read(session: Session) -> None:
+def test_values_that_are_too_large_together_are_refused_before_they_are_read(
+    session: Session,
+) -> None:
     pointer = session.put("x" * 600).pointer
     assert resolve_arguments(session, {"a": pointer}, max_bytes=1_000)["a"] == "x" * 600
     with pytest.raises(TooLarge):

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck import Policy, Session, Store
-from coatcheck.executor import ArtifactReference, Result, TimedOut, ToolCall, ToolError, ToolExecutor, ToolOutcome
+from coatcheck.executor import (
+    ArtifactReference,
+    Result,
+    TimedOut,
+    ToolCall,
+    ToolError,
+    ToolExecutor,
+    ToolOutcome,
+)
 from coatcheck.executor.threads import BUFFER
 from tests.backends import Backend, run_python
 from tests.executor.conftest import LONG, after_it_began
@@ -52,7 +60,12 @@ FORMS = pytest.mark.parametrize("form", ["run", "arun"])
 @FORMS
 @pytest.mark.parametrize(
     ("chunks", "whole"),
-    [([], ""), (["a", "é", "\n"], "aé\n"), ([b"a", bytearray(b"b"), memoryview(b"c")], b"abc"), (["a", b"b"], b"ab")],
+    [
+        ([], ""),
+        (["a", "é", "\n"], "aé\n"),
+        ([b"a", bytearray(b"b"), memoryview(b"c")], b"abc"),
+        (["a", b"b"], b"ab"),
+    ],
 )
 def test_a_small_output_comes_back_inline(
     session: Session, store: Store, colour: str, form: str, chunks: Any, whole: Any
@@ -77,7 +90,9 @@ def test_a_large_output_reads_back_exactly(session: Session, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
-def test_if_the_policy_is_off_a_large_output_is_sent_and_not_stored(session: Session, store: Store, size: int) -> None:
+def test_if_the_policy_is_off_a_large_output_is_sent_and_not_stored(
+    session: Session, store: Store, size: int
+) -> None:
     outcome = run(session, yields(["x" * size], "plain"), policy=Policy(enabled=False))
     assert (outcome.text, outcome.ref) == ("x" * size, None)
     assert store.stats().artifacts == 0
@@ -85,14 +100,18 @@ def test_if_the_policy_is_off_a_large_output_is_sent_and_not_stored(session: Ses
 
 @pytest.mark.parametrize("size", [3 * BUFFER, 20_000])
 def test_partial_output_is_kept_even_if_the_policy_is_off(session: Session, size: int) -> None:
-    outcome = run(session, yields(["x" * size], "plain", OSError("gone")), policy=Policy(enabled=False))
+    outcome = run(
+        session, yields(["x" * size], "plain", OSError("gone")), policy=Policy(enabled=False)
+    )
     assert isinstance(outcome, ToolError)
     assert outcome.ref is not None
     assert session.get(outcome.ref) == "x" * size
 
 
 @COLOURS
-def test_all_of_a_large_output_is_masked_if_the_policy_says_so(session: Session, colour: str) -> None:
+def test_all_of_a_large_output_is_masked_if_the_policy_says_so(
+    session: Session, colour: str
+) -> None:
     lines = [f"{number} password={'hunter2' * 3}\n" for number in range(40_000)]
     outcome = run(session, yields(lines, colour), policy=Policy(redact="store"))
     assert outcome.ref is not None
@@ -104,7 +123,9 @@ def test_all_of_a_large_output_is_masked_if_the_policy_says_so(session: Session,
 @COLOURS
 @FORMS
 @pytest.mark.parametrize("size", [5 * BUFFER + 7, 20_000, BUFFER - 1, BUFFER, BUFFER + 1])
-def test_a_large_output_becomes_an_artifact_with_all_of_it(session: Session, colour: str, form: str, size: int) -> None:
+def test_a_large_output_becomes_an_artifact_with_all_of_it(
+    session: Session, colour: str, form: str, size: int
+) -> None:
     text = "".join(f"line {number}\n" for number in range(size // 8))[:size].ljust(size, "x")
     chunks = [text[at : at + 10_007] for at in range(0, size, 10_007)]
     outcome = run(session, yields(chunks, colour), form)
@@ -126,7 +147,9 @@ def test_the_artifact_is_the_concatenation_of_all_chunks(backend: Backend) -> No
         outcome = run(session, yields(chunks, "plain"))
         assert isinstance(outcome, ArtifactReference)
         assert outcome.ref is not None
-        whole = b"".join(one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in chunks)
+        whole = b"".join(
+            one.encode("utf-8", "surrogatepass") if isinstance(one, str) else one for one in chunks
+        )
         assert session.open(outcome.ref).read() == whole
 
     check()
@@ -177,7 +200,9 @@ def test_output_before_a_failure_is_kept_and_marked_as_partial(
         assert outcome.text.endswith("x" * 10)
 
 
-def test_a_failure_before_anything_was_yielded_is_a_plain_error(session: Session, store: Store) -> None:
+def test_a_failure_before_anything_was_yielded_is_a_plain_error(
+    session: Session, store: Store
+) -> None:
     outcome = run(session, yields([], "plain", ValueError("no")))
     assert isinstance(outcome, ToolError)
     assert not outcome.partial
@@ -241,7 +266,9 @@ def test_output_before_a_timeout_is_kept_and_marked_as_partial(
 
 
 @COLOURS
-def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(session: Session, colour: str) -> None:
+def test_a_tool_that_never_stops_yielding_is_stopped_when_its_time_is_up(
+    session: Session, colour: str
+) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def plain() -> Iterator[str]:

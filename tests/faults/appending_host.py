@@ -1,7 +1,9 @@
-"""A process that appends numbered lines to a file as hosts do, without a lock. Run as a module, by tests.
+"""A process that appends numbered lines to a file as hosts do, without a lock. Run as a module, by
+tests.
 
-It opens the file, writes one or more lines and closes it, at least as often as wanted and until its input ends. Then it
-prints the number of lines. Short pauses before each line make it likely that the file is replaced in between.
+It opens the file, writes one or more lines and closes it, at least as often as wanted and until its
+input ends. Then it prints the number of lines. Short pauses before each line make it likely that
+the file is replaced in between.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A process that appends to a transcript until it is killed. Run as a module, only by tests.
 
-Each message contains its writer, its number and a digest of its payload. Its number is written to a log after the
-append has returned.
+Each message contains its writer, its number and a digest of its payload. Its number is written to a
+log after the append has returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ def message(rng: random.Random, name: str, number: int) -> dict[str, Any]:
     digest = sha256(payload.encode()).hexdigest()
     hidden = {"details": {"log": payload}} if number % 3 == 0 else {}
     content = payload if not hidden else "done"
-    return {"role": "tool", "tool_call_id": f"{name} {number} {digest}", "content": content, **hidden}
+    return {
+        "role": "tool",
+        "tool_call_id": f"{name} {number} {digest}",
+        "content": content,
+        **hidden,
+    }
 
 
 def main() -> None:

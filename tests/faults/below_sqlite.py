@@ -1,9 +1,9 @@
 """Everything that SQLite writes, seen from below: a VFS around SQLite's own.
 
-The standard library's `sqlite3` uses a shared SQLite library, whose VFS can be wrapped through ctypes: no compiler, no
-other process, and the product's code and connections are unchanged. A listener is called before each write,
-truncation, sync and removal of a file; it may do other things first, and it may refuse. Reads, locks and shared memory
-pass through.
+The standard library's `sqlite3` uses a shared SQLite library, whose VFS can be wrapped through
+ctypes: no compiler, no other process, and the product's code and connections are unchanged. A
+listener is called before each write, truncation, sync and removal of a file; it may do other things
+first, and it may refuse. Reads, locks and shared memory pass through.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _CLOSE = CFUNCTYPE(c_int, c_void_p)
 _WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
 _TRUNCATE = CFUNCTYPE(c_int, c_void_p, c_int64)
 _SYNC = CFUNCTYPE(c_int, c_void_p, c_int)
-_LASTING = 0x100 | 0x800 | 0x80000  # flags of an open: the database, its rollback journal or its WAL
+_LASTING = (
+    0x100 | 0x800 | 0x80000
+)  # flags of an open: the database, its rollback journal or its WAL
 
 
 class Listener(Protocol):
@@ -44,7 +46,8 @@ class Listener(Protocol):
         """Remove a file. With `sync`, the folder is synced too."""
 
     def sleep(self) -> bool:
-        """Called where SQLite would sleep until another connection is ready. Return False to let it sleep."""
+        """Called where SQLite would sleep until another connection is ready. Return False to let it
+        sleep."""
 
 
 class _Methods(Structure):
@@ -68,10 +71,13 @@ class _Vfs(Structure):
 
 
 class WrappedVfs:
-    """SQLite's default VFS, with a listener. One for the whole process, since SQLite keeps pointers to it."""
+    """SQLite's default VFS, with a listener. One for the whole process, since SQLite keeps pointers
+    to it."""
 
     def __init__(self) -> None:
-        library: Any = ctypes.CDLL(_sqlite3.__file__)  # AttributeError where its SQLite cannot be reached
+        library: Any = ctypes.CDLL(
+            _sqlite3.__file__
+        )  # AttributeError where its SQLite cannot be reached
         library.sqlite3_vfs_find.restype = c_void_p
         library.sqlite3_vfs_find.argtypes = [c_char_p]
         library.sqlite3_vfs_register.argtypes = [c_void_p, c_int]
@@ -129,7 +135,10 @@ class WrappedVfs:
             piece = ctypes.string_at(data, size)
             return _answer(
                 lambda: listener.write(
-                    self._paths[file], offset, piece, lambda size: int(plain.write(file, data, size, offset))
+                    self._paths[file],
+                    offset,
+                    piece,
+                    lambda size: int(plain.write(file, data, size, offset)),
                 )
             )
 
@@ -137,13 +146,19 @@ class WrappedVfs:
             listener = self._listener
             if listener is None:
                 return int(plain.truncate(file, size))
-            return _answer(lambda: listener.truncate(self._paths[file], size, lambda: int(plain.truncate(file, size))))
+            return _answer(
+                lambda: listener.truncate(
+                    self._paths[file], size, lambda: int(plain.truncate(file, size))
+                )
+            )
 
         def sync(file: int, flags: int) -> int:
             listener = self._listener
             if listener is None:
                 return int(plain.sync(file, flags))
-            return _answer(lambda: listener.sync(self._paths[file], lambda: int(plain.sync(file, flags))))
+            return _answer(
+                lambda: listener.sync(self._paths[file], lambda: int(plain.sync(file, flags)))
+            )
 
         table.close, table.write = _CLOSE(close), _WRITE(write)
         table.truncate, table.sync = _TRUNCATE(truncate), _SYNC(sync)
@@ -155,7 +170,11 @@ class WrappedVfs:
             return int(self._plain.delete(self._plain_address, name, sync))
 
         listener = self._listener
-        return do() if listener is None else _answer(lambda: listener.remove(os.fsdecode(name), do, sync=bool(sync)))
+        return (
+            do()
+            if listener is None
+            else _answer(lambda: listener.remove(os.fsdecode(name), do, sync=bool(sync)))
+        )
 
     def _sleep(self, vfs: int, microseconds: int) -> int:
         if self._listener is not None and self._listener.sleep():
@@ -164,7 +183,8 @@ class WrappedVfs:
 
 
 def _answer(call: Callable[[], int]) -> int:
-    """Return the result of a call. An exception cannot pass through SQLite: it becomes a failed call."""
+    """Return the result of a call. An exception cannot pass through SQLite: it becomes a failed
+    call."""
     try:
         return call()
     except OSError as error:
@@ -177,7 +197,8 @@ _wrapped: WrappedVfs | None = None
 
 
 def wrapped_vfs() -> WrappedVfs:
-    """Return the VFS of this process. Raises `AttributeError` if the SQLite of `sqlite3` cannot be reached."""
+    """Return the VFS of this process. Raises `AttributeError` if the SQLite of `sqlite3` cannot be
+    reached."""
     global _wrapped
     if _wrapped is None:
         _wrapped = WrappedVfs()

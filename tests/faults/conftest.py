@@ -23,7 +23,8 @@ def folder_in_memory() -> Iterator[Path]:
 
 @pytest.fixture
 def in_memory() -> Iterator[Path]:
-    """A folder in memory, for tests that open thousands of stores and model syncs instead of waiting for them."""
+    """A folder in memory, for tests that open thousands of stores and model syncs instead of
+    waiting for them."""
     with folder_in_memory() as folder:
         yield folder
 

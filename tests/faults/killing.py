@@ -1,4 +1,5 @@
-"""Processes that use one store until they are killed, and a check of what was acknowledged to them."""
+"""Processes that use one store until they are killed, and a check of what was acknowledged to
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _error_output(started: dict[int, subprocess.Popen[bytes]]) -> str:
 
 
 def check(url: str | Path, logs: Path) -> int:
-    """Compare the store with everything that was acknowledged; return the number of acknowledgements."""
+    """Compare the store with everything that was acknowledged; return the number of
+    acknowledgements."""
     held: dict[str, set[str]] = defaultdict(set)
     gone: dict[str, set[str]] = defaultdict(set)
     promises = 0
@@ -79,6 +81,8 @@ def check(url: str | Path, logs: Path) -> int:
                 assert hashlib.sha256(data).hexdigest() == wanted
         for session_id, unwanted in gone.items():
             if not session_id.endswith("ending"):
-                assert not [one for one in unwanted if store.session(session_id).ref(one)], "a forgotten one is back"
+                assert not [one for one in unwanted if store.session(session_id).ref(one)], (
+                    "a forgotten one is back"
+                )
         assert_clean(store)
     return promises

@@ -1,8 +1,9 @@
 """Is a history of puts, gets and forgets of one artifact in one session linearizable?
 
-Each call took effect at one instant between its start and its end; a call that a crash cut short took effect before the
-crash, or never. After a power cut the artifact is in the state before it, except that changes that were not durable may
-be undone. The search is Wing and Gong's: try each call that may come first, and remember what was tried.
+Each call took effect at one instant between its start and its end; a call that a crash cut short
+took effect before the crash, or never. After a power cut the artifact is in the state before it,
+except that changes that were not durable may be undone. The search is Wing and Gong's: try each
+call that may come first, and remember what was tried.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NEW: State = ("absent", frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call and its result. `found` is what a get or a forget found, or None if that is unknown. A put of the same
-    content to another session heals a damaged artifact."""
+    """A call and its result. `found` is what a get or a forget found, or None if that is unknown. A
+    put of the same content to another session heals a damaged artifact."""
 
     kind: CallKind
     start: int
@@ -35,7 +36,11 @@ def after(call: Call, state: State) -> State | None:
     """Return the state after a call, or None if the call cannot have this result."""
     held, undone = state
     if call.kind == "get" or (call.kind == "forget" and held == "absent"):
-        return state if call.found in (None, held) or (held, call.found) == ("damaged", "absent") else None
+        return (
+            state
+            if call.found in (None, held) or (held, call.found) == ("damaged", "absent")
+            else None
+        )
     if call.kind == "forget" and call.found == "absent" and held != "damaged":
         return None
     if call.kind == "heal" and held != "damaged":
@@ -55,7 +60,8 @@ def cut(states: Iterable[State]) -> set[State]:
 
 
 def outcomes(calls: Sequence[Call], states: Iterable[State]) -> set[State]:
-    """Return the states in which these calls may leave the artifact: none, if they are not linearizable."""
+    """Return the states in which these calls may leave the artifact: none, if they are not
+    linearizable."""
     calls = sorted(calls, key=lambda call: call.start)
     found: set[State] = set()
     seen: set[tuple[int, State]] = set()

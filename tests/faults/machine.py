@@ -1,4 +1,5 @@
-"""A machine that stops or fails at a chosen step: all that a store, and SQLite below it, does to files is a step.
+"""A machine that stops or fails at a chosen step: all that a store, and SQLite below it, does to
+files is a step.
 
     with machines():
         disk = FaultyDisk(folder, crash=At(7), image=copy)
@@ -33,19 +34,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """An instant: before or after a step, or in the middle of a step that writes. Steps count from 0."""
+    """An instant: before or after a step, or in the middle of a step that writes. Steps count from
+    0."""
 
     step: int
     when: Literal["before", "halfway", "after"] = "after"
 
 
 class FaultyDisk(RecordedDisk):
-    """A disk that crashes at an instant, or fails at chosen steps with an error of the operating system.
+    """A disk that crashes at an instant, or fails at chosen steps with an error of the operating
+    system.
 
-    `image` is the folder that a crash leaves behind; with `cut`, as a power cut would leave it, where `seed` decides
-    random choices. `errors` maps steps to error numbers: a failed write has written its first half, and data that a
-    sync failed to write is not written by a later sync. `steps` lists the steps so far, for people and for counting.
-    After the crash every step raises `Crash` until `revive`, which allows cleaning up.
+    `image` is the folder that a crash leaves behind; with `cut`, as a power cut would leave it,
+    where `seed` decides random choices. `errors` maps steps to error numbers: a failed write has
+    written its first half, and data that a sync failed to write is not written by a later sync.
+    `steps` lists the steps so far, for people and for counting. After the crash every step raises
+    `Crash` until `revive`, which allows cleaning up.
     """
 
     def __init__(
@@ -148,7 +152,8 @@ class _Faults(Steps):
         raise Crash(self.steps[-1])
 
     def _leave_index(self, index: Path, image: Path) -> None:
-        """Leave the index of the WAL behind. After a power cut it may be missing: nobody syncs it."""
+        """Leave the index of the WAL behind. After a power cut it may be missing: nobody syncs
+        it."""
         is_kept = self._cut is None or self._choose.random() < 0.5
         if is_kept and index.exists() and (image / LOG).exists():
             shutil.copyfile(index, image / INDEX)
@@ -162,7 +167,8 @@ _machines: weakref.WeakValueDictionary[Path, FaultyDisk] = weakref.WeakValueDict
 
 
 class _Machines:
-    """Passes what SQLite does to the machine whose files it concerns. A listener of `WrappedVfs`."""
+    """Passes what SQLite does to the machine whose files it concerns. A listener of
+    `WrappedVfs`."""
 
     def _sqlite(self, path: str) -> RecordedSqlite | None:
         for machine in list(_machines.values()):

@@ -1,7 +1,9 @@
-"""A process that externalizes, restores and appends to a transcript until it is killed. Run as a module, by tests.
+"""A process that externalizes, restores and appends to a transcript until it is killed. Run as a
+module, by tests.
 
-`loop` runs until it is killed; `step N` exits right before the N-th call that changes a file, or prints the number of
-such calls if there are fewer. The verb `hold` opens the file like a host, and `late` writes a line to what was opened.
+`loop` runs until it is killed; `step N` exits right before the N-th call that changes a file, or
+prints the number of such calls if there are fewer. The verb `hold` opens the file like a host, and
+`late` writes a line to what was opened.
 """
 
 from __future__ import annotations
@@ -45,9 +47,7 @@ class Dying:
 def line(number: int, rng: random.Random) -> bytes:
     text = " ".join(f"{rng.randrange(1 << 30):x}" for _ in range(rng.choice((2, 2_000))))
     part = f'{{"type":"text","text":"{number} {text}"}}'
-    return (
-        f'{{"type":"message","message":{{"role":"toolResult","toolCallId":"c{number}","content":[{part}]}}}}\n'.encode()
-    )
+    return f'{{"type":"message","message":{{"role":"toolResult","toolCallId":"c{number}","content":[{part}]}}}}\n'.encode()
 
 
 def grow(path: Path, log: Path, rng: random.Random) -> None:

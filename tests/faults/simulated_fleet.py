@@ -1,10 +1,11 @@
 """The simulation of machines that share a fleet's store.
 
-The client code is the real one, down to the requests to the object store and the transactions of the database. The
-object store is simulated. A request to it may fail before or after it takes effect, or take effect much later. The
-transactions run on a real PostgreSQL, one at a time, through connections that may break before a transaction or after
-its commit. The leases of uploads are simulated, and end when their connection breaks. A failover breaks the connections
-of all machines at once, and refuses new ones for a while. Each request is an instant at which another machine may
+The client code is the real one, down to the requests to the object store and the transactions of
+the database. The object store is simulated. A request to it may fail before or after it takes
+effect, or take effect much later. The transactions run on a real PostgreSQL, one at a time, through
+connections that may break before a transaction or after its commit. The leases of uploads are
+simulated, and end when their connection breaks. A failover breaks the connections of all machines
+at once, and refuses new ones for a while. Each request is an instant at which another machine may
 continue, or this one may be killed.
 
     python -m tests.faults.simulated_fleet 1234
@@ -66,7 +67,14 @@ class FleetWorld(World):
             patience=connections.patience,
         )  # fmt: skip
         catalog, passages = PostgresCatalog(connections), PostgresPassages(connections)
-        return Store(blobs, catalog, passages, url="s3://simulated", session_type=Session, clock=lambda: self.now)
+        return Store(
+            blobs,
+            catalog,
+            passages,
+            url="s3://simulated",
+            session_type=Session,
+            clock=lambda: self.now,
+        )
 
     def abandon(self, store: Store) -> None:
         pass  # connections break in `ended`
@@ -100,10 +108,14 @@ class FleetWorld(World):
         if process is not None and not process.is_dead:
             self.pause(process, wait=True)
 
-    def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
+    def inject(
+        self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None
+    ) -> _T:
         """Inject a fault. For a request to the object store, `half` makes it take effect later."""
         where = f"'{what}' of process {process.number}"
-        fault = self.choose.choice(("kill", "kill", "lost request", "lost answer", "late request", "failover"))
+        fault = self.choose.choice(
+            ("kill", "kill", "lost request", "lost answer", "late request", "failover")
+        )
         is_done = self.choose.random() < 0.5
         if fault == "late request" and half is None:
             fault = "lost answer"
@@ -128,7 +140,9 @@ class FleetWorld(World):
         raise GenericError("the connection is lost")
 
     def weight(self, what: str) -> int:
-        return 1 if what.startswith("database: a") else 10  # most steps are transactions that only read
+        return (
+            1 if what.startswith("database: a") else 10
+        )  # most steps are transactions that only read
 
     def step(
         self,
@@ -150,7 +164,8 @@ class FleetWorld(World):
 
 def _clock(world: FleetWorld) -> type[datetime]:
     class Clock(datetime):
-        """The time of the object store. The clocks of machines jump, but this comparison uses only differences."""
+        """The time of the object store. The clocks of machines jump, but this comparison uses only
+        differences."""
 
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Any:
@@ -245,10 +260,18 @@ class _Objects:
     def _request(self, what: str, do: Callable[[], _T], *, changes: bool = False) -> _T:
         if self._late and self._world.choose.random() < 0.2:
             self.finish()
-        return self._world.step(f"bucket: {what}", do, (lambda: self._late.append(do)) if changes else None)
+        return self._world.step(
+            f"bucket: {what}", do, (lambda: self._late.append(do)) if changes else None
+        )
 
     def put(
-        self, bucket: object, path: str, data: bytes | IO[bytes], *, mode: str = "overwrite", chunk_size: int = 0
+        self,
+        bucket: object,
+        path: str,
+        data: bytes | IO[bytes],
+        *,
+        mode: str = "overwrite",
+        chunk_size: int = 0,
     ) -> None:
         content = data if isinstance(data, bytes) else data.read()
 
@@ -280,7 +303,9 @@ class _Objects:
         self._request("copy", do, changes=True)
 
     def list(self, bucket: object, prefix: str) -> _Listing:
-        paths = self._request("list", lambda: sorted(path for path in self._held if path.startswith(prefix)))
+        paths = self._request(
+            "list", lambda: sorted(path for path in self._held if path.startswith(prefix))
+        )
         return _Listing({"path": path, "size": len(self._held[path][0])} for path in paths)
 
     def _found(self, path: str) -> tuple[bytes, datetime]:
@@ -312,11 +337,23 @@ def prepared_database(url: str) -> Iterator[Db]:
         yield database
 
 
-def made_fleet(database: Db, url: str) -> Callable[[Plan], contextlib.AbstractContextManager[World]]:
+def made_fleet(
+    database: Db, url: str
+) -> Callable[[Plan], contextlib.AbstractContextManager[World]]:
     def made(plan: Plan) -> contextlib.AbstractContextManager[World]:
         # A plan runs again while it is shrunk, and a tenant must be empty.
         tenant = Connections(url, schema=_SCHEMA, tenant=f"seed {plan.seed}").tenant
-        for table in ("ref", "session", "blob", "note", "held", "indexed", "passage", "followed", "stored"):
+        for table in (
+            "ref",
+            "session",
+            "blob",
+            "note",
+            "held",
+            "indexed",
+            "passage",
+            "followed",
+            "stored",
+        ):
             database.execute(f"DELETE FROM {table} WHERE tenant = %s".encode(), (tenant,))
         return nullcontext(FleetWorld(plan, database, url))
 

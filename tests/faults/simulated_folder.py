@@ -1,9 +1,9 @@
 """The simulation of processes on one machine that share a folder.
 
-The store's changes go through a `RecordedDisk` and SQLite's through a `RecordedSqlite`. At each of them another process
-may continue, this one may be killed, or the power may fail; at each file lock and each opened file, another process may
-continue. A power cut leaves what was synced, and some, none or only the size of the rest. Then all processes start
-again.
+The store's changes go through a `RecordedDisk` and SQLite's through a `RecordedSqlite`. At each of
+them another process may continue, this one may be killed, or the power may fail; at each file lock
+and each opened file, another process may continue. A power cut leaves what was synced, and some,
+none or only the size of the rest. Then all processes start again.
 
     python -m tests.faults.simulated_folder 1234
 """
@@ -102,8 +102,13 @@ class FolderWorld(World):
                 stack.enter_context(patch.object(owner, name, value))
             yield
 
-    def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
-        is_cut, when = self.choose.random() < 0.5, self.choose.choice(("before", "halfway", "after"))
+    def inject(
+        self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None
+    ) -> _T:
+        is_cut, when = (
+            self.choose.random() < 0.5,
+            self.choose.choice(("before", "halfway", "after")),
+        )
         if when == "after":
             do()
         elif when == "halfway" and half is not None:

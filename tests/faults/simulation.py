@@ -1,11 +1,13 @@
 """A deterministic simulation of processes that share a store.
 
-One seed decides everything: what each process does, which of them runs at each system call or request, which faults
-happen where, and how far the clock jumps. A process is a thread with a store of its own; exactly one of them runs at a
-time. `simulated_folder` and `simulated_fleet` define where a process may be interrupted, and which faults there are.
+One seed decides everything: what each process does, which of them runs at each system call or
+request, which faults happen where, and how far the clock jumps. A process is a thread with a store
+of its own; exactly one of them runs at a time. `simulated_folder` and `simulated_fleet` define
+where a process may be interrupted, and which faults there are.
 
-The checks: bytes are never wrong, the calls on each artifact are linearizable across all faults, `verify` finds
-nothing, and `collect` leaves nothing behind. A failing seed is made smaller by leaving out operations and faults.
+The checks: bytes are never wrong, the calls on each artifact are linearizable across all faults,
+`verify` finds nothing, and `collect` leaves nothing behind. A failing seed is made smaller by
+leaving out operations and faults.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ VALUES = (
 )
 IDS = tuple(hashlib.sha256(value).hexdigest() for value in VALUES)
 CUTS: tuple[Cut, ...] = ("dropped", "zeroed", "torn")
-Kind = Literal["put", "stream", "get", "forget", "end", "collect", "jump", "flush", "reopen", "verify"]
+Kind = Literal[
+    "put", "stream", "get", "forget", "end", "collect", "jump", "flush", "reopen", "verify"
+]
 KINDS: dict[Kind, int] = {
     "put": 30, "stream": 5, "get": 26, "forget": 12, "end": 2, "collect": 9, "jump": 7, "flush": 4, "reopen": 3,
     "verify": 2,
@@ -75,12 +79,15 @@ class Operation:
     def __str__(self) -> str:
         if self.kind in ("put", "stream", "get", "forget"):
             return f"{self.kind} value {self.value} of session {self.session}"
-        return {"end": f"end session {self.session}", "jump": f"clock {self.seconds:+.0f} s"}.get(self.kind, self.kind)
+        return {"end": f"end session {self.session}", "jump": f"clock {self.seconds:+.0f} s"}.get(
+            self.kind, self.kind
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a seed decides before it runs. Leaving out operations or faults does not change the rest."""
+    """Everything that a seed decides before it runs. Leaving out operations or faults does not
+    change the rest."""
 
     seed: int
     operations: tuple[Operation, ...]
@@ -139,7 +146,8 @@ class Line:
 
 
 class Process:
-    """A simulated process: a thread with a store of its own, which runs only while it has the baton."""
+    """A simulated process: a thread with a store of its own, which runs only while it has the
+    baton."""
 
     def __init__(self, world: World, number: int, operations: Sequence[Operation]) -> None:
         self.world = world
@@ -148,7 +156,9 @@ class Process:
         self.store: Store | None = None
         self.is_dead = False
         self.is_done = False
-        self.sleeps_until = 0  # before this number of steps, it continues only if another process waits
+        self.sleeps_until = (
+            0  # before this number of steps, it continues only if another process waits
+        )
         self.may_run = threading.Lock()
         self.may_run.acquire()
         self.thread = _Thread(target=self._main, name=f"process {number}", daemon=True)
@@ -171,7 +181,9 @@ class Process:
     def _run(self, operation: Operation) -> None:
         self._until_done(self._opened)
         world, text = self.world, f"process {self.number}: {operation}"
-        line = Line(text, world.tick(), operation=operation, is_durable=world.plan.power[self.number])
+        line = Line(
+            text, world.tick(), operation=operation, is_durable=world.plan.power[self.number]
+        )
         world.history.append(line)
         try:
             line.result = self._act(operation)
@@ -237,7 +249,9 @@ class Process:
         elif kind == "verify":
             world.check_problems(store, "orphan")
         else:
-            session = store.session(operation.session, ttl=100.0 if operation.session == BRIEF else None)
+            session = store.session(
+                operation.session, ttl=100.0 if operation.session == BRIEF else None
+            )
             if kind == "get":
                 return found_by_get(session, artifact_id, value)
             if kind == "forget":
@@ -271,7 +285,9 @@ class World(Steps):
         self.steps: list[str] = []
         self.injected: Counter[str] = Counter()
         self.failure: BaseException | None = None
-        self.suspect: tuple[str, int] | None = None  # session and value of the artifact that is not linearizable
+        self.suspect: tuple[str, int] | None = (
+            None  # session and value of the artifact that is not linearizable
+        )
         self.choose = random.Random(f"schedule {plan.seed}")
         self.running: Process | None = None
         self.processes = [
@@ -306,7 +322,9 @@ class World(Steps):
         """Replace everything that the seed does not decide, while the simulation runs."""
 
     @abstractmethod
-    def inject(self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None) -> _T:
+    def inject(
+        self, process: Process, what: str, do: Callable[[], _T], half: Callable[[], object] | None
+    ) -> _T:
         """Make a fault happen at a step."""
 
     def weight(self, what: str) -> int:
@@ -321,7 +339,8 @@ class World(Steps):
         return NEW
 
     excused: tuple[str, ...] = ()
-    """Prefixes, starting with the kind, of problems that verify may find after the faults that happened."""
+    """Prefixes, starting with the kind, of problems that verify may find after the faults that
+    happened."""
 
     def run(self) -> None:
         """Run all processes to their end, then check what is left."""
@@ -369,13 +388,20 @@ class World(Steps):
     def current(self) -> Process | None:
         """Return the process whose thread this is, if the simulation is in it."""
         running = self.running
-        return running if running is not None and running.thread is threading.current_thread() else None
+        return (
+            running
+            if running is not None and running.thread is threading.current_thread()
+            else None
+        )
 
     def pause(self, process: Process, *, wait: bool = False, slow: bool = False) -> None:
-        """Maybe let another process run: with `wait`, always if there is one; with `slow`, for some time."""
+        """Maybe let another process run: with `wait`, always if there is one; with `slow`, for some
+        time."""
         if len(self.processes) > 1 and (wait or slow or self.choose.random() < self.plan.switching):
             others = [one for one in self.processes if not one.is_done and one is not process]
-            ready = others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
+            ready = (
+                others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
+            )
             if ready:
                 if slow or (
                     not wait and self.choose.random() < 0.3
@@ -423,7 +449,9 @@ class World(Steps):
             session = store.session(session_id, ttl=None)
             for number, (artifact_id, value) in enumerate(zip(IDS, VALUES, strict=True)):
                 operation = Operation(-1, "get", session_id, number, 0.0)
-                line = Line(f"at the end: {operation}", self.tick(), operation=operation, is_over=True)
+                line = Line(
+                    f"at the end: {operation}", self.tick(), operation=operation, is_over=True
+                )
                 line.result = found_by_get(session, artifact_id, value)
                 line.end = self.tick()
                 self.history.append(line)
@@ -434,7 +462,11 @@ class World(Steps):
 
     def check_problems(self, store: Store, *excused: str) -> None:
         allowed = (*excused, *self.excused)
-        found = [one for one in store.verify().problems if not f"{one.kind}: {one.message}".startswith(allowed)]
+        found = [
+            one
+            for one in store.verify().problems
+            if not f"{one.kind}: {one.message}".startswith(allowed)
+        ]
         if found:
             raise Wrong(f"verify found {found}")
 
@@ -448,8 +480,12 @@ class World(Steps):
                         segments.append([])
                     kind = _effect(line.operation, session_id, number)
                     if kind is not None:
-                        found: Any = line.result if line.is_over and kind in ("get", "forget") else None
-                        call = Call(kind, line.start, line.end, found or None, line.is_durable, line.is_over)
+                        found: Any = (
+                            line.result if line.is_over and kind in ("get", "forget") else None
+                        )
+                        call = Call(
+                            kind, line.start, line.end, found or None, line.is_durable, line.is_over
+                        )
                         segments[-1].append(call)
                 for index, calls in enumerate(segments):
                     states = outcomes(calls, cut(states) if index else states)
@@ -464,7 +500,10 @@ class World(Steps):
             one = line.operation
             if one is None or one.process >= 0 or (one.session, one.value) == self.suspect:
                 over = f"-{line.end}" if line.end > line.start else ""
-                lines.append(f"  {line.start}{over}  {line.text}" + (f": {line.result}" if line.result else ""))
+                lines.append(
+                    f"  {line.start}{over}  {line.text}"
+                    + (f": {line.result}" if line.result else "")
+                )
         return "\n".join(lines)
 
 
@@ -482,7 +521,8 @@ def _effect(one: Operation | None, session_id: str, number: int) -> CallKind | N
 
 @contextmanager
 def drawn_names(seed: int) -> Iterator[None]:
-    """Let a seed decide randomly drawn names, and keep threads and timers from deciding the order."""
+    """Let a seed decide randomly drawn names, and keep threads and timers from deciding the
+    order."""
     choose = random.Random(f"tokens {seed}")
     with (
         patch.object(os, "urandom", lambda size: choose.randbytes(size)),
@@ -497,7 +537,9 @@ def drawn_names(seed: int) -> Iterator[None]:
 class _InlineThread:
     """A thread that runs when it is started."""
 
-    def __init__(self, target: Callable[..., object] = lambda: None, args: Sequence[Any] = (), **options: Any) -> None:
+    def __init__(
+        self, target: Callable[..., object] = lambda: None, args: Sequence[Any] = (), **options: Any
+    ) -> None:
         self._target, self._args = target, args
 
     def start(self) -> None:
@@ -559,7 +601,8 @@ def _shrunk(plan: Plan, made: Made) -> Plan:
 
 
 def report(plan: Plan, made: Made, command: str) -> str:
-    """Return the shortest history that shows what is wrong with a seed, and the command that repeats it."""
+    """Return the shortest history that shows what is wrong with a seed, and the command that
+    repeats it."""
     small = _shrunk(plan, made)
     world, error = simulate(small, made)
     kept, last = [], -1
@@ -596,7 +639,11 @@ def main(arguments: Sequence[str], made: Made, command: str) -> int:
         if error is not None:
             failed += 1
             is_small = given.keep is not None
-            sys.stdout.write(f"{error}\n{world.story()}\n\n" if is_small else report(plan, made, command) + "\n\n")
+            sys.stdout.write(
+                f"{error}\n{world.story()}\n\n"
+                if is_small
+                else report(plan, made, command) + "\n\n"
+            )
             sys.stdout.flush()
     sys.stdout.write(f"{given.count} seeds, {failed} failed\n")
     return 1 if failed else 0

@@ -54,7 +54,8 @@ def test_no_acknowledged_message_is_lost_and_the_file_is_always_readable(
 def _run_and_kill(
     tmp_path: Path, folder: Path, path: Path, rng: random.Random, count: int, round_: int
 ) -> dict[str, int]:
-    """Start processes and kill each at a random instant; return the number of acknowledged messages of each."""
+    """Start processes and kill each at a random instant; return the number of acknowledged messages
+    of each."""
     logs = {f"{round_}.{number}": tmp_path / f"log.{round_}.{number}" for number in range(count)}
     started = {
         name: subprocess.Popen(
@@ -76,7 +77,9 @@ def _run_and_kill(
         for one in started.values():
             one.kill()
             one.communicate()
-    return {name: int(log.read_text().split()[-1].replace("start", "0")) for name, log in logs.items()}
+    return {
+        name: int(log.read_text().split()[-1].replace("start", "0")) for name, log in logs.items()
+    }
 
 
 def _error_output(started: dict[str, subprocess.Popen[bytes]]) -> str:
@@ -85,7 +88,8 @@ def _error_output(started: dict[str, subprocess.Popen[bytes]]) -> str:
 
 
 def _check(folder: Path, path: Path, promised: dict[str, int]) -> None:
-    """Check that every acknowledged message is there once, in order and complete. Only the end may be torn."""
+    """Check that every acknowledged message is there once, in order and complete. Only the end may
+    be torn."""
     with coatcheck.open(folder, durability="process") as store:
         if not path.exists():
             assert not any(promised.values())

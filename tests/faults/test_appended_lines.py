@@ -1,4 +1,5 @@
-"""Hosts append lines, without a lock, while a transcript is rewritten: every line is there afterwards, once."""
+"""Hosts append lines, without a lock, while a transcript is rewritten: every line is there
+afterwards, once."""
 
 from __future__ import annotations
 
@@ -25,10 +26,16 @@ LINES = 400
 ROUNDS = 5  # of externalize and undo, while hosts append
 
 
-@pytest.mark.parametrize("hosts", [(1,), (7,), (1, 3)], ids=["one line", "several lines", "two hosts"])
+@pytest.mark.parametrize(
+    "hosts", [(1,), (7,), (1, 3)], ids=["one line", "several lines", "two hosts"]
+)
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_no_line_is_lost_that_a_host_appends_while_a_transcript_is_rewritten(
-    hosts: tuple[int, ...], durability: Literal["power", "process"], tmp_path: Path, long_faults: bool, counts: Counts
+    hosts: tuple[int, ...],
+    durability: Literal["power", "process"],
+    tmp_path: Path,
+    long_faults: bool,
+    counts: Counts,
 ) -> None:
     """`hosts` has the largest number of lines that each host writes before it closes the file."""
     rng = random.Random(seed := chosen_seed())
@@ -37,7 +44,10 @@ def test_no_line_is_lost_that_a_host_appends_while_a_transcript_is_rewritten(
             folder = tmp_path / str(number)
             folder.mkdir()
             with coatcheck.open(folder / "store", durability=durability) as store:
-                counts("lines appended while transcripts are rewritten", _run(folder, store, hosts, rng))
+                counts(
+                    "lines appended while transcripts are rewritten",
+                    _run(folder, store, hosts, rng),
+                )
     except BaseException as error:
         error.add_note(f"COATCHECK_SEED={seed}, run {number}")
         raise
@@ -54,7 +64,15 @@ def _run(folder: Path, store: coatcheck.Store, hosts: tuple[int, ...], rng: rand
     ]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.appending_host", str(path), str(number), str(LINES), str(held)],
+            [
+                sys.executable,
+                "-m",
+                "tests.faults.appending_host",
+                str(path),
+                str(number),
+                str(LINES),
+                str(held),
+            ],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,7 +94,9 @@ def _run(folder: Path, store: coatcheck.Store, hosts: tuple[int, ...], rng: rand
     assert data.startswith(start)
     found = [json.loads(text)["message"]["content"] for text in data[len(start) :].splitlines()]
     assert sorted(found) == sorted(wanted)
-    assert [one.name for one in folder.iterdir() if one.name.startswith(".session.jsonl.coatcheck-old")] == []
+    assert [
+        one.name for one in folder.iterdir() if one.name.startswith(".session.jsonl.coatcheck-old")
+    ] == []
     return len(found)
 
 
@@ -106,7 +126,9 @@ def test_a_late_line_is_moved_once_whatever_step_a_run_is_killed_at(
             raise
 
 
-def _killed(folder: Path, step: int, verbs: tuple[str, ...], rng: random.Random) -> subprocess.CompletedProcess[bytes]:
+def _killed(
+    folder: Path, step: int, verbs: tuple[str, ...], rng: random.Random
+) -> subprocess.CompletedProcess[bytes]:
     folder.mkdir()
     start = b"".join(line(number, rng) for number in range(20))
     (folder / "session.jsonl").write_bytes(start)

@@ -39,7 +39,9 @@ def test_a_finished_batch_survives_a_power_cut(in_memory: Path) -> None:
         refs = [session.put(f"artifact {number}") for number in range(20)]
     disk.stop()
     with coatcheck.open(in_memory / "image") as left:
-        assert [left.session("s").get(ref) for ref in refs] == [f"artifact {number}" for number in range(20)]
+        assert [left.session("s").get(ref) for ref in refs] == [
+            f"artifact {number}" for number in range(20)
+        ]
         assert problems(left) == []
     disk.revive()
     store.close()

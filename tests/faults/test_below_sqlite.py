@@ -1,9 +1,9 @@
-"""The database file and its WAL under power cuts, like all other files: every write below SQLite is recorded, and each
-prefix of the record is replayed.
+"""The database file and its WAL under power cuts, like all other files: every write below SQLite is
+recorded, and each prefix of the record is replayed.
 
-A store is used while everything that it and SQLite do to files is written to a log: writes, truncations, renames,
-removals and syncs. A power cut after each entry leaves what was synced, and some, none or only the sizes of the rest.
-Each such folder is opened.
+A store is used while everything that it and SQLite do to files is written to a log: writes,
+truncations, renames, removals and syncs. A power cut after each entry leaves what was synced, and
+some, none or only the sizes of the rest. Each such folder is opened.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Recording:
     acknowledged: list[tuple[int, State]] = field(default_factory=list)
 
     def known(self, length: int) -> tuple[State, set[State]]:
-        """Return the state that was acknowledged at this length of the log, and the possible ones: that or the next."""
+        """Return the state that was acknowledged at this length of the log, and the possible ones:
+        that or the next."""
         before = [frozenset(), *(state for at, state in self.acknowledged if at <= length)][-1]
         after = [state for at, state in self.acknowledged if at > length][:1]
         return before, {before, *after}
@@ -91,7 +92,8 @@ class Use:
 
 
 def use_all(use: Use) -> None:
-    """Make puts of all kinds, removals, and small changes after compression. The WAL begins again many times."""
+    """Make puts of all kinds, removals, and small changes after compression. The WAL begins again
+    many times."""
     choose = random.Random(1)
     small = [choose.randbytes(300) for _ in range(12)]
     large = [choose.randbytes(5_000) for _ in range(3)]
@@ -140,12 +142,16 @@ def change_around_old(use: Use) -> None:
 @pytest.fixture
 def small_reserve() -> Iterator[None]:
     """Limits so small that the WAL is copied to the database within a few changes."""
-    with patch.object(reserve, "FULL_SIZE", 1 << 16), patch.object(FolderCatalog, "inline_limit", INLINE):
+    with (
+        patch.object(reserve, "FULL_SIZE", 1 << 16),
+        patch.object(FolderCatalog, "inline_limit", INLINE),
+    ):
         yield
 
 
 def recorded(folder: Path, *work: tuple[bool, Callable[[Use], None]]) -> Recording:
-    """Record what is written while a new store is opened for each piece of work, with or without durability."""
+    """Record what is written while a new store is opened for each piece of work, with or without
+    durability."""
     recording = Recording()
     folder.mkdir(mode=0o700)
     volume = Volume(folder, recording.log)
@@ -169,7 +175,10 @@ def prefixes(recording: Recording, how: str) -> Iterator[tuple[int, Cut | None]]
         yield from ((length, cut) for length in range(count + 1) for cut in CUTS)
     else:
         choose = random.Random(how)
-        yield from ((length, choose.choice(CUTS)) for length in sorted(choose.sample(range(count + 1), SAMPLED)))
+        yield from (
+            (length, choose.choice(CUTS))
+            for length in sorted(choose.sample(range(count + 1), SAMPLED))
+        )
 
 
 def held_in(store: Store) -> State:
@@ -185,7 +194,9 @@ def held_in(store: Store) -> State:
     return frozenset(held)
 
 
-def replay(recording: Recording, in_memory: Path, how: str, counts: Counts, check: Callable[..., None]) -> None:
+def replay(
+    recording: Recording, in_memory: Path, how: str, counts: Counts, check: Callable[..., None]
+) -> None:
     empty = in_memory / "empty"
     empty.mkdir()
     volume, done = Volume(empty), 0
@@ -200,8 +211,13 @@ def replay(recording: Recording, in_memory: Path, how: str, counts: Counts, chec
             with coatcheck.open(image, durability="process", clock=lambda: NOW + 30 * DAY) as store:
                 check(store, cut, *recording.known(length))
         except BaseException as error:
-            what = [one if not isinstance(one, bytes) else f"{len(one)} bytes" for one in recording.log[length - 1]]
-            error.add_note(f"after entry {length} of {len(recording.log)}, {what}; unsynced data: {cut or 'kept'}")
+            what = [
+                one if not isinstance(one, bytes) else f"{len(one)} bytes"
+                for one in recording.log[length - 1]
+            ]
+            error.add_note(
+                f"after entry {length} of {len(recording.log)}, {what}; unsynced data: {cut or 'kept'}"
+            )
             raise
         shutil.rmtree(image)
 
@@ -231,7 +247,11 @@ def test_without_durability_every_prefix_opens_and_no_byte_is_wrong(
         if cut is None:
             assert held_in(store) in possible
             assert problems(store) == []
-        found = {(info.session_id, ref.artifact_id) for info in store.sessions() for ref in refs_of(store, info)}
+        found = {
+            (info.session_id, ref.artifact_id)
+            for info in store.sessions()
+            for ref in refs_of(store, info)
+        }
         assert found <= ever
         assert not [one for one in problems(store) if one.startswith("catalog")]
         store.verify(repair=True)
@@ -249,7 +269,11 @@ def test_a_process_without_durability_never_endangers_durable_artifacts(
 
     def check(store: Store, cut: Cut | None, held: State, possible: set[State]) -> None:
         session = store.session("old")
-        assert {one for one in held if one[0] == "old"} <= {("old", ref.artifact_id) for ref in session.list()} <= old
+        assert (
+            {one for one in held if one[0] == "old"}
+            <= {("old", ref.artifact_id) for ref in session.list()}
+            <= old
+        )
         for ref in session.list():
             assert hashlib.sha256(session.get(ref)).hexdigest() == ref.artifact_id
         assert not [one for one in problems(store) if one.startswith("catalog")]
@@ -278,5 +302,8 @@ def files_of(folder: Path) -> dict[str, bytes]:
     found = {}
     for path, _, names in os.walk(folder):
         found[os.path.relpath(path, folder)] = b""
-        found |= {os.path.relpath(Path(path, name), folder): Path(path, name).read_bytes() for name in names}
+        found |= {
+            os.path.relpath(Path(path, name), folder): Path(path, name).read_bytes()
+            for name in names
+        }
     return found

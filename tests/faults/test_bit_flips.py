@@ -1,7 +1,9 @@
-"""One flipped bit in any file of a store, in every state that the store may be in, and in transcripts.
+"""One flipped bit in any file of a store, in every state that the store may be in, and in
+transcripts.
 
-The oracle is that a loss is reported. After a flip, every artifact that was acknowledged reads as its exact bytes, or
-the call raises an error, or it is missing and `verify` (or opening the store) reports damage. It never has wrong bytes.
+The oracle is that a loss is reported. After a flip, every artifact that was acknowledged reads as
+its exact bytes, or the call raises an error, or it is missing and `verify` (or opening the store)
+reports damage. It never has wrong bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +37,13 @@ _GAP = 64  # unused bytes of an SQLite page, which are flipped together
 
 def _small(store: Store) -> dict[str, bytes]:
     session = store.session("s", ttl=None)
-    contents = [b"small %d" % number * (1 + number) for number in range(4)] + [bytes(range(256)) * 4]
-    return {session.put(data, name=f"n{number}").artifact_id: data for number, data in enumerate(contents)}
+    contents = [b"small %d" % number * (1 + number) for number in range(4)] + [
+        bytes(range(256)) * 4
+    ]
+    return {
+        session.put(data, name=f"n{number}").artifact_id: data
+        for number, data in enumerate(contents)
+    }
 
 
 def in_journal(store: Store) -> dict[str, bytes]:
@@ -52,7 +59,8 @@ def in_wal(store: Store) -> dict[str, bytes]:
 
 
 def in_database(store: Store) -> dict[str, bytes]:
-    """Everything is in the database file. There are also a search index, records and an empty journal."""
+    """Everything is in the database file. There are also a search index, records and an empty
+    journal."""
     held = _small(store)
     session = store.session("s")
     session.search("small")
@@ -73,7 +81,8 @@ STATES: list[Callable[[Store], dict[str, bytes]]] = [in_journal, in_wal, in_data
 
 
 def _made(state: Callable[[Store], dict[str, bytes]], folder: Path) -> dict[str, bytes]:
-    """Leave a store in this state, without closing it: its files are as a killed process leaves them."""
+    """Leave a store in this state, without closing it: its files are as a killed process leaves
+    them."""
     live = folder.with_name("live")
     with coatcheck.open(live, durability="power") as store:
         held = state(store)
@@ -84,8 +93,8 @@ def _made(state: Callable[[Store], dict[str, bytes]], folder: Path) -> dict[str,
 
 
 def _places(data: bytes, *, is_long: bool, share: int, rng: random.Random) -> Iterator[list[int]]:
-    """Yield the bytes to flip together: each separately, but unused bytes of a page in groups. The short form yields
-    only a few."""
+    """Yield the bytes to flip together: each separately, but unused bytes of a page in groups. The
+    short form yields only a few."""
     groups: list[list[int]] = []
     for at in range(len(data)):
         if groups and not data[at] and len(groups[-1]) < _GAP and not any(data[groups[-1][0] : at]):
@@ -163,13 +172,17 @@ def test_a_flipped_bit_in_any_file_of_a_store_causes_no_wrong_bytes_and_no_silen
             try:
                 _check(folder, held)
             except BaseException as error:
-                error.add_note(f"bit {bit} of bytes {places[0]} to {places[-1]} of {path.name}, seed {seed}")
+                error.add_note(
+                    f"bit {bit} of bytes {places[0]} to {places[-1]} of {path.name}, seed {seed}"
+                )
                 raise
             shutil.rmtree(folder)
             counts("flipped bits", len(places))
 
 
-def test_a_flipped_bit_in_the_definition_of_a_table_is_damage_and_not_an_empty_store(in_memory: Path) -> None:
+def test_a_flipped_bit_in_the_definition_of_a_table_is_damage_and_not_an_empty_store(
+    in_memory: Path,
+) -> None:
     folder = in_memory / "store"
     _made(in_database, folder)
     data = (folder / "catalog.sqlite").read_bytes()
@@ -226,7 +239,9 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
         transcript.externalize(path, session)
         sound = {one.name: one.read_bytes() for one in in_memory.iterdir() if one.is_file()}
         data = sound[name]
-        every = range(0, len(data), 8 if name.endswith("-backup") else 1)  # a backup is mostly payload
+        every = range(
+            0, len(data), 8 if name.endswith("-backup") else 1
+        )  # a backup is mostly payload
         for at in every if long_faults else rng.sample(every, 30):
             bit = 1 << rng.randrange(8)
             for one, content in sound.items():
@@ -244,7 +259,10 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
                 with contextlib.suppress(CoatcheckError):
                     transcript.rehydrate(path, store)
                 backup = in_memory / ".session.jsonl.coatcheck-backup"
-                assert CHATS in (path.read_bytes(), backup.read_bytes() if backup.exists() else b""), "no file is whole"
+                assert CHATS in (
+                    path.read_bytes(),
+                    backup.read_bytes() if backup.exists() else b"",
+                ), "no file is whole"
             except BaseException as error:
                 error.add_note(f"byte {at}, bit {bit}, seed {seed}")
                 raise
@@ -305,7 +323,9 @@ def test_a_ref_with_a_wrong_size_is_damage_and_a_put_or_a_repair_heals_it(
 @pytest.mark.parametrize("size", [0, 20, 58_928, 1 << 40])
 @pytest.mark.parametrize("table", ["ref", "blob"])
 @pytest.mark.parametrize("coding", ["inline", "raw", "zstd"])
-def test_a_repair_finds_out_which_of_two_sizes_is_right(coding: str, table: str, size: int, in_memory: Path) -> None:
+def test_a_repair_finds_out_which_of_two_sizes_is_right(
+    coding: str, table: str, size: int, in_memory: Path
+) -> None:
     ref = _put_with_wrong_size(in_memory / "store", table, coding, size)
     with coatcheck.open(in_memory / "store", durability="process") as store:
         assert all(one.repaired for one in store.verify(repair=True).problems)

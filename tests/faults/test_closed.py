@@ -1,4 +1,5 @@
-"""A closed store, even if another thread closes it during a call: the error is always StoreClosed."""
+"""A closed store, even if another thread closes it during a call: the error is always
+StoreClosed."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ def test_closing_while_other_threads_are_in_a_call_raises_store_closed_there(
         errors: list[Exception] = []
         ready = threading.Barrier(3)
         threads = [
-            threading.Thread(target=_call_until_error, args=(name, session, number, errors, ready)) for number in (0, 1)
+            threading.Thread(target=_call_until_error, args=(name, session, number, errors, ready))
+            for number in (0, 1)
         ]
         for thread in threads:
             thread.start()

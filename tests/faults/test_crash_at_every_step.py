@@ -1,7 +1,8 @@
-"""A crash at every single step of every change: after reopening, the store is as before the change or as after it.
+"""A crash at every single step of every change: after reopening, the store is as before the change
+or as after it.
 
-Each case first runs once to count its steps, then once for each instant before, during and after a step. Then the same
-is done with a power cut, which drops, zeroes or tears unsynced data.
+Each case first runs once to count its steps, then once for each instant before, during and after a
+step. Then the same is done with a power cut, which drops, zeroes or tears unsynced data.
 """
 
 from __future__ import annotations
@@ -119,19 +120,52 @@ def _exported() -> bytes:
 
 CASES = [
     Case("opening a new store", lambda store: None),
-    Case("putting a small artifact", lambda store: store.session("s").put(b"new", name="n"), _put_some),
-    Case("putting a large artifact", lambda store: store.session("s").put(LARGE[1:], name="n"), _put_some),
-    Case("putting a stream", lambda store: store.session("s").put(io.BytesIO(LARGE * 4), name="n"), _put_some),
-    Case("putting a small duplicate", lambda store: store.session("s").put(SMALL, name="n"), _put_some),
-    Case("putting a large duplicate", lambda store: store.session("s").put(LARGE, name="n"), _put_some),
+    Case(
+        "putting a small artifact",
+        lambda store: store.session("s").put(b"new", name="n"),
+        _put_some,
+    ),
+    Case(
+        "putting a large artifact",
+        lambda store: store.session("s").put(LARGE[1:], name="n"),
+        _put_some,
+    ),
+    Case(
+        "putting a stream",
+        lambda store: store.session("s").put(io.BytesIO(LARGE * 4), name="n"),
+        _put_some,
+    ),
+    Case(
+        "putting a small duplicate",
+        lambda store: store.session("s").put(SMALL, name="n"),
+        _put_some,
+    ),
+    Case(
+        "putting a large duplicate",
+        lambda store: store.session("s").put(LARGE, name="n"),
+        _put_some,
+    ),
     Case("healing", lambda store: store.session("kept").put(LARGE, name="large"), _damage_large),
-    Case("forgetting a small artifact", lambda store: store.session("gone").forget("small"), _put_to_forget),
-    Case("forgetting a large artifact", lambda store: store.session("gone").forget("large"), _put_to_forget),
+    Case(
+        "forgetting a small artifact",
+        lambda store: store.session("gone").forget("small"),
+        _put_to_forget,
+    ),
+    Case(
+        "forgetting a large artifact",
+        lambda store: store.session("gone").forget("large"),
+        _put_to_forget,
+    ),
     Case("ending a session", lambda store: store.session("gone").end(), _put_to_forget),
     Case("ending a long session", lambda store: store.session("gone").end(), _put_many_to_forget),
     Case("pinning", lambda store: store.session("kept").pin("large"), _put_some),
     Case("recording under a claim", _claim_and_record, _put_some),
-    Case("collecting what has expired", lambda store: store.collect(grace=0), _put_to_expire, later=1_000),
+    Case(
+        "collecting what has expired",
+        lambda store: store.collect(grace=0),
+        _put_to_expire,
+        later=1_000,
+    ),
     Case("sweeping orphans", lambda store: store.collect(grace=0), _leave_orphans),
     Case("compressing what is cold", lambda store: store.collect(), _put_some, later=3 * DAY),
     Case("importing", lambda store: store.import_(io.BytesIO(_exported())), is_whole=False),
@@ -156,7 +190,9 @@ class Run:
             self.is_done = True
             after = state_of(store)
             store.close()
-            return None if self.disk.crashed else after  # SQLite reports no error if it fails to close
+            return (
+                None if self.disk.crashed else after
+            )  # SQLite reports no error if it fails to close
         except (Crash, StoreError):
             assert self.disk.crashed
             self.disk.revive()
@@ -167,7 +203,8 @@ class Run:
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[Prepared]:
-    """The folder of a case before its change, and its state. Each is made once and copied by the tests."""
+    """The folder of a case before its change, and its state. Each is made once and copied by the
+    tests."""
     with folder_in_memory() as base:
         yield cache(lambda case: (base / case.name, _prepare(case, base / case.name)))
 
@@ -193,16 +230,16 @@ def _copied(folder: Path, target: Path) -> Path:
 
 
 def _steps(disk: FaultyDisk, long_faults: bool) -> Iterator[tuple[int, int, str]]:
-    """Yield steps with their number and a running count. An import repeats the same steps for each of its artifacts:
-    the short form takes about twenty of its one hundred."""
+    """Yield steps with their number and a running count. An import repeats the same steps for each
+    of its artifacts: the short form takes about twenty of its one hundred."""
     stride = 1 if long_faults else 1 + len(disk.steps) // 20
     for count, step in enumerate(range(0, len(disk.steps), stride)):
         yield count, step, disk.steps[step]
 
 
 def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[tuple[At, int]]:
-    """Yield the instants to crash at, each with a seed. The short form takes each step once: killed, or with one of the
-    three power cuts, in turn."""
+    """Yield the instants to crash at, each with a seed. The short form takes each step once:
+    killed, or with one of the three power cuts, in turn."""
     for count, step, what in _steps(disk, long_faults):
         is_turn = long_faults or CRASHES[count % len(CRASHES)] == cut
         if is_turn:
@@ -217,7 +254,8 @@ def _instants(disk: FaultyDisk, cut: Cut | None, long_faults: bool) -> Iterator[
 
 
 def _check(case: Case, run: Run, image: Path, before: State, after: State) -> None:
-    """Open the image of the crash: it must be sound, in the state before or after. Then run the case to the end."""
+    """Open the image of the crash: it must be sound, in the state before or after. Then run the
+    case to the end."""
     with _reopened(case, image) as store:
         if case.name == "healing":
             healed = not problems(store)
@@ -243,7 +281,12 @@ def _reopened(case: Case, folder: Path) -> Store:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 @pytest.mark.parametrize("cut", CRASHES)
 def test_a_crash_at_any_step_leaves_the_state_before_or_after_the_change(
-    case: Case, cut: Cut | None, prepared: Prepared, in_memory: Path, long_faults: bool, counts: Counts
+    case: Case,
+    cut: Cut | None,
+    prepared: Prepared,
+    in_memory: Path,
+    long_faults: bool,
+    counts: Counts,
 ) -> None:
     start, before = prepared(case)
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
@@ -258,7 +301,9 @@ def test_a_crash_at_any_step_leaves_the_state_before_or_after_the_change(
         try:
             _check(case, run, image, before, after)
         except BaseException as error:
-            error.add_note(f"{case.name}: {cut or 'killed'} {at} ({counted.steps[at.step]}), seed {seed}")
+            error.add_note(
+                f"{case.name}: {cut or 'killed'} {at} ({counted.steps[at.step]}), seed {seed}"
+            )
             raise
         shutil.rmtree(image, ignore_errors=True)
 
@@ -283,8 +328,9 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_state_before_or_after_the_
             found = _go_through_error(run, number)
             if not run.is_done and case.is_whole:
                 assert found in (before, after)
-            # A change acknowledged after the error survives a power cut, even after a failed sync. (A removal that
-            # failed to sync and then finds nothing to remove has acknowledged nothing.)
+            # A change acknowledged after the error survives a power cut, even after a failed sync.
+            # (A removal that failed to sync and then finds nothing to remove has acknowledged
+            # nothing.)
             is_done = run.is_done or not case.name.startswith(("forgetting", "ending"))
             _check(case, Run(case, image, disk, is_done), image, before, after)
         except BaseException as error:
@@ -294,7 +340,8 @@ def test_an_error_at_any_step_is_typed_and_leaves_the_state_before_or_after_the_
 
 
 def _go_through_error(run: Run, number: int) -> State:
-    """Run a case into an error, then again without; return the state in between. The power fails at the end."""
+    """Run a case into an error, then again without; return the state in between. The power fails at
+    the end."""
     case, expected = run.case, StoreFull if number == errno.ENOSPC else StoreError
 
     def twice(call: Callable[[], Result]) -> Result:
@@ -326,12 +373,20 @@ def _opened(run: Run) -> Store:
     return open_on(run.folder, run.disk, clock=lambda: NOW + run.case.later)
 
 
-MIGRATION = ("CREATE TABLE added (one INTEGER)", "INSERT INTO added VALUES (1)", "UPDATE ref SET tool = 'migrated'")
+MIGRATION = (
+    "CREATE TABLE added (one INTEGER)",
+    "INSERT INTO added VALUES (1)",
+    "UPDATE ref SET tool = 'migrated'",
+)
 
 
 @pytest.mark.parametrize("cut", CRASHES)
 def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
-    cut: Cut | None, in_memory: Path, monkeypatch: pytest.MonkeyPatch, long_faults: bool, counts: Counts
+    cut: Cut | None,
+    in_memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    long_faults: bool,
+    counts: Counts,
 ) -> None:
     case = Case("migrating", lambda store: None, _put_some)
     start = in_memory / "start"
@@ -348,7 +403,10 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
         counts("crashes at a step" if cut is None else "power cuts at a step")
         version, added, tools = _look(image)
         versions.add(version)
-        assert (version, added, tools) in ((len(old), False, {None}), (len(old) + 1, True, {"migrated"})), at
+        assert (version, added, tools) in (
+            (len(old), False, {None}),
+            (len(old) + 1, True, {"migrated"}),
+        ), at
         with _reopened(case, image) as store:
             assert state_of(store) == before
             assert_clean(store)
@@ -359,7 +417,8 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
 
 
 def _look(folder: Path) -> tuple[int, bool, set[str | None]]:
-    """Return the version, whether the new table exists, and the tools of the refs, as read by plain SQLite."""
+    """Return the version, whether the new table exists, and the tools of the refs, as read by plain
+    SQLite."""
     db = sqlite3.connect(folder / "catalog.sqlite")
     try:
         version = db.execute("PRAGMA user_version").fetchone()[0]

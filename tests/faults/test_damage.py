@@ -1,4 +1,5 @@
-"""Damaged bytes: a flipped bit, truncation, zeroing or removal, in the database, in raw files and in zstd files."""
+"""Damaged bytes: a flipped bit, truncation, zeroing or removal, in the database, in raw files and
+in zstd files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def _text(rng: random.Random, size: int) -> bytes:
 
 
 def _filled(folder: Path, rng: random.Random, count: int) -> list[tuple[Ref, bytes]]:
-    """Create a store with a third of its artifacts in the database, a third in raw files and a third compressed."""
+    """Create a store with a third of its artifacts in the database, a third in raw files and a
+    third compressed."""
     held = []
     with coatcheck.open(folder, durability="process", clock=lambda: 1_000_000.0) as store:
         session = store.session("s", ttl=None)
@@ -83,11 +85,14 @@ def _damage_file(ref: Ref, damage: str, rng: random.Random) -> int:
 
 
 def _damage_inline(folder: Path, ref: Ref, data: bytes, damage: str, rng: random.Random) -> int:
-    """Damage content in the database while it is closed: rows by SQL, bits directly in the pages."""
+    """Damage content in the database while it is closed: rows by SQL, bits directly in the
+    pages."""
     if damage in ("truncate", "remove"):
         db = sqlite3.connect(folder / "catalog.sqlite")
         with db:
-            key = db.execute("SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(ref.artifact_id),)).fetchone()
+            key = db.execute(
+                "SELECT blob_key FROM blob WHERE digest = ?", (bytes.fromhex(ref.artifact_id),)
+            ).fetchone()
             if damage == "remove":
                 db.execute("DELETE FROM content WHERE blob_key = ?", key)
             else:
@@ -103,7 +108,9 @@ def _damage_inline(folder: Path, ref: Ref, data: bytes, damage: str, rng: random
         places = [found.start() for found in re.finditer(re.escape(data[at : at + 16]), pages)]
     piece = bytes(16) if damage == "zero" else bytes([data[at] ^ 1 << rng.randrange(8)])
     with path.open("r+b") as file:
-        for place in places:  # SQLite may have moved the row, and then its old bytes are still in the file
+        for (
+            place
+        ) in places:  # SQLite may have moved the row, and then its old bytes are still in the file
             file.seek(place)
             file.write(piece)
     return at
@@ -115,7 +122,9 @@ def _range_read(session: Session, wound: Wound) -> None:
         stream.read(10)
 
 
-def test_damage_is_found_by_every_read_and_by_verify_and_a_put_heals_it(tmp_path: Path, long_faults: bool) -> None:
+def test_damage_is_found_by_every_read_and_by_verify_and_a_put_heals_it(
+    tmp_path: Path, long_faults: bool
+) -> None:
     count = 1_000 if long_faults else 60
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -140,7 +149,9 @@ def _check(folder: Path, wounds: list[Wound], others: list[tuple[Ref, bytes]]) -
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s")
         # A flip in unused bits of a zstd file (in headers or the table) may not change any answer.
-        harmless = [wound for wound in wounds if wound.at < 0 and not is_unreadable(session, wound.ref)]
+        harmless = [
+            wound for wound in wounds if wound.at < 0 and not is_unreadable(session, wound.ref)
+        ]
         assert len(harmless) <= len(wounds) // 20 + 1
         for wound in harmless:
             assert session.get(wound.ref) == wound.data
@@ -153,7 +164,9 @@ def _check(folder: Path, wounds: list[Wound], others: list[tuple[Ref, bytes]]) -
         for ref, data in others:
             assert session.get(ref) == data
         report = store.verify()
-        assert {one.artifact_id for one in report.problems} == {wound.ref.artifact_id for wound in hurt}
+        assert {one.artifact_id for one in report.problems} == {
+            wound.ref.artifact_id for wound in hurt
+        }
         for wound in hurt[::2]:
             session.put(wound.data)
         store.verify(repair=True)
@@ -184,7 +197,9 @@ def test_a_put_heals_a_copy_that_was_damaged_after_it_was_last_compared(tmp_path
         assert session.get(session.put(data)) == data
 
 
-def test_a_put_restores_content_that_another_process_forgot_since_the_last_comparison(tmp_path: Path) -> None:
+def test_a_put_restores_content_that_another_process_forgot_since_the_last_comparison(
+    tmp_path: Path,
+) -> None:
     with coatcheck.open(tmp_path / "store") as store, coatcheck.open(tmp_path / "store") as other:
         session = store.session("s")
         for data in (b"small" * 1_000, b"large" * 100_000):
@@ -217,7 +232,9 @@ def _overflow_pages(pages: bytes, data: bytes) -> list[int]:
 
 SPOTS: dict[str, Callable[[bytes, bytes], int]] = {
     "the pointer to the next page": lambda pages, data: _overflow_pages(pages, data)[2],
-    "the head of a page of rows": lambda pages, data: (found := pages.find(data[:32])) - found % 4_096,
+    "the head of a page of rows": lambda pages, data: (
+        (found := pages.find(data[:32])) - found % 4_096
+    ),
     "the row in front of the content": lambda pages, data: pages.find(data[:32]) - 4,
 }
 
@@ -230,12 +247,17 @@ def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
     folder, rng = tmp_path / "store", random.Random(spot + change)
     with coatcheck.open(folder) as store:
         session = store.session("s", ttl=None)
-        held = {session.put(data): data for data in (rng.randbytes(size) for size in (40_000, 60_000, 100, 90_000))}
+        held = {
+            session.put(data): data
+            for data in (rng.randbytes(size) for size in (40_000, 60_000, 100, 90_000))
+        }
     ref, data = next(iter(held.items()))
     path = folder / "catalog.sqlite"
     pages = bytearray(path.read_bytes())
     at = SPOTS[spot](bytes(pages), data)
-    pages[at : at + 4] = bytes(4) if change == "zero" else bytes([pages[at] ^ 0x20]) + pages[at + 1 : at + 4]
+    pages[at : at + 4] = (
+        bytes(4) if change == "zero" else bytes([pages[at] ^ 0x20]) + pages[at + 1 : at + 4]
+    )
     path.write_bytes(pages)
     with coatcheck.open(folder) as store:
         session = store.session("s")
@@ -246,7 +268,10 @@ def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
             assert _reports_damage(store)  # the table itself is damaged: it can only be reported
             return
         assert problems(store)
-        assert session.get(session.put(b"others can still be put and read")) == b"others can still be put and read"
+        assert (
+            session.get(session.put(b"others can still be put and read"))
+            == b"others can still be put and read"
+        )
         session.put(data)
         assert session.get(ref) == data
         for one in held:
@@ -255,12 +280,16 @@ def test_damage_to_the_database_itself_is_reported_and_never_gives_wrong_bytes(
         assert session.get(session.put(b"and after")) == b"and after"
 
 
-def test_searching_and_collecting_work_wherever_a_search_index_is_damaged(in_memory: Path, long_faults: bool) -> None:
+def test_searching_and_collecting_work_wherever_a_search_index_is_damaged(
+    in_memory: Path, long_faults: bool
+) -> None:
     folder = in_memory / "store"
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s", ttl=None)
         for number in range(20):
-            session.put(f"alpha beta {number} " + "some words of a text " * 50, name=f"name {number}")
+            session.put(
+                f"alpha beta {number} " + "some words of a text " * 50, name=f"name {number}"
+            )
         found = len(session.search("alpha 7"))
     path = folder / "search.sqlite"
     sound = path.read_bytes()
@@ -280,7 +309,9 @@ def test_searching_and_collecting_work_wherever_a_search_index_is_damaged(in_mem
                 session = store.session("s")
                 assert len(session.search("alpha 7")) <= found
                 ref = session.put(f"zeta {number}")
-                assert all(session.get(hit.ref) is not None for hit in session.search(f"zeta {number}"))
+                assert all(
+                    session.get(hit.ref) is not None for hit in session.search(f"zeta {number}")
+                )
                 assert session.forget(ref)
                 store.collect(compress=False)
         except BaseException as error:

@@ -31,7 +31,10 @@ MEGABYTE = 1 << 20
 @pytest.fixture(params=["tmpfs", "ext4"])
 def small_disk(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A folder on its own file system of 24 MB."""
-    with tempfile.TemporaryDirectory(prefix="coatcheck-full-") as base, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="coatcheck-full-") as base,
+        contextlib.ExitStack() as stack,
+    ):
         disk = Path(base, "disk")
         disk.mkdir()
         if request.param == "tmpfs":
@@ -93,7 +96,11 @@ SIZES = {
     [
         *((sizes, "tmpfs") for sizes in SIZES),
         ("mixed", "ext4"),
-        *(pytest.param(sizes, "ext4", marks=pytest.mark.repeated) for sizes in SIZES if sizes != "mixed"),
+        *(
+            pytest.param(sizes, "ext4", marks=pytest.mark.repeated)
+            for sizes in SIZES
+            if sizes != "mixed"
+        ),
     ],
     indirect=["small_disk"],
 )
@@ -116,7 +123,9 @@ def test_a_full_disk_is_a_typed_error_and_the_store_stays_usable(
             store.close()
             store = coatcheck.open(folder, durability="process")
             _assert_held(store, held)
-        for ref in rng.sample(sorted(held, key=lambda ref: ref.artifact_id), max(1, len(held) // 3)):
+        for ref in rng.sample(
+            sorted(held, key=lambda ref: ref.artifact_id), max(1, len(held) // 3)
+        ):
             assert store.session(ref.session_id).forget(ref)
             del held[ref]
         store.collect(grace=0)
@@ -247,7 +256,9 @@ def test_many_small_puts_to_a_large_catalog_can_be_applied_on_a_full_disk(small_
 
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
-def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(small_disk: Path, long_faults: bool) -> None:
+def test_a_session_with_very_many_artifacts_can_be_ended_on_a_full_disk(
+    small_disk: Path, long_faults: bool
+) -> None:
     rng = random.Random(20)
     with coatcheck.open(small_disk / "store", durability="process") as store:
         kept = store.session("kept", ttl=None).put(b"of another session")
@@ -296,21 +307,30 @@ def test_a_store_cannot_be_created_on_a_full_disk_but_can_be_later(small_disk: P
 def _fill_up(disk: Path) -> None:
     """Fill the rest of a file system."""
     for size in (MEGABYTE, 4_096, 512, 1):
-        with contextlib.suppress(OSError), (disk / f"filler of {size}").open("wb", buffering=0) as filler:
+        with (
+            contextlib.suppress(OSError),
+            (disk / f"filler of {size}").open("wb", buffering=0) as filler,
+        ):
             while True:
                 filler.write(b"\0" * size)
 
 
 def _searching(seen: Seen) -> Turn:
     """A model that searches once and then talks."""
-    return turn(Use("search", {"q": "x"})) if "find" in json.dumps(seen.messages[-1]) else turn(Say("Fine."))
+    return (
+        turn(Use("search", {"q": "x"}))
+        if "find" in json.dumps(seen.messages[-1])
+        else turn(Say("Fine."))
+    )
 
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("mode", shown_by_first(["loop", "stub", "observe"]))
 @pytest.mark.parametrize(
-    ("is_streamed", "session"), [(True, None), (False, "mine")], ids=["streamed", "whole, in a named session"]
+    ("is_streamed", "session"),
+    [(True, None), (False, "mine")],
+    ids=["streamed", "whole, in a named session"],
 )
 def test_a_gateway_on_a_full_disk_passes_conversations_that_it_never_changed(
     small_disk: Path, api: Api, mode: str, is_streamed: bool, session: str | None
@@ -332,7 +352,9 @@ def test_a_gateway_on_a_full_disk_passes_conversations_that_it_never_changed(
 
 @pytest.mark.parametrize("small_disk", shown_by_first(["tmpfs", "ext4"]), indirect=True)
 @pytest.mark.parametrize("api", APIS)
-def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(small_disk: Path, api: Api) -> None:
+def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(
+    small_disk: Path, api: Api
+) -> None:
     """What was sent stays as it was, and a new result is sent whole."""
     with (
         coatcheck.open(small_disk / "store") as store,
@@ -349,7 +371,9 @@ def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(smal
             person.give("a second result\n" * 9_000)
             person.say("thanks")
 
-        if api == "responses stored":  # a link to the next request cannot be written once the log has no room
+        if (
+            api == "responses stored"
+        ):  # a link to the next request cannot be written once the log has no room
             with pytest.raises(openai.APIError, match="cannot write its ledger"):
                 continue_conversation()
             return

@@ -1,5 +1,5 @@
-"""Every error number of the operating system in every part of upkeep: no sound byte is removed, the error is reported,
-and the same work without the error completes."""
+"""Every error number of the operating system in every part of upkeep: no sound byte is removed, the
+error is reported, and the same work without the error completes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ READING = ("open", "pread", "listdir", "flock")
 
 
 class Failing:
-    """Lets a share of the calls of this name fail with this number, but never the release of a lock."""
+    """Lets a share of the calls of this name fail with this number, but never the release of a
+    lock."""
 
     def __init__(self, call: str, number: int, share: float) -> None:
         self._call, self._number, self._share = call, number, share
@@ -59,7 +60,9 @@ class Failing:
             yield
 
 
-def _upkeep(store: Store, folder: Path) -> dict[str, Callable[[], list[coatcheck.collect.StoreProblem]]]:
+def _upkeep(
+    store: Store, folder: Path
+) -> dict[str, Callable[[], list[coatcheck.collect.StoreProblem]]]:
     def reopen() -> list[Any]:
         coatcheck.open(folder, durability="process").close()
         return []
@@ -77,7 +80,8 @@ def _upkeep(store: Store, folder: Path) -> dict[str, Callable[[], list[coatcheck
 
 
 def _look_after(store: Store, folder: Path, call: str, number: int, share: float) -> int:
-    """Run every part of upkeep with failures, and check that each is reported. Returns the number of failures."""
+    """Run every part of upkeep with failures, and check that each is reported. Returns the number
+    of failures."""
     total = 0
     for name, step in _upkeep(store, folder).items():
         failing = Failing(call, number, share)
@@ -90,7 +94,12 @@ def _look_after(store: Store, folder: Path, call: str, number: int, share: float
         total += failing.failed
         if name == "verify" and isinstance(outcome, list):
             assert not [one for one in outcome if one.kind in ("damaged", "catalog")], outcome
-        if failing.failed and share == 1.0 and call in READING and name in ("verify", "repair", "collect"):
+        if (
+            failing.failed
+            and share == 1.0
+            and call in READING
+            and name in ("verify", "repair", "collect")
+        ):
             assert outcome, f"{name} did not report {call}: {errno.errorcode[number]}"
     return total
 
@@ -105,7 +114,10 @@ def test_no_error_number_makes_upkeep_remove_a_sound_byte(
     numbers = NUMBERS if long_faults else sorted(some)[:: 2 if call in READING else 3]
     with coatcheck.open(folder, durability="process") as store:
         session = store.session("s", ttl=None)
-        held = {session.put(data): data for data in (rng.randbytes(200_000), rng.randbytes(100), b"text " * 60_000)}
+        held = {
+            session.put(data): data
+            for data in (rng.randbytes(200_000), rng.randbytes(100), b"text " * 60_000)
+        }
         for number in numbers:
             cold = b"%d a line that compresses\n" % number * 7_000
             held[session.put(cold)] = cold
@@ -139,7 +151,9 @@ def _steps(path: Path, session: Session) -> dict[str, Callable[[], object]]:
 def test_no_error_number_makes_a_transcript_lose_a_byte(
     call: str, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
-    numbers = NUMBERS if long_faults else SOME[:: 6 if call == "fsync" else 4]  # ENOENT is among the latter
+    numbers = (
+        NUMBERS if long_faults else SOME[:: 6 if call == "fsync" else 4]
+    )  # ENOENT is among the latter
     with coatcheck.open(in_memory / "store", durability="process") as store:
         session = store.session("s", ttl=None)
         for number in numbers:
@@ -158,6 +172,8 @@ def test_no_error_number_makes_a_transcript_lose_a_byte(
                         assert path.read_bytes() == TRANSCRIPT
                         assert not [one for one in in_memory.iterdir() if "coatcheck" in one.name]
                     except BaseException as error:
-                        error.add_note(f"{call} failed with {errno.errorcode[number]} in {name}, share {share}")
+                        error.add_note(
+                            f"{call} failed with {errno.errorcode[number]} in {name}, share {share}"
+                        )
                         raise
                     path.unlink()

@@ -1,4 +1,5 @@
-"""Faults of a fleet: clients killed between object store and database, either server killed, racing collections."""
+"""Faults of a fleet: clients killed between object store and database, either server killed, racing
+collections."""
 
 from __future__ import annotations
 
@@ -56,9 +57,10 @@ def test_acknowledged_artifacts_of_a_fleet_survive_the_kill_of_its_clients(
 def test_acknowledged_artifacts_of_a_fleet_survive_the_kill_of_a_server(
     own_fleet: Fleet, which: str, long_faults: bool, counts: Counts
 ) -> None:
-    server, wait = {"object store": (own_fleet.s3, wait_for_s3), "database": (own_fleet.database, wait_for_postgres)}[
-        which
-    ]
+    server, wait = {
+        "object store": (own_fleet.s3, wait_for_s3),
+        "database": (own_fleet.database, wait_for_postgres),
+    }[which]
     url = own_fleet.new_url()
     held: dict[str, bytes] = {}
     rng = random.Random(1)
@@ -105,7 +107,9 @@ def _kill_while(server: Server, wait: Callable[[Server], None], work: Callable[[
         raise failed[0]
 
 
-def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet, long_faults: bool) -> None:
+def test_collections_on_many_machines_race_puts_of_the_same_content(
+    fleet: Fleet, long_faults: bool
+) -> None:
     url, seconds = fleet.new_url(), "60" if long_faults else "1"
     with coatcheck.open(url):
         pass
@@ -123,7 +127,9 @@ def test_collections_on_many_machines_race_puts_of_the_same_content(fleet: Fleet
         for one in started:
             one.kill()
             one.wait()
-    assert [code for _, code in results] == [0] * 4, "\n".join(text[-3000:] for text, code in results if code)
+    assert [code for _, code in results] == [0] * 4, "\n".join(
+        text[-3000:] for text, code in results if code
+    )
     with coatcheck.open(url) as store:
         assert problems(store) == []
         assert_clean(store)

@@ -1,4 +1,5 @@
-"""Pipes, links, folders, sockets and devices in place of a store's files: nothing hangs, and the rest works."""
+"""Pipes, links, folders, sockets and devices in place of a store's files: nothing hangs, and the
+rest works."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def _replace(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def _is_odd(place: str, make: Callable[[Path], None]) -> bool:
-    """Return whether this kind of file is wrong there: a folder is allowed among folders, or where nothing looks."""
+    """Return whether this kind of file is wrong there: a folder is allowed among folders, or where
+    nothing looks."""
     return make is not make_folder or "copy" in place or "copies" in place or "staged" in place
 
 
@@ -132,9 +134,9 @@ def test_a_foreign_file_in_place_of_a_blob_affects_only_that_blob(
             assert session.get(ref) is None
         for repair in (False, True):
             problems = store.verify(repair=repair).problems
-            assert [problem.kind for problem in problems if problem.artifact_id == ref.artifact_id] == [
-                "missing" if gone else "unreadable"
-            ]
+            assert [
+                problem.kind for problem in problems if problem.artifact_id == ref.artifact_id
+            ] == ["missing" if gone else "unreadable"]
             assert all(problem.repaired == (gone and repair) for problem in problems)
         store.collect(grace=0, cold_after=0)
         assert session.get(other) == OTHER

@@ -1,7 +1,9 @@
-"""Interrupts (control-C, an alarm handler that raises) with real signals, at random moments of every public call.
+"""Interrupts (control-C, an alarm handler that raises) with real signals, at random moments of
+every public call.
 
-At any instant, no lock and no transaction is left behind. Other threads, other processes and the same store keep
-working, and a fork does not hang. The exception is kept for the checks, as in an interactive session.
+At any instant, no lock and no transaction is left behind. Other threads, other processes and the
+same store keep working, and a fork does not hang. The exception is kept for the checks, as in an
+interactive session.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
+    ),
 ]
 
 TIMES = 150 if LONG_FAULTS else 3  # interrupts of each call
@@ -65,14 +69,19 @@ class Alarm:
         signal.signal(signal.SIGALRM, self._before)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
-        if self._is_armed and self.only_in and (frame is None or not frame.f_code.co_filename.startswith(self.only_in)):
+        if (
+            self._is_armed
+            and self.only_in
+            and (frame is None or not frame.f_code.co_filename.startswith(self.only_in))
+        ):
             signal.setitimer(signal.ITIMER_REAL, 5e-5)
         elif self._is_armed:
             self._is_armed = False
             raise KeyboardInterrupt
 
     def interrupt(self, call: Callable[[], object], seconds: float) -> KeyboardInterrupt | None:
-        """Make a call that takes this long, and return its interrupt, or None if the call was faster."""
+        """Make a call that takes this long, and return its interrupt, or None if the call was
+        faster."""
         try:
             try:
                 self._is_armed = True
@@ -99,7 +108,8 @@ def duration(call: Callable[[], object]) -> float:
 
 
 def in_thread(call: Callable[..., Any], *args: Any) -> Any:
-    """Return what a call returns in another thread. If the thread waits for a lock, this fails after a timeout."""
+    """Return what a call returns in another thread. If the thread waits for a lock, this fails
+    after a timeout."""
     done: Future[Any] = Future()
 
     def run() -> None:
@@ -114,7 +124,8 @@ def in_thread(call: Callable[..., Any], *args: Any) -> Any:
 
 @pytest.fixture
 def another(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Another process with the store open; each call makes it put something and waits for its answer."""
+    """Another process with the store open; each call makes it put something and waits for its
+    answer."""
     code = (
         "import sys, coatcheck\n"
         "store = coatcheck.open(sys.argv[1], durability='process')\n"
@@ -160,12 +171,16 @@ def _fork() -> None:
 
 TEXT = "a line of text\n" * 40
 CHATS = as_lines(SAMPLES["openai-chat"])
-MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "art:" + "0" * 12}]
+MESSAGES = [
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "art:" + "0" * 12},
+]
 
 
 @dataclass
 class World:
-    """The objects of the calls below: a store with some artifacts, another store, an executor and a transcript."""
+    """The objects of the calls below: a store with some artifacts, another store, an executor and a
+    transcript."""
 
     store: Store
     folder: Path
@@ -176,7 +191,9 @@ class World:
         self.session = self.store.session("s", ttl=None)
         self.ref = self.session.put(TEXT, name="text")
         self.json = self.session.put({"rows": [{"a": number} for number in range(50)]}, name="rows")
-        self.executor = ToolExecutor(self.session, [_echo, _wait_a_moment], policy=Policy(max_chars=1_000))
+        self.executor = ToolExecutor(
+            self.session, [_echo, _wait_a_moment], policy=Policy(max_chars=1_000)
+        )
         self.archive = io.BytesIO()
         self.store.export(self.archive)
         self.transcript = self.folder / "session.jsonl"
@@ -186,7 +203,9 @@ class World:
         return f"something new {self.number}"
 
     def call(self, text: str = "") -> ToolCall:
-        return ToolCall(id=f"c{self.number}", name="_echo", arguments={"text": text or self.new * 200})
+        return ToolCall(
+            id=f"c{self.number}", name="_echo", arguments={"text": text or self.new * 200}
+        )
 
     def started(self) -> Handle:
         return self.executor.start(self.call())
@@ -236,7 +255,8 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "find": lambda w, _: w.store.find(w.ref.pointer),
         "has_session": lambda w, _: w.store.has_session("s"),
         "holders": lambda w, _: w.store.holders(w.ref.pointer),
-        "import_": lambda w, _: w.other.import_(  # the other process may already have a session in the archive
+        # the other process may already have a session in the archive
+        "import_": lambda w, _: w.other.import_(
             io.BytesIO(w.archive.getvalue()), sessions={"s": f"i {w.number}"}, merge=True),
         "lasting_session": lambda w, _: w.store.lasting_session(w.new, ttl=5),
         "note_collected": lambda w, _: w.store.note_collected(),
@@ -315,7 +335,18 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "verify": (World.slim, lambda w, path: transcript.verify(path, w.store, remove_backup=True)),
     },
 }  # fmt: skip
-NOT_CALLS = {"clock", "writers", "close", "closed", "parent", "session_id", "store", "ttl", "names", "tools"}
+NOT_CALLS = {
+    "clock",
+    "writers",
+    "close",
+    "closed",
+    "parent",
+    "session_id",
+    "store",
+    "ttl",
+    "names",
+    "tools",
+}
 
 
 def _put_in_a_batch(world: World) -> None:
@@ -332,11 +363,15 @@ def test_every_public_call_is_interrupted() -> None:
     for one in (Store, Session, ToolExecutor):
         public = {name for name, _ in inspect.getmembers(one) if not name.startswith("_")}
         assert public - PUBLIC[one.__name__].keys() <= NOT_CALLS
-    functions = {name for name in transcript.__all__ if inspect.isfunction(getattr(transcript, name))}
+    functions = {
+        name for name in transcript.__all__ if inspect.isfunction(getattr(transcript, name))
+    }
     assert functions | {"Transcript"} == PUBLIC["transcript"].keys()
 
 
-def _prepared(of: str, name: str, world: World) -> tuple[Callable[[], object], Callable[[object], object]]:
+def _prepared(
+    of: str, name: str, world: World
+) -> tuple[Callable[[], object], Callable[[object], object]]:
     call = PUBLIC[of][name]
     prepare, act = call if isinstance(call, tuple) else (lambda world: None, call)
     return lambda: prepare(world), lambda prepared: act(world, prepared)
@@ -344,7 +379,8 @@ def _prepared(of: str, name: str, world: World) -> tuple[Callable[[], object], C
 
 @contextlib.contextmanager
 def _watched(seconds: float = 60.0) -> Iterator[Callable[[], None]]:
-    """Yield a function. If this thread does not call it for this long, it waits for a lock, and is interrupted."""
+    """Yield a function. If this thread does not call it for this long, it waits for a lock, and is
+    interrupted."""
     over, calls, thread = threading.Event(), [time.monotonic()], threading.get_ident()
 
     def watch() -> None:
@@ -363,7 +399,12 @@ def _watched(seconds: float = 60.0) -> Iterator[Callable[[], None]]:
 @pytest.mark.parametrize("durability", ["power", "process"])
 @pytest.mark.parametrize("of", PUBLIC)
 def test_an_interrupt_of_any_public_call_leaves_no_lock_and_no_half_done_change_behind(
-    of: str, durability: Any, tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
+    of: str,
+    durability: Any,
+    tmp_path: Path,
+    another: Callable[[], None],
+    alarm: Alarm,
+    counts: Counts,
 ) -> None:
     numbers = itertools.count()
     with (
@@ -456,7 +497,9 @@ def test_an_alarm_that_raises_while_a_call_waits_for_the_lock_leaves_it_free(
         assert session.get(session.put("after")) == "after"
 
 
-def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_deadlock(tmp_path: Path) -> None:
+def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_deadlock(
+    tmp_path: Path,
+) -> None:
     with coatcheck.open(tmp_path / "store") as store:
         session = store.session("s", ttl=None)
         catalog: Any = store._catalog
@@ -469,7 +512,9 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
 def test_an_interrupt_around_a_fork_leaves_no_lock_behind(
     tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
 ) -> None:
-    alarm.only_in = str(Path(coatcheck.__file__).parent)  # an interrupt of Python's own hooks leaves a lock of logging
+    alarm.only_in = str(
+        Path(coatcheck.__file__).parent
+    )  # an interrupt of Python's own hooks leaves a lock of logging
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s", ttl=None)
 
@@ -499,7 +544,10 @@ def test_an_interrupt_around_a_fork_leaves_no_lock_behind(
 
 
 def test_two_threads_can_fork_at_the_same_time(tmp_path: Path) -> None:
-    with coatcheck.open(tmp_path / "store", durability="process") as store, ThreadPoolExecutor(3) as pool:
+    with (
+        coatcheck.open(tmp_path / "store", durability="process") as store,
+        ThreadPoolExecutor(3) as pool,
+    ):
         session = store.session("s", ttl=None)
         for number in range(20):
             forks = [pool.submit(_fork) for _ in range(2)]

@@ -40,6 +40,8 @@ def test_acknowledged_artifacts_survive_kill_9_at_any_instant(
                 shutil.rmtree(folder)
                 shutil.rmtree(tmp_path / "logs")
     except BaseException as error:
-        error.add_note(f"COATCHECK_SEED={seed}, after {kills} kills, round {round_}, {acknowledged} acknowledged")
+        error.add_note(
+            f"COATCHECK_SEED={seed}, after {kills} kills, round {round_}, {acknowledged} acknowledged"
+        )
         raise
     assert acknowledged > kills

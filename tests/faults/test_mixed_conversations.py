@@ -1,8 +1,10 @@
-"""Many people talk through one gateway at once, with the same words and the same answers. None sees another's data.
+"""Many people talk through one gateway at once, with the same words and the same answers. None sees
+another's data.
 
-The people of an application share a provider key, or have one each. Their agents begin alike, get answers that are
-equal down to the ids of calls, send requests again, go back in their history, and continue from there. Every result
-and every note of a model contains the number of its owner, so a number in the wrong request or session is a leak."""
+The people of an application share a provider key, or have one each. Their agents begin alike, get
+answers that are equal down to the ids of calls, send requests again, go back in their history, and
+continue from there. Every result and every note of a model contains the number of its owner, so a
+number in the wrong request or session is a leak."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ QUESTIONS = ("Read it", "List it", "Note it", "Any news?", "Both")
 
 
 def model(seen: Seen) -> Turn:
-    """A model that gives everybody the same answers, and reads, lists and notes what its own context has."""
+    """A model that gives everybody the same answers, and reads, lists and notes what its own
+    context has."""
     last, context = json.dumps(seen.messages[-1]), json.dumps([*seen.earlier, *seen.messages])
     pointers, owners = STUB.findall(context), OWNER.findall(context)
     owner = owners[-1] if owners else "nobody"
@@ -121,10 +124,16 @@ def test_two_hundred_mixed_conversations_share_nothing(
     ):
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(run, range(people)))
-        wrong = [seen for seen in provider.seen if len(owners_in(json.dumps([seen.earlier, seen.body]))) > 1]
+        wrong = [
+            seen
+            for seen in provider.seen
+            if len(owners_in(json.dumps([seen.earlier, seen.body]))) > 1
+        ]
         assert wrong == []
         assert provider.problems == []
-        reads = [seen for seen in provider.seen if b"OWNER" in seen.raw and b"lines 1-5" in seen.raw]
+        reads = [
+            seen for seen in provider.seen if b"OWNER" in seen.raw and b"lines 1-5" in seen.raw
+        ]
         assert len(reads) >= people // 2
         assert list(mixed_sessions(store)) == []
         counts("requests of mixed conversations", len(provider.seen))

@@ -65,7 +65,9 @@ AGAIN: dict[str, Callable[[coatcheck.Store, bytes], object]] = {
     "another name": lambda store, data: store.session("s").put(data, name="other"),
     "another session": lambda store, data: store.session("t", ttl=None).put(data, name="it"),
     "a stream": lambda store, data: store.session("s").put(io.BytesIO(data), name="it"),
-    "a stream to another session": lambda store, data: store.session("t", ttl=None).put(io.BytesIO(data)),
+    "a stream to another session": lambda store, data: store.session("t", ttl=None).put(
+        io.BytesIO(data)
+    ),
     "a grant": lambda store, data: store.session("s").grant("it", "t"),
 }
 
@@ -121,7 +123,9 @@ def test_without_durability_a_power_cut_loses_no_old_artifacts_and_the_store_ope
             disk.revive()
         with coatcheck.open(image, clock=lambda: NOW + 3 * DAY) as store:
             held = {(one.name, one.artifact_id) for one in store.session("old").list()}
-            assert held == {(name, digest) for session_id, name, digest, _ in state if session_id == "old"}
+            assert held == {
+                (name, digest) for session_id, name, digest, _ in state if session_id == "old"
+            }
             for one in store.session("old").list():
                 assert store.session("old").get(one) is not None
             store.verify(repair=True)
@@ -129,7 +133,9 @@ def test_without_durability_a_power_cut_loses_no_old_artifacts_and_the_store_ope
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_without_durability_compressing_never_loses_existing_artifacts(cut: Cut, in_memory: Path) -> None:
+def test_without_durability_compressing_never_loses_existing_artifacts(
+    cut: Cut, in_memory: Path
+) -> None:
     start = in_memory / "start"
     with coatcheck.open(start, clock=lambda: NOW) as store:
         for number in range(2):
@@ -158,7 +164,10 @@ def test_without_durability_compressing_never_loses_existing_artifacts(cut: Cut,
 
 CHANGES: dict[str, Callable[[coatcheck.Store], object]] = {
     "a note": lambda store: store.note_collected(),
-    "a put": lambda store: (store.session("new", ttl=None).put(b"small"), store.session("new").list()),
+    "a put": lambda store: (
+        store.session("new", ttl=None).put(b"small"),
+        store.session("new").list(),
+    ),
 }
 
 
@@ -184,7 +193,9 @@ def test_without_durability_a_change_after_compressing_never_loses_existing_arti
 
 
 @pytest.mark.parametrize("unsynced", [False, True], ids=["alone", "after_a_batch"])
-def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(unsynced: bool, in_memory: Path) -> None:
+def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(
+    unsynced: bool, in_memory: Path
+) -> None:
     def use(disk: FaultyDisk, *, fails: bool) -> None:
         with open_on(disk.root, disk) as store:
             session = store.session("s", ttl=None)
@@ -206,21 +217,26 @@ def test_after_a_failed_sync_nothing_is_acknowledged_until_it_is_durable(unsynce
     use(counted, fails=False)
     at = counted.steps.index("sqlite syncs catalog.sqlite-wal", before[0])
     image = in_memory / "image"
-    use(FaultyDisk(in_memory / "store", image=image, cut="dropped", errors={at: errno.EIO}), fails=True)
+    use(
+        FaultyDisk(in_memory / "store", image=image, cut="dropped", errors={at: errno.EIO}),
+        fails=True,
+    )
     with coatcheck.open(image) as store:
         assert store.session("s").get("after") == b"z" * 50_000
         assert store.session("s").get("fails") == b"y" * 50_000
 
 
 class Raced(FaultyDisk):
-    """Calls back once, before a staged file is created: the copy that a put looked at may be gone by then. With
-    `stops_at_sweep`, stops the machine when a compressed copy has been removed."""
+    """Calls back once, before a staged file is created: the copy that a put looked at may be gone
+    by then. With `stops_at_sweep`, stops the machine when a compressed copy has been removed."""
 
     before_stage: Callable[[], object] | None = None
     stops_at_sweep = False
 
     def create(self, name: str, folder: int) -> int:
-        call, self.before_stage = (self.before_stage, None) if name.endswith(".raw") else (None, self.before_stage)
+        call, self.before_stage = (
+            (self.before_stage, None) if name.endswith(".raw") else (None, self.before_stage)
+        )
         if call:
             call()
         return super().create(name, folder)
@@ -234,8 +250,9 @@ class Raced(FaultyDisk):
 
 
 def _replace_copy(folder: Path, disk: Raced) -> coatcheck.Store:
-    """Put content durably. Put it again without durability, while another process compresses it: this put finds that
-    its file is missing, and so replaces the compressed copy. Return the open store."""
+    """Put content durably. Put it again without durability, while another process compresses it:
+    this put finds that its file is missing, and so replaces the compressed copy. Return the open
+    store."""
     with open_on(folder, disk, clock=lambda: NOW) as store:
         store.session("old", ttl=None).put(TEXT, name="it")
     disk.durable = False
@@ -257,7 +274,9 @@ def _replace_copy(folder: Path, disk: Raced) -> coatcheck.Store:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_copy_that_replaces_another_is_synced_even_without_durability(cut: Cut, in_memory: Path) -> None:
+def test_a_copy_that_replaces_another_is_synced_even_without_durability(
+    cut: Cut, in_memory: Path
+) -> None:
     folder, image = in_memory / "store", in_memory / "image"
     disk = Raced(folder, image=image, cut=cut)
     with _replace_copy(folder, disk) as store:
@@ -268,9 +287,13 @@ def test_a_copy_that_replaces_another_is_synced_even_without_durability(cut: Cut
         assert store.session("old").get("it") == TEXT
 
 
-def test_a_replaced_copy_is_swept_only_after_the_row_that_names_the_new_one_is_durable(in_memory: Path) -> None:
+def test_a_replaced_copy_is_swept_only_after_the_row_that_names_the_new_one_is_durable(
+    in_memory: Path,
+) -> None:
     folder, image = in_memory / "store", in_memory / "image"
-    disk = Raced(folder, image=image, cut="zeroed")  # the removal is durable, unsynced bytes are not
+    disk = Raced(
+        folder, image=image, cut="zeroed"
+    )  # the removal is durable, unsynced bytes are not
     with _replace_copy(folder, disk) as store:
         disk.stops_at_sweep = True
         assert store.collect(compress=False).orphans == 1

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.faults
 
 def _run(*commands: tuple[str, ...]) -> None:
     started = [
-        subprocess.Popen([sys.executable, "-m", "tests.faults.worker", *command], cwd=ROOT, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.worker", *command],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+        )
         for command in commands
     ]
     try:
@@ -86,7 +90,11 @@ def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_is_kept(tmp_pat
 
     def put() -> None:
         slow = Store(
-            blobs, failing_catalog(catalog, wait_before), Passages(None), url=str(folder), session_type=Session
+            blobs,
+            failing_catalog(catalog, wait_before),
+            Passages(None),
+            url=str(folder),
+            session_type=Session,
         )
         refs.append(slow.session("s").put(data))
         committed.set()
@@ -100,7 +108,9 @@ def test_a_copy_whose_row_is_committed_while_a_sweep_looks_at_it_is_kept(tmp_pat
     store.close()
 
 
-def test_a_sweep_that_meets_a_staged_file_before_it_is_locked_does_not_stop_the_put(tmp_path: Path) -> None:
+def test_a_sweep_that_meets_a_staged_file_before_it_is_locked_does_not_stop_the_put(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "store"
 
     class Swept(Disk):

@@ -1,4 +1,5 @@
-"""A store on a read-only file system: it can be read, and each change is an error that names the reason."""
+"""A store on a read-only file system: it can be read, and each change is an error that names the
+reason."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ LARGE = b"0123456789" * 30_000
 def _mounted_read_only(folder: Path, at: Path) -> Iterator[None]:
     """Mount the folder read-only."""
     at.mkdir(exist_ok=True)
-    mounted = subprocess.run(["mount", "--bind", str(folder), str(at)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "--bind", str(folder), str(at)], capture_output=True, check=False
+    )
     if mounted.returncode:
         if os.environ.get("CI") == "true":
             pytest.fail(mounted.stderr.decode())
@@ -61,7 +64,11 @@ def _killed(folder: Path) -> None:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 WAYS = {"closed": _closed, "killed": _killed}
@@ -127,14 +134,17 @@ def test_writes_from_elsewhere_are_visible_through_a_read_only_mount(tmp_path: P
                 assert reader.session("s").get("number") == f"number {number}"
             writer.close()
             assert reader.session("s").get("number") == "number 2"
-            # In another process: SQLite opens the files of a database once in a process, here read-only.
+            # In another process: SQLite opens the files of a database once in a process, here
+            # read-only.
             put = "import sys, coatcheck; coatcheck.open(sys.argv[1]).session('s').put('after', name='number')"
             subprocess.run([sys.executable, "-c", put, str(folder)], check=True)
             assert reader.session("s").get("number") == "after"
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_reads_from_a_read_only_mount_without_disturbing_the_parent(tmp_path: Path) -> None:
+def test_a_forked_child_reads_from_a_read_only_mount_without_disturbing_the_parent(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "store"
     _killed(folder)
     with _mounted_read_only(folder, folder), coatcheck.open(folder) as store:

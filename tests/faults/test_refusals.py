@@ -1,4 +1,5 @@
-"""Folders that are not a store, or not a supported one: each raises its own kind of error, and nothing is changed."""
+"""Folders that are not a store, or not a supported one: each raises its own kind of error, and
+nothing is changed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def _sql(folder: Path, statement: str) -> None:
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -57,7 +62,9 @@ def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path)
         "DROP TABLE note",
     ],
 )
-def test_a_store_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path, change: str) -> None:
+def test_a_store_of_a_development_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, change: str
+) -> None:
     folder = tmp_path / "store"
     _made(folder)
     _sql(folder, change)
@@ -95,7 +102,9 @@ def test_a_file_that_vanishes_while_the_folder_is_listed_is_ignored(
     folder = tmp_path / "store"
     kept = _made(folder)
     listed = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: [*listed(path), "search.sqlite", "catalog.sqlite-wal"])
+    monkeypatch.setattr(
+        os, "listdir", lambda path: [*listed(path), "search.sqlite", "catalog.sqlite-wal"]
+    )
     with coatcheck.open(folder) as store:
         assert store.session("s").get(kept) == b"what was put"
 
@@ -153,7 +162,16 @@ def _zeroed(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [_empty, _without_tables, _of_others, _cut_to_its_header, _cut_to_a_page, _cut_in_half, _zeroed]
+    "harm",
+    [
+        _empty,
+        _without_tables,
+        _of_others,
+        _cut_to_its_header,
+        _cut_to_a_page,
+        _cut_in_half,
+        _zeroed,
+    ],
 )
 @pytest.mark.parametrize("left", [["blobs"], ["reserve"], ["blobs", "tmp", "reserve"]])
 def test_a_store_that_lost_its_catalog_is_refused_and_left_as_it_is(
@@ -170,7 +188,11 @@ def test_a_store_that_lost_its_catalog_is_refused_and_left_as_it_is(
         with pytest.raises((StoreUnavailable, Damaged)) as error:
             coatcheck.open(folder)
         assert error.value.hint
-        after = {name: data for name, data in _contents(folder).items() if not name.startswith("catalog.sqlite-")}
+        after = {
+            name: data
+            for name, data in _contents(folder).items()
+            if not name.startswith("catalog.sqlite-")
+        }
         assert after == before
 
 
@@ -192,7 +214,9 @@ def test_an_empty_catalog_beside_a_wal_is_refused_and_the_wal_is_kept(tmp_path: 
 
 
 @pytest.mark.parametrize("held", [[], ["lock"], ["lock", "catalog.sqlite"]])
-def test_a_new_store_that_a_crash_left_incomplete_can_be_opened(held: list[str], tmp_path: Path) -> None:
+def test_a_new_store_that_a_crash_left_incomplete_can_be_opened(
+    held: list[str], tmp_path: Path
+) -> None:
     folder = tmp_path / "store"
     folder.mkdir(mode=0o700)
     for name in held:

@@ -1,4 +1,5 @@
-"""Seeds of the simulation, and proof that it finds mistakes: each classic mistake is found within a number of seeds."""
+"""Seeds of the simulation, and proof that it finds mistakes: each classic mistake is found within a
+number of seeds."""
 
 from __future__ import annotations
 
@@ -35,12 +36,22 @@ SEEDS = 10_000 if LONG_FAULTS else 160
 GROUPS = 40 if LONG_FAULTS else 4
 FLEET_SEEDS = 2_000 if LONG_FAULTS else 40
 FLEET_GROUPS = 20 if LONG_FAULTS else 2
-MAX_SEEDS = 2_000 if LONG_FAULTS else 400  # seeds within which each mistake is found; most are found within 20
+MAX_SEEDS = (
+    2_000 if LONG_FAULTS else 400
+)  # seeds within which each mistake is found; most are found within 20
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_no_schedule_of_processes_and_faults_loses_anything_in_a_folder(group: int, counts: Counts) -> None:
-    run(range(group, SEEDS, GROUPS), made_folder, FOLDER, counts, "simulated histories of a folder (seeds)")
+def test_no_schedule_of_processes_and_faults_loses_anything_in_a_folder(
+    group: int, counts: Counts
+) -> None:
+    run(
+        range(group, SEEDS, GROUPS),
+        made_folder,
+        FOLDER,
+        counts,
+        "simulated histories of a folder (seeds)",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,13 @@ def made_on(fleet: Fleet) -> Iterator[Made]:
 def test_no_schedule_of_machines_and_faults_loses_anything_in_a_fleet(
     group: int, made_on: Made, counts: Counts
 ) -> None:
-    run(range(group, FLEET_SEEDS, FLEET_GROUPS), made_on, FLEET, counts, "simulated histories of a fleet (seeds)")
+    run(
+        range(group, FLEET_SEEDS, FLEET_GROUPS),
+        made_on,
+        FLEET,
+        counts,
+        "simulated histories of a fleet (seeds)",
+    )
 
 
 def run(seeds: range, made: Made, command: str, counts: Counts, what: str) -> None:
@@ -83,7 +100,9 @@ class NoSyncOfBlobs(RecordedDisk):
             super().sync(file, always=always)
 
     def is_blob(self, file: int) -> bool:
-        return stat.S_ISREG(os.fstat(file).st_mode) and os.readlink(f"/proc/self/fd/{file}").endswith((".raw", ".zst"))
+        return stat.S_ISREG(os.fstat(file).st_mode) and os.readlink(
+            f"/proc/self/fd/{file}"
+        ).endswith((".raw", ".zst"))
 
 
 class NoSyncOfFolders(RecordedDisk):
@@ -160,12 +179,19 @@ def read_during_compression(seed: int) -> Plan:
 
 def put_during_sweep(seed: int) -> Plan:
     puts = tuple(Operation(0, kind, "one", value, 0.0) for value in (2, 3, 4) for kind in PUTS)
-    return _without_faults(seed, (*(Operation(1, "collect", "one", 3, 0.0),) * 8, *puts), (0.1, 0.2, 0.3)[seed % 3])
+    return _without_faults(
+        seed, (*(Operation(1, "collect", "one", 3, 0.0),) * 8, *puts), (0.1, 0.2, 0.3)[seed % 3]
+    )
 
 
 def _without_faults(seed: int, operations: tuple[Operation, ...], switching: float) -> Plan:
     return replace(
-        Plan.of(seed), operations=operations, power=(True, True), faults=0, is_new=False, switching=switching
+        Plan.of(seed),
+        operations=operations,
+        power=(True, True),
+        faults=0,
+        is_new=False,
+        switching=switching,
     )
 
 
@@ -195,9 +221,14 @@ MISTAKES = {
     "a process without durability syncs nothing": Mistake(SyncsOnlyOnRequest),
     "the row comes before the blob": Mistake(change=late_publish),
     "a sweep does not take the lock": Mistake(change=sweep_without_lock, plan=put_during_sweep),
-    "a read does not look again after a compression": Mistake(change=no_second_look, plan=read_during_compression),
+    "a read does not look again after a compression": Mistake(
+        change=no_second_look, plan=read_during_compression
+    ),
 }
-FOUND_LATE = {"the row comes before the blob", "the row comes before the object"}  # after a few hundred seeds
+FOUND_LATE = {
+    "the row comes before the blob",
+    "the row comes before the object",
+}  # after a few hundred seeds
 
 
 @contextmanager
@@ -239,11 +270,16 @@ FLEET_MISTAKES: dict[str, tuple[Callable[[int], Plan], Change]] = {
 
 
 def first_found(made: Made, plan: Callable[[int], Plan]) -> int | None:
-    return next((seed for seed in range(MAX_SEEDS) if simulate(plan(seed), made)[1] is not None), None)
+    return next(
+        (seed for seed in range(MAX_SEEDS) if simulate(plan(seed), made)[1] is not None), None
+    )
 
 
 def each(mistakes: Iterable[str]) -> pytest.MarkDecorator:
-    marked = [pytest.param(name, marks=[pytest.mark.repeated] if name in FOUND_LATE else []) for name in mistakes]
+    marked = [
+        pytest.param(name, marks=[pytest.mark.repeated] if name in FOUND_LATE else [])
+        for name in mistakes
+    ]
     return pytest.mark.parametrize("mistake", marked, ids=lambda name: name.replace(" ", "_"))
 
 

@@ -1,7 +1,8 @@
-"""Trailers after a chunked body, sent to each server by clients without a token: they are ignored, and bounded.
+"""Trailers after a chunked body, sent to each server by clients without a token: they are ignored,
+and bounded.
 
-A trailer comes after the head of its request was checked. Nothing in it may count, and a client must not be able to
-fill the memory of a server with it.
+A trailer comes after the head of its request was checked. Nothing in it may count, and a client
+must not be able to fill the memory of a server with it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ pytestmark = [
 
 MIB = 1 << 20
 TOKEN = "a-token-for-the-tests-of-trailers"
-ALLOWED = 24 * MIB  # growth of a server: a few buffers of each connection, and what a first request loads
+ALLOWED = (
+    24 * MIB
+)  # growth of a server: a few buffers of each connection, and what a first request loads
 
 
 @dataclass(frozen=True)
 class Server:
-    """A command that serves over HTTP: the variable of its token, a path, and the header that carries the token."""
+    """A command that serves over HTTP: the variable of its token, a path, and the header that
+    carries the token."""
 
     words: tuple[str, ...]
     variable: str
@@ -97,7 +101,9 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
     server = SERVERS[request.param]
     command = [sys.executable, "-m", "coatcheck", *server.words, "--port", "0"]
     env = environment(tmp_path / "store", **{server.variable: TOKEN})
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     try:
@@ -115,7 +121,9 @@ def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
 
 def lines() -> Iterator[bytes]:
     for first in itertools.count(0, 4_000):
-        yield b"".join(b"X%d: %s\r\n" % (number, b"a" * 50) for number in range(first, first + 4_000))
+        yield b"".join(
+            b"X%d: %s\r\n" % (number, b"a" * 50) for number in range(first, first + 4_000)
+        )
 
 
 def one_long_name() -> Iterator[bytes]:
@@ -134,7 +142,8 @@ FORMS = [lines, one_long_name, one_long_value, empty_lines_after_the_request]
 
 
 def send_until_refused(running: Running, pieces: Iterator[bytes], most: int) -> int:
-    """Send pieces until the server closes the connection, or `most` bytes are sent. Return how many were."""
+    """Send pieces until the server closes the connection, or `most` bytes are sent. Return how many
+    were."""
     sent = 0
     with running.connect() as one, contextlib.suppress(ConnectionError):
         one.sendall(running.head())
@@ -169,7 +178,9 @@ def test_trailers_without_end_take_no_memory_and_end_the_connection(
     counts("connections with trailers without end", connections)
 
 
-def answered(running: Running, *, head: tuple[str, ...] = (), trailer: tuple[str, ...] = ()) -> bytes:
+def answered(
+    running: Running, *, head: tuple[str, ...] = (), trailer: tuple[str, ...] = ()
+) -> bytes:
     """Send one request with these headers and trailers, and return the answer."""
     request = running.head("Connection: close", *head) + "\r\n".join((*trailer, "", "")).encode()
     return answers(running, request)
@@ -190,14 +201,20 @@ def test_a_token_in_a_trailer_is_not_accepted(running: Running) -> None:
     assert answered(running, trailer=(running.server.header,)).startswith(b"HTTP/1.1 401")
 
 
-def test_a_token_in_a_trailer_does_not_reach_the_next_request_of_the_connection(running: Running) -> None:
+def test_a_token_in_a_trailer_does_not_reach_the_next_request_of_the_connection(
+    running: Running,
+) -> None:
     first = running.head() + f"{running.server.header}\r\n\r\n".encode()
     found = answers(running, first + running.head("Connection: close") + b"\r\n")
     assert found.count(b"HTTP/1.1 401") == 2
 
 
 def test_a_request_with_its_token_in_the_head_may_have_trailers(running: Running) -> None:
-    trailer = ("Digest: sha-256=abc", "Authorization: Bearer another-token-that-is-wrong", "Host: example.org")
+    trailer = (
+        "Digest: sha-256=abc",
+        "Authorization: Bearer another-token-that-is-wrong",
+        "Host: example.org",
+    )
     with_trailer = answered(running, head=(running.server.header,), trailer=trailer)
     without = answered(running, head=(running.server.header,))
     assert with_trailer.split(b"\r\n")[0] == without.split(b"\r\n")[0]

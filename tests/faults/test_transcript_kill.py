@@ -1,4 +1,5 @@
-"""SIGKILL while a transcript is externalized, grows and is restored: it is always readable, and nothing is lost."""
+"""SIGKILL while a transcript is externalized, grows and is restored: it is always readable, and
+nothing is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.faults.world import ROOT, chosen_seed, problems
 pytestmark = pytest.mark.faults
 
 
-def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults: bool, counts: Counts) -> None:
+def test_a_transcript_survives_kill_9_at_any_instant(
+    tmp_path: Path, long_faults: bool, counts: Counts
+) -> None:
     wanted = 200 if long_faults else 4
     seed = chosen_seed()
     rng = random.Random(seed)
@@ -30,7 +33,14 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
     try:
         for number in range(wanted):
             with subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.migrant", "loop", str(tmp_path), str(rng.randrange(1 << 32))],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.faults.migrant",
+                    "loop",
+                    str(tmp_path),
+                    str(rng.randrange(1 << 32)),
+                ],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -49,7 +59,9 @@ def test_a_transcript_survives_kill_9_at_any_instant(tmp_path: Path, long_faults
         raise
 
 
-@pytest.mark.parametrize("verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")])
+@pytest.mark.parametrize(
+    "verbs", [("externalize",), ("externalize", "grow", "externalize"), ("externalize", "undo")]
+)
 def test_a_migration_killed_before_any_step_succeeds_when_run_again(
     tmp_path: Path, long_faults: bool, verbs: tuple[str, ...], counts: Counts
 ) -> None:
@@ -111,12 +123,15 @@ def _check(folder: Path, start: bytes, *, is_last: bool) -> None:
         assert path.read_bytes().startswith(start + logged)
         assert [one.name for one in folder.iterdir() if one.name.startswith(".")] == []
         transcript.forget(path, store)
-        assert [one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")] == []
+        assert [
+            one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")
+        ] == []
         assert problems(store) == []
 
 
 def _check_lines(path: Path, store: coatcheck.Store, expected: bytes) -> bytes:
-    """Check that every logged line is there; return the line that was not logged yet, of which there is at most one."""
+    """Check that every logged line is there; return the line that was not logged yet, of which
+    there is at most one."""
     target = io.BytesIO()
     report = transcript.rehydrate(path, store, to=target)
     assert report.is_sound, report.problems

@@ -1,4 +1,5 @@
-"""Verification during writes: concurrent changes are not reported as damage, and a repair loses nothing."""
+"""Verification during writes: concurrent changes are not reported as damage, and a repair loses
+nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from tests.backends import LARGE, Backend
 pytestmark = pytest.mark.faults
 
 
-def _write(store: Store, number: int, rounds: int, kept: dict[str, bytes], failed: list[BaseException]) -> None:
+def _write(
+    store: Store, number: int, rounds: int, kept: dict[str, bytes], failed: list[BaseException]
+) -> None:
     """Put small and large content, forget most of it, and put some of it again."""
     try:
         rng, session = random.Random(number), store.session(f"s{number}", ttl=None)
@@ -33,14 +36,17 @@ def _write(store: Store, number: int, rounds: int, kept: dict[str, bytes], faile
         failed.append(error)
 
 
-def test_verify_during_writes_finds_no_damage_and_a_repair_loses_nothing(backend: Backend, long_faults: bool) -> None:
+def test_verify_during_writes_finds_no_damage_and_a_repair_loses_nothing(
+    backend: Backend, long_faults: bool
+) -> None:
     rounds = (20 if backend.is_fleet else 60) * (20 if long_faults else 1)
     store = backend.open()
     stores = [store if not backend.lasts else backend.open() for _ in range(3)]
     kept: list[dict[str, bytes]] = [{} for _ in stores]
     failed: list[BaseException] = []
     writers = [
-        Thread(target=_write, args=(each, number, rounds, kept[number], failed)) for number, each in enumerate(stores)
+        Thread(target=_write, args=(each, number, rounds, kept[number], failed))
+        for number, each in enumerate(stores)
     ]
     for writer in writers:
         writer.start()

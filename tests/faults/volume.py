@@ -1,7 +1,9 @@
-"""A model of a disk: which bytes and names under a folder are durable, and what a power cut leaves of the others.
+"""A model of a disk: which bytes and names under a folder are durable, and what a power cut leaves
+of the others.
 
-The folder itself is real, and is in memory. Each change to it is noted here as well: the store's through a
-`RecordedDisk`, SQLite's through a `RecordedSqlite`, both in the order in which they happen.
+The folder itself is real, and is in memory. Each change to it is noted here as well: the store's
+through a `RecordedDisk`, SQLite's through a `RecordedSqlite`, both in the order in which they
+happen.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _SECTOR = 512
 _SHARED_MEMORY = "-shm"
 _T = TypeVar("_T")
 Event = tuple[Any, ...]
-"""A change: its name, and the numbers of files and folders, names, offsets and bytes that `Volume.apply` takes."""
+"""A change: its name, and the numbers of files and folders, names, offsets and bytes that
+`Volume.apply` takes."""
 
 
 class Volume:
@@ -37,7 +40,9 @@ class Volume:
         self._names: dict[int, dict[str, int]] = {ROOT: {}}  # durable
         self._names_now: dict[int, dict[str, int]] = {ROOT: {}}
         self._bytes: dict[int, bytearray] = {}  # durable
-        self._writes: dict[int, list[tuple[int, bytes | None]]] = {}  # unsynced: offset and bytes, or a size and None
+        self._writes: dict[
+            int, list[tuple[int, bytes | None]]
+        ] = {}  # unsynced: offset and bytes, or a size and None
         if root.is_dir():
             self._take(root, ROOT)
 
@@ -57,14 +62,16 @@ class Volume:
                 self._bytes[inside], self._writes[inside] = bytearray(data), []
 
     def number(self, info: os.stat_result, *, new: bool = False) -> int:
-        """Return the number of a file or folder. The system reuses inode numbers, so a new file gets a new number."""
+        """Return the number of a file or folder. The system reuses inode numbers, so a new file
+        gets a new number."""
         if new or info.st_ino not in self._inodes:
             self._count += 1
             self._inodes[info.st_ino] = self._count
         return self._inodes[info.st_ino]
 
     def number_at(self, path: str) -> tuple[int, int, str]:
-        """Return the numbers of a file and of its folder, and its name. A file that was never noted is new."""
+        """Return the numbers of a file and of its folder, and its name. A file that was never noted
+        is new."""
         folder, name = os.path.split(path)
         above = self.number(os.stat(folder))
         found = self._names_now[above].get(name)
@@ -105,7 +112,9 @@ class Volume:
             elif self._writes[number]:
                 self._bytes[number] = _written(self._bytes[number], self._writes[number])
                 self._writes[number] = []
-        elif what == "lose":  # a sync failed: the system counts the bytes as written, and never writes them
+        elif (
+            what == "lose"
+        ):  # a sync failed: the system counts the bytes as written, and never writes them
             (number,) = about
             self._writes.get(number, []).clear()
         elif what == "rename":
@@ -116,15 +125,20 @@ class Volume:
             self._names_now[folder].pop(name, None)
 
     def leave(self, target: Path, cut: Cut | None, choose: random.Random) -> None:
-        """Write to a new folder what a power cut leaves; without `cut`, what the end of all processes leaves."""
+        """Write to a new folder what a power cut leaves; without `cut`, what the end of all
+        processes leaves."""
         self._leave_folder(ROOT, target, cut, choose)
 
-    def _leave_folder(self, number: int, target: Path, cut: Cut | None, choose: random.Random) -> None:
+    def _leave_folder(
+        self, number: int, target: Path, cut: Cut | None, choose: random.Random
+    ) -> None:
         target.mkdir(mode=0o700)
         held, now = self._names[number], self._names_now[number]
         for name in sorted(held.keys() | now.keys()):
             kept = held.get(name)
-            if kept != now.get(name) and (cut in (None, "zeroed") or (cut == "torn" and choose.random() < 0.5)):
+            if kept != now.get(name) and (
+                cut in (None, "zeroed") or (cut == "torn" and choose.random() < 0.5)
+            ):
                 kept = now.get(name)
             if kept is None:
                 continue
@@ -132,7 +146,9 @@ class Volume:
                 self._leave_folder(kept, target / name, cut, choose)
             else:
                 data = self._left_of(kept, cut, choose)
-                with open(os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                with open(
+                    os.open(target / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+                ) as file:
                     file.write(data.rstrip(b"\0") if name == "reserve" else data)
                     file.truncate(len(data))
 
@@ -172,7 +188,8 @@ def _written(held: bytearray, writes: list[tuple[int, bytes | None]]) -> bytearr
 
 
 class Steps:
-    """Decides whether a change is delayed, cut in half or refused. This class performs every change."""
+    """Decides whether a change is delayed, cut in half or refused. This class performs every
+    change."""
 
     def step(
         self,
@@ -181,7 +198,8 @@ class Steps:
         half: Callable[[], object] | None = None,
         fail: Callable[[], object] | None = None,
     ) -> _T:
-        """Make a change. `half` makes the first half of it, `fail` is what an error leaves of it."""
+        """Make a change. `half` makes the first half of it, `fail` is what an error leaves of
+        it."""
         return do()
 
 
@@ -200,7 +218,9 @@ class RecordedDisk(Disk):
         def do() -> int:
             file = super(RecordedDisk, self).create(name, folder)
             volume = self._volume()
-            volume.note("make", self._number(folder), name, volume.number(os.fstat(file), new=True), False)
+            volume.note(
+                "make", self._number(folder), name, volume.number(os.fstat(file), new=True), False
+            )
             return file
 
         return self._steps.step(f"create {name}", do)
@@ -258,7 +278,9 @@ class RecordedDisk(Disk):
     def rename(self, name: str, folder: int, new_name: str, new_folder: int) -> None:
         def do() -> None:
             super(RecordedDisk, self).rename(name, folder, new_name, new_folder)
-            self._volume().note("rename", self._number(folder), name, self._number(new_folder), new_name)
+            self._volume().note(
+                "rename", self._number(folder), name, self._number(new_folder), new_name
+            )
 
         self._steps.step(f"rename {name} to {new_name}", do)
 

@@ -1,7 +1,7 @@
 """A process that uses a store until it is killed. Run as a module, only by the fault tests.
 
-Each acknowledged call is written to its log as one JSON line after the call has returned. Before each call, the
-process logs what it is about to do: without a second line, the outcome is unknown.
+Each acknowledged call is written to its log as one JSON line after the call has returned. Before
+each call, the process logs what it is about to do: without a second line, the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ COMMON = 12
 
 
 def content(rng: random.Random) -> bytes:
-    """Return content: mostly small, sometimes up to 20 MB, sometimes the same as other processes put."""
+    """Return content: mostly small, sometimes up to 20 MB, sometimes the same as other processes
+    put."""
     if rng.random() < 0.25:
         number = rng.randrange(COMMON)
         return random.Random(number).randbytes(200 if number % 2 else 200_000)
     size = rng.choices(
-        (rng.randint(1, 2_000), rng.randint(2_000, 120_000), rng.randint(130_000, 1_000_000), 20_000_000),
+        (
+            rng.randint(1, 2_000),
+            rng.randint(2_000, 120_000),
+            rng.randint(130_000, 1_000_000),
+            20_000_000,
+        ),
         (70, 20, 9.4, 0.6),
     )[0]
     return rng.randbytes(size)
@@ -52,7 +58,9 @@ class Worker:
 
     def put(self) -> None:
         session, data = self.session(), content(self.rng)
-        self.write_log(about_to="put", session=session.session_id, id=hashlib.sha256(data).hexdigest())
+        self.write_log(
+            about_to="put", session=session.session_id, id=hashlib.sha256(data).hexdigest()
+        )
         ref = session.put(data, name=f"n{self.rng.randrange(50)}")
         self.write_log(did="put", session=session.session_id, id=ref.artifact_id)
         self.held.setdefault(session.session_id, []).append(ref.artifact_id)
@@ -92,7 +100,8 @@ class Worker:
 
 
 def fight(worker: Worker) -> None:
-    """Claim a session that all workers compete for, and write its hot state until another worker claims it."""
+    """Claim a session that all workers compete for, and write its hot state until another worker
+    claims it."""
     from coatcheck.context import HotState, claim, current
 
     session, number = worker.store.session("fought for"), 0
@@ -113,7 +122,8 @@ def fight(worker: Worker) -> None:
 
 
 def race(store: Store, seed: int, seconds: float) -> None:
-    """Put and forget the same content as other workers, while collections run. Every ref must have its bytes."""
+    """Put and forget the same content as other workers, while collections run. Every ref must have
+    its bytes."""
     rng, stop = random.Random(seed), time.monotonic() + seconds
     session = store.session(f"racer {seed}")
     while time.monotonic() < stop:
@@ -155,7 +165,14 @@ def main() -> None:
         store = coatcheck.open(folder, durability="process" if number % 2 else "power")
         Worker(store, Path(rest[0]), rest[1], random.Random(number)).work()
     elif mode == "fight":
-        fight(Worker(coatcheck.open(folder, durability="process"), Path(rest[0]), rest[1], random.Random(number)))
+        fight(
+            Worker(
+                coatcheck.open(folder, durability="process"),
+                Path(rest[0]),
+                rest[1],
+                random.Random(number),
+            )
+        )
     elif mode == "collect with a clock that is off":
         with coatcheck.open(folder, clock=lambda: time.time() + 3600) as store:
             stop = time.monotonic() + float(rest[0])

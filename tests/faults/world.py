@@ -14,13 +14,17 @@ from coatcheck.errors import Damaged
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 State = frozenset[tuple[str, str | None, str, bool]]
-"""The visible state of a store: session, name and digest of every artifact, and whether it is pinned; and the session,
-series and digest of every record."""
+"""The visible state of a store: session, name and digest of every artifact, and whether it is
+pinned; and the session, series and digest of every record."""
 
 
 def chosen_seed() -> int:
-    """The seed of a test that damages or kills at random: `COATCHECK_SEED`, else a fixed one in CI."""
-    return int(os.environ.get("COATCHECK_SEED") or ("1" if os.environ.get("CI") else random.randrange(1 << 32)))
+    """The seed of a test that damages or kills at random: `COATCHECK_SEED`, else a fixed one in
+    CI."""
+    return int(
+        os.environ.get("COATCHECK_SEED")
+        or ("1" if os.environ.get("CI") else random.randrange(1 << 32))
+    )
 
 
 def state_of(store: Store) -> State:
@@ -41,7 +45,11 @@ def state_of(store: Store) -> State:
 
 def problems(store: Store, *, orphans: bool = False) -> list[str]:
     """Return what verify finds, including orphans if `orphans` is set."""
-    return [f"{one.kind}: {one.message}" for one in store.verify().problems if orphans or one.kind != "orphan"]
+    return [
+        f"{one.kind}: {one.message}"
+        for one in store.verify().problems
+        if orphans or one.kind != "orphan"
+    ]
 
 
 def assert_clean(store: Store) -> None:
@@ -51,7 +59,11 @@ def assert_clean(store: Store) -> None:
     if store.url.startswith("s3:"):
         return  # verify has listed the bucket
     root = Path(store.url)
-    named = {Path(ref.content_uri.removeprefix("file://")) for ref in refs_of(store) if "#" not in ref.content_uri}
+    named = {
+        Path(ref.content_uri.removeprefix("file://"))
+        for ref in refs_of(store)
+        if "#" not in ref.content_uri
+    }
     assert set(files_under(root / "blobs")) == named
     assert list(files_under(root / "tmp")) == []
 
@@ -66,7 +78,8 @@ def files_under(folder: Path) -> Iterator[Path]:
 
 
 def is_unreadable(session: coatcheck.Session, ref: coatcheck.Ref) -> bool:
-    """Return whether a get reports the bytes as damaged or missing. It must never return wrong bytes."""
+    """Return whether a get reports the bytes as damaged or missing. It must never return wrong
+    bytes."""
     try:
         return session.get(ref) is None
     except Damaged:

@@ -1,8 +1,8 @@
 """Fuzz the targets with atheris, one after the other: `make fuzz`, an hour in total.
 
-`make fuzz ARGS="log wire --seconds 60"` selects targets and the total time. Inputs that reach new code are
-collected in `.fuzz/<target>`, and the next run begins with them. Bytes that break a property are written to
-`tests/fuzz/corpus/<target>`, so that `make test` tries them from then on.
+`make fuzz ARGS="log wire --seconds 60"` selects targets and the total time. Inputs that reach new
+code are collected in `.fuzz/<target>`, and the next run begins with them. Bytes that break a
+property are written to `tests/fuzz/corpus/<target>`, so that `make test` tries them from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _SLOWEST = 20  # seconds for one input, after which it counts as broken
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", metavar="target", help=f"one of {', '.join(NAMES)}; default: all")
+    parser.add_argument(
+        "targets", nargs="*", metavar="target", help=f"one of {', '.join(NAMES)}; default: all"
+    )
     parser.add_argument("--seconds", type=int, default=_HOUR, help="seconds in total")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

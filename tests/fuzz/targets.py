@@ -1,8 +1,9 @@
-"""The fuzz targets: a function for each reader of bytes that we did not write, or that a disk may have changed.
+"""The fuzz targets: a function for each reader of bytes that we did not write, or that a disk may
+have changed.
 
-A target takes any bytes. It raises only if a property is violated: invalid bytes are allowed, but they must lead to an
-answer or to one of our errors. Targets use no clock and no randomness, so that a failure can be
-repeated with its bytes alone.
+A target takes any bytes. It raises only if a property is violated: invalid bytes are allowed, but
+they must lead to an answer or to one of our errors. Targets use no clock and no randomness, so that
+a failure can be repeated with its bytes alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from coatcheck.transcript.splice import bare, refs_of, sessions_in, slim, whole
 _KEY: Final = bytes(range(16))
 _ARTIFACT: Final = "0123456789abcdef" * 4
 _LINE_LIMIT: Final = 5_000  # bytes of a line; more than the kept start and end of a longer one
-_FRAMED: Final = b"".join(b"line %d of a text that compresses\n" % number for number in range(12_000))
+_FRAMED: Final = b"".join(
+    b"line %d of a text that compresses\n" % number for number in range(12_000)
+)
 _TRANSCRIPT: Final = "transcript:" + "0" * 32
 
 
@@ -48,7 +51,8 @@ _kept: list[object] = []
 
 
 def log(data: bytes) -> None:
-    """A write-ahead log and its index with any bytes: the number of lost frames is never negative."""
+    """A write-ahead log and its index with any bytes: the number of lost frames is never
+    negative."""
     cut = data[0] if data else 0
     (_folder() / "index").write_bytes(data[1:cut] + data[1:cut])
     (_folder() / "log").write_bytes(data[cut:])
@@ -69,7 +73,8 @@ def _packed() -> tuple[bytes, bytes]:
 
 
 def frame(data: bytes) -> None:
-    """A compressed copy with any bytes, and one that was overwritten: the right bytes, or `Damaged`."""
+    """A compressed copy with any bytes, and one that was overwritten: the right bytes, or
+    `Damaged`."""
     packed, checks = _packed()
     blob = Blob("x", len(_FRAMED), "zstd", frames=checks)
     changed = bytearray(packed)
@@ -89,7 +94,8 @@ def _part(copy: bytes, at: int, size: int) -> bytes:
 
 
 def cursor(data: bytes) -> None:
-    """Only cursors that we sealed are accepted, and unsealing one returns its request and position."""
+    """Only cursors that we sealed are accepted, and unsealing one returns its request and
+    position."""
     text = data.decode("utf-8", "surrogateescape")
     for given in (None, Request(grep="x"), Request(lines="1:2")):
         with contextlib.suppress(InvalidArgument):
@@ -122,7 +128,8 @@ def _store() -> Store:
 
 
 def transcript(data: bytes) -> None:
-    """A line, whole and slim: every byte comes back. A slim line that we did not write raises only our errors."""
+    """A line, whole and slim: every byte comes back. A slim line that we did not write raises only
+    our errors."""
     store = _store()
     keeper = Keeper(store, _TRANSCRIPT, policy=Policy(max_chars=600))
     fetch = fetch_from(store)
@@ -138,7 +145,8 @@ def transcript(data: bytes) -> None:
 
 
 def wire(data: bytes) -> None:
-    """Lines and messages of MCP: the same however the bytes are split. An unchanged message keeps its bytes."""
+    """Lines and messages of MCP: the same however the bytes are split. An unchanged message keeps
+    its bytes."""
     step = 1 + (data[0] if data else 0)
     stretched = data[: len(data) // 2] + b"x" * _LINE_LIMIT + data[len(data) // 2 :]
     for stream in (data, stretched):
@@ -159,7 +167,9 @@ def _lines(data: bytes, step: int) -> list[Any]:
     found = [one for at in range(0, len(data), step) for one in buffer.feed(data[at : at + step])]
     found += buffer.end()
     return [
-        (one.size, one.head, one.tail, one.id, one.method) if isinstance(one, UnparsedLine) else bytes(one)
+        (one.size, one.head, one.tail, one.id, one.method)
+        if isinstance(one, UnparsedLine)
+        else bytes(one)
         for one in found
     ]
 
@@ -174,7 +184,9 @@ def events(data: bytes) -> None:
 
 def _events(data: bytes, step: int) -> tuple[list[Any], bytes]:
     splitter = EventSplitter()
-    return [one for at in range(0, len(data), step) for one in splitter.feed(data[at : at + step])], splitter.rest()
+    return [
+        one for at in range(0, len(data), step) for one in splitter.feed(data[at : at + step])
+    ], splitter.rest()
 
 
 TARGETS: Final[dict[str, Callable[[bytes], None]]] = {

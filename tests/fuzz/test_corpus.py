@@ -1,4 +1,5 @@
-"""Run every input that fuzzing has kept again, without the fuzzer. `make faults` also fuzzes for a minute."""
+"""Run every input that fuzzing has kept again, without the fuzzer. `make faults` also fuzzes for a
+minute."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_inputs_that_fuzzing_has_kept_break_nothing(target: str) -> None:
 
 
 @pytest.mark.faults
-def test_a_minute_of_fuzzing_breaks_nothing(long_faults: bool, counts: Counts, tmp_path: Path) -> None:
+def test_a_minute_of_fuzzing_breaks_nothing(
+    long_faults: bool, counts: Counts, tmp_path: Path
+) -> None:
     if not long_faults:
         pytest.skip("only in `make faults`")
     if importlib.util.find_spec("atheris") is None:
@@ -53,4 +56,6 @@ def test_a_minute_of_fuzzing_breaks_nothing(long_faults: bool, counts: Counts, t
     command = [sys.executable, "-m", "tests.fuzz", "--seconds", str(MINUTE)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
-    counts("fuzzed inputs", sum(map(int, re.findall(r"number_of_executed_units: (\d+)", done.stderr))))
+    counts(
+        "fuzzed inputs", sum(map(int, re.findall(r"number_of_executed_units: (\d+)", done.stderr)))
+    )

@@ -1,9 +1,10 @@
 """A strict provider on loopback: the three APIs with a scripted model, streaming and not.
 
-It refuses what the providers refuse: unpaired calls and results, unknown fields, and thinking that is sent back after
-another history than the one it was signed for. It keeps a prefix cache, and reports reads and writes. A script decides
-what the model answers and what goes wrong: pauses, odd splits, statuses, errors inside a stream, broken connections.
-Every request is recorded, and tests make their assertions on that log."""
+It refuses what the providers refuse: unpaired calls and results, unknown fields, and thinking that
+is sent back after another history than the one it was signed for. It keeps a prefix cache, and
+reports reads and writes. A script decides what the model answers and what goes wrong: pauses, odd
+splits, statuses, errors inside a stream, broken connections. Every request is recorded, and tests
+make their assertions on that log."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Think:
 
 @dataclass(frozen=True)
 class Use:
-    """A call. `name` may be a purpose ("get", "list", "store") of our tools: the name in the request is looked up.
-    `caller` is the program of the provider that makes the call."""
+    """A call. `name` may be a purpose ("get", "list", "store") of our tools: the name in the
+    request is looked up. `caller` is the program of the provider that makes the call."""
 
     name: str
     input: dict[str, Any] | str = field(default_factory=dict)
@@ -120,8 +121,11 @@ Script = Sequence[Turn | Callable[[Seen], Turn]] | Callable[[Seen], Turn]
 class Provider:
     """`with Provider([turn(Say("hello"))]) as provider:` then send requests to `provider.url`."""
 
-    def __init__(self, script: Script = (), *, is_lenient: bool = False, repeats_ids: bool = False) -> None:
-        """With `repeats_ids`, each answer numbers its calls from 0, as some compatible servers do."""
+    def __init__(
+        self, script: Script = (), *, is_lenient: bool = False, repeats_ids: bool = False
+    ) -> None:
+        """With `repeats_ids`, each answer numbers its calls from 0, as some compatible servers
+        do."""
         self.script = script
         self._repeats_ids = repeats_ids
         self.seen: list[Seen] = []
@@ -150,7 +154,11 @@ class Provider:
     @property
     def answered(self) -> list[Seen]:
         """Requests for an answer that were accepted."""
-        return [one for one in self.seen if one.status == 200 and one.path in PATHS and "count" not in one.path]
+        return [
+            one
+            for one in self.seen
+            if one.status == 200 and one.path in PATHS and "count" not in one.path
+        ]
 
     @property
     def problems(self) -> list[str]:
@@ -172,7 +180,9 @@ class Provider:
             async with asyncio.TaskGroup() as group:
                 disconnected = group.create_task(_disconnected(receive))
                 answer = group.create_task(self._answer(seen, send))
-                done, _ = await asyncio.wait({disconnected, answer}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    {disconnected, answer}, return_when=asyncio.FIRST_COMPLETED
+                )
                 answer.cancel()
                 disconnected.cancel()
                 if answer in done:
@@ -189,7 +199,11 @@ class Provider:
             except Refused as error:
                 seen.status, seen.problem = error.status, error.message
                 wrong = (messages_api if api == "anthropic" else openai_chat).error(error)
-                one, answer, usage = Turn(status=error.status, raw=json.dumps(wrong).encode()), None, {}
+                one, answer, usage = (
+                    Turn(status=error.status, raw=json.dumps(wrong).encode()),
+                    None,
+                    {},
+                )
         seen.status = one.status
         if one.raw is not None or answer is None:
             await _whole(send, one, one.raw or b"{}")
@@ -200,7 +214,9 @@ class Provider:
             await _whole(send, one, json.dumps(answer).encode())
         seen.ended = True
 
-    def _checked_and_answered(self, api: Api | None, seen: Seen) -> tuple[Turn, dict[str, Any] | None, dict[str, int]]:
+    def _checked_and_answered(
+        self, api: Api | None, seen: Seen
+    ) -> tuple[Turn, dict[str, Any] | None, dict[str, int]]:
         if api is None:
             return Turn(raw=b'{"data": []}'), None, {}
         try:
@@ -221,13 +237,22 @@ class Provider:
         one = with_script(seen) if callable(with_script) else with_script
         if one.status != 200:
             kinds = {429: "rate_limit_error", 529: "overloaded_error"}
-            error = {"type": kinds.get(one.status, "api_error"), "message": f"refused with {one.status}"}
+            error = {
+                "type": kinds.get(one.status, "api_error"),
+                "message": f"refused with {one.status}",
+            }
             return Turn(status=one.status, retry_after=one.retry_after, headers=one.headers,
                         raw=one.raw or json.dumps({"type": "error", "error": error}).encode()), None, {}  # fmt: skip
         if one.raw is not None:
             return one, None, {}
-        answer = {"anthropic": self._message, "chat": self._completion, "responses": self._response}[api](body, one)
-        usage["output"] = sum(len(json.dumps(asdict_block(block))) for block in one.blocks) // _PER_TOKEN + 1
+        answer = {
+            "anthropic": self._message,
+            "chat": self._completion,
+            "responses": self._response,
+        }[api](body, one)
+        usage["output"] = (
+            sum(len(json.dumps(asdict_block(block))) for block in one.blocks) // _PER_TOKEN + 1
+        )
         seen.usage = usage
         answer["usage"] = _USAGE[api](usage)
         if api == "anthropic":
@@ -238,7 +263,11 @@ class Provider:
     def _check(self, api: Api, seen: Seen) -> None:
         body = seen.body
         if api == "anthropic":
-            known = {name: value for name, value in body.items() if name not in ("diagnostics", "context_management")}
+            known = {
+                name: value
+                for name, value in body.items()
+                if name not in ("diagnostics", "context_management")
+            }
             counts = seen.path.endswith("count_tokens")
             messages_api.check(seen.headers, {**known, "max_tokens": 1} if counts else known)
             wrong = self._bound.refused(body) or [
@@ -250,17 +279,23 @@ class Provider:
             openai_chat.check(seen.headers, body)
         else:
             whole = {
-                name: value for name, value in body.items() if name not in ("previous_response_id", "conversation")
+                name: value
+                for name, value in body.items()
+                if name not in ("previous_response_id", "conversation")
             }
             if body.get("previous_response_id") and not seen.earlier:
-                raise Refused(400, "Previous response not found.", code="previous_response_not_found")
+                raise Refused(
+                    400, "Previous response not found.", code="previous_response_not_found"
+                )
             items = [*seen.earlier, *input_items(body)]
-            openai_responses.check(seen.headers, {"model": "m", "tools": [], **whole, "input": items})
+            openai_responses.check(
+                seen.headers, {"model": "m", "tools": [], **whole, "input": items}
+            )
             _check_reasoning(items)
 
     def _usage(self, api: Api, body: dict[str, Any]) -> dict[str, int]:
-        """Count the prompt, with a cache. Anthropic reads and writes only at the marks of the request, and looks back
-        20 positions; OpenAI takes the longest prefix."""
+        """Count the prompt, with a cache. Anthropic reads and writes only at the marks of the
+        request, and looks back 20 positions; OpenAI takes the longest prefix."""
         parts, marks = _parts(api, body)
         digests, sizes, running = [], [], hashlib.sha256()
         for part in parts:
@@ -286,7 +321,11 @@ class Provider:
 
     def _name(self, body: dict[str, Any], name: str) -> str:
         """Return the name under which the request offers our tool for a purpose."""
-        words = {"get": "Read a stored artifact", "list": "List stored artifacts", "store": "Store a text or JSON"}
+        words = {
+            "get": "Read a stored artifact",
+            "list": "List stored artifacts",
+            "store": "Store a text or JSON",
+        }
         if name not in words:
             return name
         for tool in [*body.get("tools", []), *_additional(body)]:
@@ -305,7 +344,15 @@ class Provider:
             else:
                 given = json.loads(block.input) if isinstance(block.input, str) else block.input
                 name, call_id = self._name(body, block.name), self._call_id("toolu_", len(content))
-                content.append({"type": "tool_use", "id": call_id, "name": name, "input": given, **_caller(block)})
+                content.append(
+                    {
+                        "type": "tool_use",
+                        "id": call_id,
+                        "name": name,
+                        "input": given,
+                        **_caller(block),
+                    }
+                )
         calls = any(isinstance(block, Use) for block in one.blocks)
         return {
             "id": self._id("msg_"), "type": "message", "role": "assistant", "model": body["model"], "content": content,
@@ -317,9 +364,19 @@ class Provider:
         calls: list[dict[str, Any]] = []
         for block in one.blocks:
             if isinstance(block, Use):
-                written = block.input if isinstance(block.input, str) else json.dumps(block.input, ensure_ascii=False)
+                written = (
+                    block.input
+                    if isinstance(block.input, str)
+                    else json.dumps(block.input, ensure_ascii=False)
+                )
                 function = {"name": self._name(body, block.name), "arguments": written}
-                calls.append({"id": self._call_id("call_", len(calls)), "type": "function", "function": function})
+                calls.append(
+                    {
+                        "id": self._call_id("call_", len(calls)),
+                        "type": "function",
+                        "function": function,
+                    }
+                )
         message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
         stop = one.stop or ("tool_calls" if calls else "stop")
         return {
@@ -331,14 +388,23 @@ class Provider:
         output: list[dict[str, Any]] = []
         for block in one.blocks:
             if isinstance(block, Say):
-                part = {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+                part = {
+                    "type": "output_text",
+                    "text": block.text,
+                    "annotations": [],
+                    "logprobs": [],
+                }
                 output.append({"id": self._id("msg_"), "type": "message", "status": "completed", "role": "assistant",
                                "content": [part]})  # fmt: skip
             elif isinstance(block, Think):
                 output.append({"id": self._id("rs_"), "type": "reasoning", "summary": [],
                                "encrypted_content": self._id("enc-")})  # fmt: skip
             else:
-                written = block.input if isinstance(block.input, str) else json.dumps(block.input, ensure_ascii=False)
+                written = (
+                    block.input
+                    if isinstance(block.input, str)
+                    else json.dumps(block.input, ensure_ascii=False)
+                )
                 output.append({"id": self._id("fc_"), "type": "function_call", "status": "completed",
                                "call_id": self._call_id("call_", len(output)), "arguments": written,
                                "name": self._name(body, block.name), **_caller(block)})  # fmt: skip
@@ -361,7 +427,11 @@ def _caller(block: Use) -> dict[str, Any]:
 
 
 def asdict_block(block: Say | Think | Use) -> dict[str, Any]:
-    return {"text": block.text} if isinstance(block, Say | Think) else {"name": block.name, "input": block.input}
+    return (
+        {"text": block.text}
+        if isinstance(block, Say | Think)
+        else {"name": block.name, "input": block.input}
+    )
 
 
 def input_items(body: dict[str, Any]) -> list[Any]:
@@ -371,7 +441,9 @@ def input_items(body: dict[str, Any]) -> list[Any]:
 
 def _additional(body: dict[str, Any]) -> list[Any]:
     items = body.get("input")
-    first: dict[str, Any] = items[0] if isinstance(items, list) and items and isinstance(items[0], dict) else {}
+    first: dict[str, Any] = (
+        items[0] if isinstance(items, list) and items and isinstance(items[0], dict) else {}
+    )
     return list(first.get("tools") or ())
 
 
@@ -379,9 +451,14 @@ def _check_reasoning(items: list[Any]) -> None:
     """Check that each reasoning item comes with the item that followed it."""
     for at, item in enumerate(items):
         follows = items[at + 1] if at + 1 < len(items) else {}
-        if item.get("type") == "reasoning" and follows.get("type") not in ("function_call", "reasoning", "message"):
+        if item.get("type") == "reasoning" and follows.get("type") not in (
+            "function_call",
+            "reasoning",
+            "message",
+        ):
             raise Refused(
-                400, f"Item '{item['id']}' of type 'reasoning' was provided without its required following item."
+                400,
+                f"Item '{item['id']}' of type 'reasoning' was provided without its required following item.",
             )
 
 
@@ -392,7 +469,11 @@ def _parts(api: Api, body: dict[str, Any]) -> tuple[list[str], list[int]]:
 
     def add(value: Any) -> None:
         marked = isinstance(value, dict) and "cache_control" in value
-        bare = {name: one for name, one in value.items() if name != "cache_control"} if marked else value
+        bare = (
+            {name: one for name, one in value.items() if name != "cache_control"}
+            if marked
+            else value
+        )
         parts.append(json.dumps(bare, sort_keys=True))
         if marked:
             marks.append(len(parts) - 1)
@@ -440,11 +521,20 @@ def _pieces(text: str, size: int) -> Iterator[str]:
     yield from (text[at : at + size] for at in range(0, len(text), size))
 
 
-def _message_events(body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn) -> Iterator[Event]:
+def _message_events(
+    body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn
+) -> Iterator[Event]:
     usage = answer["usage"]
     yield (
         "message_start",
-        {"message": {**answer, "content": [], "stop_reason": None, "usage": usage | {"output_tokens": 1}}},
+        {
+            "message": {
+                **answer,
+                "content": [],
+                "stop_reason": None,
+                "usage": usage | {"output_tokens": 1},
+            }
+        },
     )
     yield "ping", {}
     for at, block in enumerate(answer["content"]):
@@ -453,12 +543,20 @@ def _message_events(body: Any, answer: dict[str, Any], used: dict[str, int], one
             "thinking": {"thinking": "", "signature": ""},
             "tool_use": {"input": {}},
         }
-        yield "content_block_start", {"index": at, "content_block": {**block, **empty[block["type"]]}}
+        yield (
+            "content_block_start",
+            {"index": at, "content_block": {**block, **empty[block["type"]]}},
+        )
         deltas: list[dict[str, Any]] = []
         if block["type"] == "text":
-            deltas = [{"type": "text_delta", "text": piece} for piece in _pieces(block["text"], one.piece)]
+            deltas = [
+                {"type": "text_delta", "text": piece} for piece in _pieces(block["text"], one.piece)
+            ]
         elif block["type"] == "thinking":
-            deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(block["thinking"], one.piece)]
+            deltas = [
+                {"type": "thinking_delta", "thinking": piece}
+                for piece in _pieces(block["thinking"], one.piece)
+            ]
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         else:
             given = [use for use in one.blocks if isinstance(use, Use)]
@@ -466,7 +564,8 @@ def _message_events(body: Any, answer: dict[str, Any], used: dict[str, int], one
             raw = given[number].input
             written = raw if isinstance(raw, str) else json.dumps(raw, ensure_ascii=False)
             deltas = [
-                {"type": "input_json_delta", "partial_json": piece} for piece in ["", *_pieces(written, one.piece)]
+                {"type": "input_json_delta", "partial_json": piece}
+                for piece in ["", *_pieces(written, one.piece)]
             ]
         yield from (("content_block_delta", {"index": at, "delta": delta}) for delta in deltas)
         yield "content_block_stop", {"index": at}
@@ -476,8 +575,12 @@ def _message_events(body: Any, answer: dict[str, Any], used: dict[str, int], one
     yield "message_stop", {}
 
 
-def _chat_events(body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn) -> Iterator[Event]:
-    head = {name: answer[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+def _chat_events(
+    body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn
+) -> Iterator[Event]:
+    head = {name: answer[name] for name in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk"
+    }
     choice = answer["choices"][0]
     counts = (body.get("stream_options") or {}).get("include_usage", False)
 
@@ -489,7 +592,13 @@ def _chat_events(body: Any, answer: dict[str, Any], used: dict[str, int], one: T
     for piece in _pieces(choice["message"]["content"] or "", one.piece):
         yield chunk({"content": piece})
     for at, call in enumerate(choice["message"].get("tool_calls", [])):
-        yield chunk({"tool_calls": [{"index": at, **call, "function": {**call["function"], "arguments": ""}}]})
+        yield chunk(
+            {
+                "tool_calls": [
+                    {"index": at, **call, "function": {**call["function"], "arguments": ""}}
+                ]
+            }
+        )
         for piece in _pieces(call["function"]["arguments"], one.piece):
             yield chunk({"tool_calls": [{"index": at, "function": {"arguments": piece}}]})
     yield chunk({}, choice["finish_reason"])
@@ -498,21 +607,35 @@ def _chat_events(body: Any, answer: dict[str, Any], used: dict[str, int], one: T
     yield "", "[DONE]"
 
 
-def _response_events(body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn) -> Iterator[Event]:
+def _response_events(
+    body: Any, answer: dict[str, Any], used: dict[str, int], one: Turn
+) -> Iterator[Event]:
     begun = {**answer, "status": "in_progress", "output": [], "usage": None}
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
     for at, item in enumerate(answer["output"]):
         where = {"output_index": at, "item_id": item["id"]}
-        forms: dict[str, dict[str, Any]] = {"message": {"content": []}, "function_call": {"arguments": ""}}
+        forms: dict[str, dict[str, Any]] = {
+            "message": {"content": []},
+            "function_call": {"arguments": ""},
+        }
         empty = forms.get(item["type"], {})
         yield "response.output_item.added", {"output_index": at, "item": {**item, **empty}}
         if item["type"] == "message":
             part = item["content"][0]
-            yield "response.content_part.added", {**where, "content_index": 0, "part": {**part, "text": ""}}
+            yield (
+                "response.content_part.added",
+                {**where, "content_index": 0, "part": {**part, "text": ""}},
+            )
             for piece in _pieces(part["text"], one.piece):
-                yield "response.output_text.delta", {**where, "content_index": 0, "delta": piece, "logprobs": []}
-            yield "response.output_text.done", {**where, "content_index": 0, "text": part["text"], "logprobs": []}
+                yield (
+                    "response.output_text.delta",
+                    {**where, "content_index": 0, "delta": piece, "logprobs": []},
+                )
+            yield (
+                "response.output_text.done",
+                {**where, "content_index": 0, "text": part["text"], "logprobs": []},
+            )
             yield "response.content_part.done", {**where, "content_index": 0, "part": part}
         elif item["type"] == "function_call":
             for piece in _pieces(item["arguments"], one.piece):
@@ -537,7 +660,9 @@ def written_events(events: Sequence[Event], ends: bytes = b"\n") -> list[bytes]:
         if name.startswith("response."):
             data = {**data, "sequence_number": number}
         text = (
-            data if isinstance(data, str) else json.dumps({"type": name, **data} if name else data, ensure_ascii=False)
+            data
+            if isinstance(data, str)
+            else json.dumps({"type": name, **data} if name else data, ensure_ascii=False)
         )
         start = f"event: {name}".encode() + ends if name else b""
         found.append(start + b"data: " + text.encode() + ends + ends)
@@ -556,15 +681,29 @@ def _headers(one: Turn, kind: str) -> list[tuple[bytes, bytes]]:
 
 
 async def _whole(send: Any, one: Turn, body: bytes) -> None:
-    await send({"type": "http.response.start", "status": one.status, "headers": _headers(one, "application/json")})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": one.status,
+            "headers": _headers(one, "application/json"),
+        }
+    )
     if one.break_after is not None:
-        await send({"type": "http.response.body", "body": body[: one.break_after], "more_body": True})
+        await send(
+            {"type": "http.response.body", "body": body[: one.break_after], "more_body": True}
+        )
         raise ConnectionError("broken by the script")
     await send({"type": "http.response.body", "body": body})
 
 
 async def _streamed(send: Any, one: Turn, events: list[Event], is_anthropic: bool) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _headers(one, "text/event-stream")})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": _headers(one, "text/event-stream"),
+        }
+    )
     async for chunk in _chunks(one, events, is_anthropic):
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
@@ -575,7 +714,9 @@ async def _chunks(one: Turn, events: list[Event], is_anthropic: bool) -> AsyncIt
     for number, data in enumerate(written_events(events, one.ends)):
         if number == one.error_after:
             error = {"type": "overloaded_error", "message": "Overloaded"}
-            yield written_events([("error", {"error": error}) if is_anthropic else ("", {"error": error})])[0]
+            yield written_events(
+                [("error", {"error": error}) if is_anthropic else ("", {"error": error})]
+            )[0]
             return
         if number == one.break_after:
             if one.break_inside:

@@ -15,10 +15,15 @@ from coatcheck import Store
 from coatcheck.gateway import Gateway, GatewaySettings, launch
 from tests.gateway.provider import Provider
 
-KEYS = {"authorization": "Bearer sk-test", "x-api-key": "sk-test", "anthropic-version": "2023-06-01"}
+KEYS = {
+    "authorization": "Bearer sk-test",
+    "x-api-key": "sk-test",
+    "anthropic-version": "2023-06-01",
+}
 SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
 BIG = "\n".join(
-    f"2026-11-17 10:{i // 60 % 60:02}:{i % 60:02} INFO worker {i} finished job {i * 7919}" for i in range(2_000)
+    f"2026-11-17 10:{i // 60 % 60:02}:{i % 60:02} INFO worker {i} finished job {i * 7919}"
+    for i in range(2_000)
 )
 """A result that is too large for the context."""
 
@@ -41,8 +46,11 @@ class Replicas:
 
 
 @contextlib.contextmanager
-def serving(store: Store, provider: Provider, *, is_one: bool = False, **settings: Any) -> Iterator[str]:
-    """Serve in front of a provider, and yield the URL: a new gateway for every request, or one for all."""
+def serving(
+    store: Store, provider: Provider, *, is_one: bool = False, **settings: Any
+) -> Iterator[str]:
+    """Serve in front of a provider, and yield the URL: a new gateway for every request, or one for
+    all."""
     given = GatewaySettings(**{"anthropic": provider.url, "openai": provider.url, **settings})
     app: Any = Gateway(store, given) if is_one else Replicas(store, given)
     with launch.local_server() as server, launch.beside(app, server):
@@ -53,7 +61,13 @@ class Talk:
     """An agent on Anthropic's SDK. `held` are the messages that it keeps."""
 
     def __init__(
-        self, address: str, *, is_streamed: bool = True, thinking: bool = True, key: str = "sk-test", **more: Any
+        self,
+        address: str,
+        *,
+        is_streamed: bool = True,
+        thinking: bool = True,
+        key: str = "sk-test",
+        **more: Any,
     ) -> None:
         self.address = address
         self.key = key
@@ -86,7 +100,10 @@ class Talk:
             else:
                 answer = client.messages.create(**arguments)
         self.last = answer
-        content = [block.model_dump(exclude_none=True, exclude={"parsed_output"}) for block in answer.content]
+        content = [
+            block.model_dump(exclude_none=True, exclude={"parsed_output"})
+            for block in answer.content
+        ]
         self.held.append({"role": "assistant", "content": content})
         return answer
 
@@ -103,22 +120,36 @@ class Talk:
 class Chat:
     """An agent on OpenAI's SDK, with chat completions."""
 
-    def __init__(self, address: str, *, is_streamed: bool = True, key: str = "sk-test", **more: Any) -> None:
+    def __init__(
+        self, address: str, *, is_streamed: bool = True, key: str = "sk-test", **more: Any
+    ) -> None:
         self.address = address
         self.key = key
         self.is_streamed = is_streamed
         self.held: list[dict[str, Any]] = []
         self.chunks: list[Any] = []
         self.tools = [
-            {"type": "function", "function": {"name": "search", "description": "Search.", "parameters": SCHEMA}}
+            {
+                "type": "function",
+                "function": {"name": "search", "description": "Search.", "parameters": SCHEMA},
+            }
         ]
         self.more = more
         self.last: Any = None
 
     def ask(self, *messages: dict[str, Any] | str) -> dict[str, Any]:
-        self.held += [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
-        with openai.OpenAI(api_key=self.key, base_url=f"{self.address}/v1", max_retries=0) as client:
-            arguments: Any = {"model": "gpt-5.6", "messages": self.held, "tools": self.tools, **self.more}
+        self.held += [
+            {"role": "user", "content": one} if isinstance(one, str) else one for one in messages
+        ]
+        with openai.OpenAI(
+            api_key=self.key, base_url=f"{self.address}/v1", max_retries=0
+        ) as client:
+            arguments: Any = {
+                "model": "gpt-5.6",
+                "messages": self.held,
+                "tools": self.tools,
+                **self.more,
+            }
             if self.is_streamed:
                 self.chunks = list(client.chat.completions.create(**arguments, stream=True))
                 message = joined(self.chunks)
@@ -139,14 +170,23 @@ class Chat:
 
 
 RESPONSES_TOOLS: Any = [
-    {"type": "function", "name": "search", "description": "Search.", "parameters": SCHEMA, "strict": False}
+    {
+        "type": "function",
+        "name": "search",
+        "description": "Search.",
+        "parameters": SCHEMA,
+        "strict": False,
+    }
 ]
 
 
 class Agent:
-    """An agent on OpenAI's SDK, with responses. It keeps the items itself, or refers to the previous response."""
+    """An agent on OpenAI's SDK, with responses. It keeps the items itself, or refers to the
+    previous response."""
 
-    def __init__(self, url: str, *, is_streamed: bool, is_stored: bool, key: str = "sk-test") -> None:
+    def __init__(
+        self, url: str, *, is_streamed: bool, is_stored: bool, key: str = "sk-test"
+    ) -> None:
         self.url, self.is_streamed, self.is_stored, self.key = url, is_streamed, is_stored, key
         self.held: list[Any] = []
         self.last: Any = None
@@ -157,7 +197,9 @@ class Agent:
         self.held += new
         arguments: Any = {"model": "gpt-5.6", "tools": RESPONSES_TOOLS, "store": self.is_stored}
         if self.is_stored:
-            arguments |= {"input": new} | ({"previous_response_id": self.last.id} if self.last else {})
+            arguments |= {"input": new} | (
+                {"previous_response_id": self.last.id} if self.last else {}
+            )
         else:
             arguments |= {"input": self.held, "include": ["reasoning.encrypted_content"]}
         with openai.OpenAI(api_key=self.key, base_url=f"{self.url}/v1", max_retries=0) as client:
@@ -169,7 +211,8 @@ class Agent:
                 self.last = client.responses.create(**arguments)
         drop = {"parsed", "parsed_arguments", "status"}
         self.held += [
-            {name: value for name, value in one.to_dict().items() if name not in drop} for one in self.last.output
+            {name: value for name, value in one.to_dict().items() if name not in drop}
+            for one in self.last.output
         ]
         for item in self.held:
             for part in item.get("content", []) if isinstance(item.get("content"), list) else []:
@@ -192,7 +235,9 @@ APIS: tuple[Api, ...] = get_args(Api)
 class Person:
     """Somebody who talks to an agent, in the same words on every API."""
 
-    def __init__(self, api: Api, url: str, *, key: str = "sk-test", is_streamed: bool = True) -> None:
+    def __init__(
+        self, api: Api, url: str, *, key: str = "sk-test", is_streamed: bool = True
+    ) -> None:
         self.agent: Talk | Chat | Agent
         if api == "anthropic":
             self.agent = Talk(url, is_streamed=is_streamed, thinking=False, key=key)
@@ -227,7 +272,11 @@ def joined(chunks: Sequence[Any]) -> dict[str, Any]:
         for part in choice.delta.tool_calls or ():
             if part.index == len(calls):
                 calls.append(
-                    {"id": part.id, "type": "function", "function": {"name": part.function.name, "arguments": ""}}
+                    {
+                        "id": part.id,
+                        "type": "function",
+                        "function": {"name": part.function.name, "arguments": ""},
+                    }
                 )
             calls[part.index]["function"]["arguments"] += part.function.arguments or ""
     assert len(reasons) == 1, reasons
@@ -236,7 +285,8 @@ def joined(chunks: Sequence[Any]) -> dict[str, Any]:
 
 
 def assert_only_grows(provider: Provider) -> None:
-    """Check that every request to the provider extends the one before it, block for block, with the same tools."""
+    """Check that every request to the provider extends the one before it, block for block, with the
+    same tools."""
     assert provider.problems == []
     before: list[str] = []
     tools = None
@@ -254,7 +304,11 @@ def blocks(body: dict[str, Any]) -> list[str]:
     for message in body["input"] if "input" in body else body["messages"]:
         content = message.get("content")
         inner = content if isinstance(content, list) and "type" not in message else [message]
-        if isinstance(content, str) and message.get("role") != "tool" and "tool_calls" not in message:
+        if (
+            isinstance(content, str)
+            and message.get("role") != "tool"
+            and "tool_calls" not in message
+        ):
             inner = [{"type": "text", "text": content}]
         for block in inner:
             bare = {name: value for name, value in block.items() if name != "cache_control"}
@@ -265,4 +319,8 @@ def blocks(body: dict[str, Any]) -> list[str]:
 def post(url: str, path: str, body: Any, **headers: str) -> httpx2.Response:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with httpx2.Client(timeout=30, trust_env=False) as client:
-        return client.post(url + path, content=data, headers={**KEYS, "content-type": "application/json", **headers})
+        return client.post(
+            url + path,
+            content=data,
+            headers={**KEYS, "content-type": "application/json", **headers},
+        )

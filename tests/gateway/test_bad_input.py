@@ -1,4 +1,5 @@
-"""Bad input gets a clear error in the API's own format; nothing is lost and nothing foreign gets through."""
+"""Bad input gets a clear error in the API's own format; nothing is lost and nothing foreign gets
+through."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from coatcheck import Store
 from coatcheck.errors import InvalidArgument
 from coatcheck.gateway import GatewaySettings
 from tests.gateway.provider import Provider, Say, Use, turn
-from tests.gateway.talking import APIS, BIG, KEYS, Chat, Person, Talk, assert_only_grows, post, serving
+from tests.gateway.talking import (
+    APIS,
+    BIG,
+    KEYS,
+    Chat,
+    Person,
+    Talk,
+    assert_only_grows,
+    post,
+    serving,
+)
 from tests.repeated import shown_by_first
 
 BODY = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "go"}]}
@@ -37,7 +48,9 @@ def test_a_body_that_is_too_large_is_refused_in_the_apis_format(store: Store, pa
         response = post(url, path, b"x" * 200_000)
         assert response.status_code == 413
         assert "limit of this gateway" in error_message(response, path)
-        response = httpx2.Client(trust_env=False).post(url + path, content=iter([b"x" * 60_000] * 4), headers=KEYS)
+        response = httpx2.Client(trust_env=False).post(
+            url + path, content=iter([b"x" * 60_000] * 4), headers=KEYS
+        )
         assert response.status_code == 413
         assert provider.seen == []
 
@@ -56,7 +69,9 @@ def test_a_hundred_megabytes_are_refused_before_they_are_read(store: Store) -> N
 def test_a_compressed_body_is_read_and_sent_uncompressed(store: Store, coding: str) -> None:
     body = {**BODY, "tools": Talk("").tools}
     data = json.dumps(body).encode()
-    packed = {"gzip": gzip.compress(data), "deflate": zlib.compress(data), "zstd": _zstd(data)}[coding]
+    packed = {"gzip": gzip.compress(data), "deflate": zlib.compress(data), "zstd": _zstd(data)}[
+        coding
+    ]
     with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop") as url:
         post(url, "/v1/messages", packed, **{"content-encoding": coding})
         seen = provider.answered[0]
@@ -76,7 +91,9 @@ def test_a_compressed_body_passes_unchanged_in_observe_mode(store: Store) -> Non
     ("coding", "status"),
     [("gzip", 413), ("zstd", 413), ("br", 415), ("cut gzip", 400), ("not gzip", 400)],
 )
-def test_decompression_bombs_and_broken_encodings_are_refused(store: Store, coding: str, status: int) -> None:
+def test_decompression_bombs_and_broken_encodings_are_refused(
+    store: Store, coding: str, status: int
+) -> None:
     bomb = b"\0" * (8 << 20)
     data = {
         "gzip": gzip.compress(bomb), "zstd": _zstd(bomb), "br": b"\x8b", "cut gzip": gzip.compress(b"{}" * 500)[:20],
@@ -90,16 +107,25 @@ def test_decompression_bombs_and_broken_encodings_are_refused(store: Store, codi
 
 
 def test_a_hundred_clients_that_connect_before_they_send_are_all_answered(store: Store) -> None:
-    with Provider() as provider, serving(store, provider) as url, contextlib.ExitStack() as connections:
+    with (
+        Provider() as provider,
+        serving(store, provider) as url,
+        contextlib.ExitStack() as connections,
+    ):
         host, _, port = url.removeprefix("http://").partition(":")
-        clients = [connections.enter_context(socket.create_connection((host, int(port)), 30)) for _ in range(100)]
+        clients = [
+            connections.enter_context(socket.create_connection((host, int(port)), 30))
+            for _ in range(100)
+        ]
         for client in clients:
             client.sendall(f"GET /healthz HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
         assert all(b" 200 " in client.recv(4_096) for client in clients)
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
-def test_a_foreign_host_or_origin_is_refused_even_with_the_token(store: Store, headers: dict[str, str]) -> None:
+def test_a_foreign_host_or_origin_is_refused_even_with_the_token(
+    store: Store, headers: dict[str, str]
+) -> None:
     token = "t" * 20
     with Provider() as provider, serving(store, provider, token=token) as url:
         response = post(url, f"/t/{token}/v1/messages", BODY, **headers)
@@ -109,7 +135,10 @@ def test_a_foreign_host_or_origin_is_refused_even_with_the_token(store: Store, h
 
 def test_the_token_is_in_the_path_or_a_header_and_is_not_forwarded(store: Store) -> None:
     token = "secret-token-0123456789"
-    with Provider(lambda _: turn(Say("Hello."))) as provider, serving(store, provider, token=token) as url:
+    with (
+        Provider(lambda _: turn(Say("Hello."))) as provider,
+        serving(store, provider, token=token) as url,
+    ):
         for path, headers in (
             (f"/t/{token}/v1/messages", {}),
             (f"/t/{token}/s/mine/v1/messages", {}),
@@ -117,7 +146,9 @@ def test_the_token_is_in_the_path_or_a_header_and_is_not_forwarded(store: Store)
             ("/v1/messages", {"x-coatcheck-token": token}),
         ):
             assert post(url, path, BODY, **headers).status_code == 200
-        assert all(token not in str((one.path, one.query, one.headers, one.raw)) for one in provider.seen)
+        assert all(
+            token not in str((one.path, one.query, one.headers, one.raw)) for one in provider.seen
+        )
         seen = len(provider.seen)
         for path, headers in (
             ("/v1/messages", {}), ("/t/wrong/v1/messages", {}), ("/v1/messages", {"x-coatcheck-token": "wrong"}),
@@ -143,13 +174,19 @@ def test_a_url_in_a_header_is_ignored(store: Store, headers: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["//evil.example/v1/messages", "/@evil.example/", "/v1/../../x", "/http://evil.example/"]
+    "path",
+    ["//evil.example/v1/messages", "/@evil.example/", "/v1/../../x", "/http://evil.example/"],
 )
 def test_a_url_in_the_path_does_not_change_the_host(store: Store, path: str) -> None:
-    with Provider(lambda _: turn(Say("Hello.")), is_lenient=True) as provider, serving(store, provider) as url:
+    with (
+        Provider(lambda _: turn(Say("Hello.")), is_lenient=True) as provider,
+        serving(store, provider) as url,
+    ):
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as client:
-            client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            client.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+            )
             answer = client.recv(4_096)
         assert answer.startswith(b"HTTP/1.1 ")
         assert all(one.headers["host"] in provider.url for one in provider.seen)
@@ -167,7 +204,11 @@ def nested_content(levels: int) -> str:
 @pytest.mark.parametrize("levels", shown_by_first([500, 120, 900], count=2))
 @pytest.mark.parametrize(
     ("path", "field"),
-    [("/v1/messages", "messages"), ("/v1/chat/completions", "messages"), ("/v1/responses", "input")],
+    [
+        ("/v1/messages", "messages"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+    ],
 )
 def test_content_that_is_nested_deeply_is_forwarded_unchanged(
     store: Store, mode: str, levels: int, path: str, field: str, is_streamed: bool
@@ -177,17 +218,31 @@ def test_content_that_is_nested_deeply_is_forwarded_unchanged(
     start = f'{{"model":"m","max_tokens":9,"stream":{stream},"tools":{tools},"{field}":[{{"role":"user","content":'
     start += nested_content(levels) + "}"
     answer = ',{"role":"assistant","content":"Hello."},{"role":"user","content":"go"}'
-    with Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider, serving(store, provider, mode=mode) as url:
+    with (
+        Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider,
+        serving(store, provider, mode=mode) as url,
+    ):
         for body in (f"{start}]}}".encode(), f"{start}{answer}]}}".encode()):
             assert post(url, path, body).status_code == 200
             assert provider.seen[-1].raw == body
 
 
 @pytest.mark.parametrize("levels", [500, 50_000])
-@pytest.mark.parametrize("name", ["messages", "system", "metadata", "conversation", "tool_choice", "tools"])
-def test_a_field_that_is_nested_deeply_is_forwarded_unchanged(store: Store, name: str, levels: int) -> None:
-    with Provider(lambda _: turn(raw=b"{}")) as provider, serving(store, provider, mode="loop") as url:
-        fields = {"model": '"m"', "messages": '[{"role":"user","content":"go"}]', name: f"[{nested(levels)}]"}
+@pytest.mark.parametrize(
+    "name", ["messages", "system", "metadata", "conversation", "tool_choice", "tools"]
+)
+def test_a_field_that_is_nested_deeply_is_forwarded_unchanged(
+    store: Store, name: str, levels: int
+) -> None:
+    with (
+        Provider(lambda _: turn(raw=b"{}")) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
+        fields = {
+            "model": '"m"',
+            "messages": '[{"role":"user","content":"go"}]',
+            name: f"[{nested(levels)}]",
+        }
         body = "{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + "}"
         post(url, "/v1/messages", body.encode())
         sent = provider.seen[-1].raw.decode()
@@ -195,9 +250,15 @@ def test_a_field_that_is_nested_deeply_is_forwarded_unchanged(store: Store, name
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_an_adopted_conversation_continues_with_a_message_that_is_nested_deeply(store: Store, api: Any) -> None:
+def test_an_adopted_conversation_continues_with_a_message_that_is_nested_deeply(
+    store: Store, api: Any
+) -> None:
     def model(seen: Any) -> Any:
-        return turn(Use("search", {"q": "x"})) if "find" in json.dumps(seen.messages[-1]) else turn(Say("Done."))
+        return (
+            turn(Use("search", {"q": "x"}))
+            if "find" in json.dumps(seen.messages[-1])
+            else turn(Say("Done."))
+        )
 
     with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
         person = Person(api, url)
@@ -211,17 +272,31 @@ def test_an_adopted_conversation_continues_with_a_message_that_is_nested_deeply(
         assert nested(300) in provider.seen[-2].raw.decode()
 
 
-@pytest.mark.parametrize("name", ["../etc", "a b", "coatcheck:reads", "transcript:x", "x" * 300, "", "a/b"])
+@pytest.mark.parametrize(
+    "name", ["../etc", "a b", "coatcheck:reads", "transcript:x", "x" * 300, "", "a/b"]
+)
 def test_an_invalid_session_name_is_refused_or_ignored(store: Store, name: str) -> None:
-    with Provider(lambda _: turn(Say("Hello."))) as provider, serving(store, provider, mode="loop") as url:
-        response = post(url, "/v1/messages", BODY, **{"x-coatcheck-session": name.encode().decode("latin-1")})
+    with (
+        Provider(lambda _: turn(Say("Hello."))) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
+        response = post(
+            url, "/v1/messages", BODY, **{"x-coatcheck-session": name.encode().decode("latin-1")}
+        )
         assert response.status_code == (200 if name == "" else 400)
-        post(url, "/v1/messages", BODY, **{"x-claude-code-session-id": name.encode().decode("latin-1")})
+        post(
+            url,
+            "/v1/messages",
+            BODY,
+            **{"x-claude-code-session-id": name.encode().decode("latin-1")},
+        )
         known = {info.session_id for info in store.sessions()}
         assert not any(one in known for one in ("../etc", "coatcheck:reads", "transcript:x"))
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "http://", "no address", "http://user:pw@host", "https://host?x=1"])
+@pytest.mark.parametrize(
+    "address", ["ftp://x", "http://", "no address", "http://user:pw@host", "https://host?x=1"]
+)
 def test_an_upstream_must_be_a_valid_url(address: str) -> None:
     with pytest.raises(InvalidArgument):
         GatewaySettings(anthropic=address)
@@ -256,7 +331,8 @@ def test_threads_are_refused_so_that_clients_continue_without_them(store: Store)
 
 
 @pytest.mark.parametrize(
-    "arguments", ["[]", '"x"', '{"pointer": 5}', '{"odd": 1}', '{"pointer": "art:ffffffffffff"}', "null"]
+    "arguments",
+    ["[]", '"x"', '{"pointer": 5}', '{"odd": 1}', '{"pointer": "art:ffffffffffff"}', "null"],
 )
 def test_invalid_arguments_of_our_tools_are_reported_to_the_model(
     store: Store, arguments: str, is_streamed: bool

@@ -1,4 +1,5 @@
-"""Conversations whose client names no session: each has a session of its own, and nothing of another one reaches it."""
+"""Conversations whose client names no session: each has a session of its own, and nothing of
+another one reaches it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,18 @@ import pytest
 from coatcheck import Store
 from coatcheck.gateway.ledger import Ledger
 from tests.gateway.provider import Provider, Say, Seen, Turn, Use, turn
-from tests.gateway.talking import APIS, BIG, Agent, Api, Chat, Person, Talk, assert_only_grows, post, serving
+from tests.gateway.talking import (
+    APIS,
+    BIG,
+    Agent,
+    Api,
+    Chat,
+    Person,
+    Talk,
+    assert_only_grows,
+    post,
+    serving,
+)
 
 STUB = re.compile(r"""\{\\"stub\\".*?(art:[0-9a-f]{12,64})""")
 EVERY_API = pytest.mark.parametrize("api", APIS)
@@ -20,7 +32,9 @@ EVERY_API = pytest.mark.parametrize("api", APIS)
 
 def data_of(name: str) -> str:
     """A large result that belongs to one person."""
-    return "\n".join(f"{name}-SECRET row {number} of the payroll of {name}" for number in range(2_000))
+    return "\n".join(
+        f"{name}-SECRET row {number} of the payroll of {name}" for number in range(2_000)
+    )
 
 
 def last_text(seen: Seen) -> str:
@@ -34,7 +48,8 @@ def newest_pointer(seen: Seen) -> str:
 
 
 def reporting(seen: Seen) -> Turn:
-    """A model that gives everybody the same answers. It reads what is stored if the last message says so."""
+    """A model that gives everybody the same answers. It reads what is stored if the last message
+    says so."""
     last = last_text(seen)
     if "Hello" in last:
         return turn(Use("search", {"q": "report"}))
@@ -49,12 +64,16 @@ def reporting(seen: Seen) -> Turn:
 
 def sessions_in(store: Store) -> list[str]:
     """The sessions of conversations."""
-    return [one.session_id for one in store.sessions() if not one.session_id.startswith("coatcheck:")]
+    return [
+        one.session_id for one in store.sessions() if not one.session_id.startswith("coatcheck:")
+    ]
 
 
 @EVERY_API
 @pytest.mark.parametrize("repeats_ids", [False, True], ids=["unique ids", "repeated ids"])
-@pytest.mark.parametrize("keys", [("sk-one", "sk-one"), ("sk-one", "sk-two")], ids=["same key", "other key"])
+@pytest.mark.parametrize(
+    "keys", [("sk-one", "sk-one"), ("sk-one", "sk-two")], ids=["same key", "other key"]
+)
 def test_equal_beginnings_and_answers_do_not_mix_two_conversations(
     store: Store, api: Api, repeats_ids: bool, keys: tuple[str, str]
 ) -> None:
@@ -83,8 +102,11 @@ def test_equal_beginnings_and_answers_do_not_mix_two_conversations(
 
 
 @EVERY_API
-def test_a_message_that_differs_after_equal_turns_is_another_conversation(store: Store, api: Api) -> None:
-    """Both have the same messages up to here, down to the data. Then Alice gets more, and Bob asks what there is."""
+def test_a_message_that_differs_after_equal_turns_is_another_conversation(
+    store: Store, api: Api
+) -> None:
+    """Both have the same messages up to here, down to the data. Then Alice gets more, and Bob asks
+    what there is."""
     with (
         Provider(reporting, is_lenient=True, repeats_ids=True) as provider,
         serving(store, provider, mode="loop") as url,
@@ -125,7 +147,8 @@ def test_one_conversation_stays_in_one_session(store: Store, api: Api, is_stream
 def test_a_request_that_is_sent_again_continues_with_all_that_was_stored(
     store: Store, client: type[Talk] | type[Chat]
 ) -> None:
-    """A conversation that was stored a moment ago is sent twice from the same point, as after a timeout."""
+    """A conversation that was stored a moment ago is sent twice from the same point, as after a
+    timeout."""
     with Provider(reporting) as provider, serving(store, provider, mode="loop") as url:
         agent: Any = client(url)
         agent.ask("Hello")
@@ -210,12 +233,15 @@ def test_a_count_of_tokens_continues_no_session_and_leaves_nothing_in_it(store: 
         talk.ask("Read it")
         assert b"finished job 7919" in provider.seen[-1].raw
         assert provider.problems == []
-    homes = [name for name in sessions_in(store) if list(store.session(name).records("gateway:calls"))]
+    homes = [
+        name for name in sessions_in(store) if list(store.session(name).records("gateway:calls"))
+    ]
     assert len(homes) == 1
 
 
 def test_a_response_of_somebody_else_cannot_be_continued_in_their_session(store: Store) -> None:
-    """Both clients name the same response, as with a prepared beginning that all users of an application share."""
+    """Both clients name the same response, as with a prepared beginning that all users of an
+    application share."""
     with Provider(reporting) as provider, serving(store, provider, mode="loop") as url:
         alice = Agent(url, is_streamed=False, is_stored=True)
         alice.ask("Hello")
@@ -231,9 +257,17 @@ def test_a_response_of_somebody_else_cannot_be_continued_in_their_session(store:
 
 def test_hidden_calls_of_an_equal_conversation_under_another_key_are_not_sent(store: Store) -> None:
     with Provider(reporting) as provider, serving(store, provider, mode="loop") as url:
-        body = {"model": "m", "messages": [{"role": "user", "content": "What is there?"}], "tools": Chat(url).tools}
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "What is there?"}],
+            "tools": Chat(url).tools,
+        }
         answer = post(url, "/v1/chat/completions", body, authorization="Bearer sk-one").json()
-        held = [*body["messages"], answer["choices"][0]["message"], {"role": "user", "content": "Thanks"}]
+        held = [
+            *body["messages"],
+            answer["choices"][0]["message"],
+            {"role": "user", "content": "Thanks"},
+        ]
         post(url, "/v1/chat/completions", {**body, "messages": held}, authorization="Bearer sk-one")
         assert len(provider.seen[-1].messages) == 6
         post(url, "/v1/chat/completions", {**body, "messages": held}, authorization="Bearer sk-two")
@@ -242,4 +276,9 @@ def test_hidden_calls_of_an_equal_conversation_under_another_key_are_not_sent(st
 
 def test_only_the_first_claim_of_a_point_succeeds(store: Store) -> None:
     one, other = Ledger(store.session("s")), Ledger(store.session("s"))
-    assert [one.claim("a"), other.claim("a"), one.claim("a"), other.claim("b")] == [True, False, False, True]
+    assert [one.claim("a"), other.claim("a"), one.claim("a"), other.claim("b")] == [
+        True,
+        False,
+        False,
+        True,
+    ]

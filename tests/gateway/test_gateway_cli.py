@@ -30,12 +30,21 @@ sys.exit(7)
 
 
 def coatcheck(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(warm.command("coatcheck", *words), capture_output=True, text=True, timeout=60, **more)
+    return subprocess.run(
+        warm.command("coatcheck", *words), capture_output=True, text=True, timeout=60, **more
+    )
 
 
 def test_run_points_the_command_at_a_gateway_and_passes_its_exit_code_on(tmp_path: Path) -> None:
     with Provider(lambda _: turn(Say("Hello."))) as provider:
-        options = ["--store", str(tmp_path / "store"), "--anthropic", provider.url, "--openai", f"{provider.url}/v1"]
+        options = [
+            "--store",
+            str(tmp_path / "store"),
+            "--anthropic",
+            provider.url,
+            "--openai",
+            f"{provider.url}/v1",
+        ]
         done = coatcheck("run", *options, "--", sys.executable, "-c", AGENT)
         assert done.returncode == 7, done.stderr
         assert done.stdout.splitlines() == ["Hello.", "Hello.", "true"]
@@ -53,11 +62,23 @@ def test_run_reports_a_missing_or_unknown_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_gateway_serves_until_a_signal_ends_it_and_prints_figures(tmp_path: Path, number: signal.Signals) -> None:
+def test_gateway_serves_until_a_signal_ends_it_and_prints_figures(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with Provider(lambda _: turn(Say("Hello."))) as provider:
-        options = ["--store", str(tmp_path / "store"), "--port", "0", "--json", "--anthropic", provider.url]
+        options = [
+            "--store",
+            str(tmp_path / "store"),
+            "--port",
+            "0",
+            "--json",
+            "--anthropic",
+            provider.url,
+        ]
         command = [sys.executable, "-m", "coatcheck", "gateway", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         try:
             assert process.stdout is not None
             address = json.loads(process.stdout.readline())["address"]
@@ -75,7 +96,9 @@ def test_gateway_serves_until_a_signal_ends_it_and_prints_figures(tmp_path: Path
         assert [one["calls"] for one in printed] == [1], figures
 
 
-@pytest.mark.parametrize("token", ["short", "has spaces in it, and more", "slash/slash/slash/slash"])
+@pytest.mark.parametrize(
+    "token", ["short", "has spaces in it, and more", "slash/slash/slash/slash"]
+)
 def test_a_weak_token_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(InvalidArgument) as raised:
         launch.check_token(token)
@@ -86,6 +109,11 @@ def test_clients_are_configured_by_variables_or_options() -> None:
     found = launch.variables("http://127.0.0.1:1/t/x", {"ENABLE_TOOL_SEARCH": "false"})
     assert found["OPENAI_BASE_URL"] == "http://127.0.0.1:1/t/x/v1"
     assert "ENABLE_TOOL_SEARCH" not in found
-    assert launch.pointed(["codex", "exec"], "http://a") == ["codex", "-c", 'openai_base_url="http://a/v1"', "exec"]
+    assert launch.pointed(["codex", "exec"], "http://a") == [
+        "codex",
+        "-c",
+        'openai_base_url="http://a/v1"',
+        "exec",
+    ]
     assert launch.pointed(["python", "x.py"], "http://a") == ["python", "x.py"]
     assert launch.upstreams({"OPENAI_BASE_URL": "https://x/v1/"}) == {"openai": "https://x"}

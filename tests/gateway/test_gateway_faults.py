@@ -1,4 +1,5 @@
-"""Kills, failing stores and providers that break: nothing is lost, and a conversation can always be continued."""
+"""Kills, failing stores and providers that break: nothing is lost, and a conversation can always be
+continued."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ WRITES = ("put", "put_inline", "record", "record_all", "open_session")
 
 
 def model(seen: Seen) -> Turn:
-    """A model whose answer depends only on the history, so that a repeated request gets the same answer. If the
-    store failed, it has none of our tools, or sees the whole result."""
+    """A model whose answer depends only on the history, so that a repeated request gets the same
+    answer. If the store failed, it has none of our tools, or sees the whole result."""
     steps: list[Any] = [
         lambda _: SEARCH,
         lambda seen: turn(Think("a"), Say("Looking."), get(seen, lines="1:3")),
@@ -50,21 +51,33 @@ def model(seen: Seen) -> Turn:
 class Failing:
     """Raises at one write of the catalog: before it happens or after."""
 
-    def __init__(self, at: int, error: type[BaseException], names: tuple[str, ...] = WRITES) -> None:
+    def __init__(
+        self, at: int, error: type[BaseException], names: tuple[str, ...] = WRITES
+    ) -> None:
         self.at, self.error, self.writes, self.names = at, error, 0, names
 
     def __call__(self, name: str) -> None:
         if name in self.names:
             self.writes += 1
             if self.writes == self.at:
-                raise self.error("at this write") if self.error is Crash else StoreUnavailable("at this write")
+                raise (
+                    self.error("at this write")
+                    if self.error is Crash
+                    else StoreUnavailable("at this write")
+                )
 
 
 @contextlib.contextmanager
 def store_that_fails(folder: Path, failing: Failing) -> Iterator[Store]:
     folder.mkdir(exist_ok=True)
     blobs, catalog = open_folder_store(folder, Disk(durable=False))
-    store = Store(blobs, failing_catalog(catalog, failing), Passages(None), url=str(folder), session_type=Session)
+    store = Store(
+        blobs,
+        failing_catalog(catalog, failing),
+        Passages(None),
+        url=str(folder),
+        session_type=Session,
+    )
     try:
         yield store
     finally:
@@ -106,7 +119,9 @@ def test_a_gateway_that_stops_at_any_write_leaves_a_conversation_that_continues(
                 assert provider.problems == [], at
                 assert talk.last.content[-1].text == "Bye."
                 assert all(
-                    "artifact" not in json.dumps(one["content"]) for one in talk.held if one["role"] == "assistant"
+                    "artifact" not in json.dumps(one["content"])
+                    for one in talk.held
+                    if one["role"] == "assistant"
                 )
                 if at == 0:
                     writes = failing.writes
@@ -189,7 +204,9 @@ def test_a_result_is_sent_inline_for_good_if_the_store_fails(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_an_answer_whose_ledger_cannot_be_written_ends_with_an_error(tmp_path: Path, is_streamed: bool) -> None:
+def test_an_answer_whose_ledger_cannot_be_written_ends_with_an_error(
+    tmp_path: Path, is_streamed: bool
+) -> None:
     failing = Failing(-1, StoreUnavailable, ("record",))
     script: list[Any] = [SEARCH, lambda seen: turn(Think(), get(seen)), turn(Say("never"))]
     with (
@@ -208,11 +225,22 @@ def test_an_answer_whose_ledger_cannot_be_written_ends_with_an_error(tmp_path: P
 
 @pytest.mark.parametrize(
     "second",
-    [turn(status=429, retry_after="0"), turn(status=529, retry_after="0"), turn(status=500, retry_after="0")],
+    [
+        turn(status=429, retry_after="0"),
+        turn(status=529, retry_after="0"),
+        turn(status=500, retry_after="0"),
+    ],
     ids=["429", "529", "500"],
 )
-def test_a_later_step_is_retried_if_the_provider_is_overloaded(store: Store, second: Turn, is_streamed: bool) -> None:
-    script: list[Any] = [turn(Think(), Use("list")), second, turn(Think(), Say("Done.")), turn(Say("Bye."))]
+def test_a_later_step_is_retried_if_the_provider_is_overloaded(
+    store: Store, second: Turn, is_streamed: bool
+) -> None:
+    script: list[Any] = [
+        turn(Think(), Use("list")),
+        second,
+        turn(Think(), Say("Done.")),
+        turn(Say("Bye.")),
+    ]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, is_streamed=is_streamed)
         assert talk.ask("go").content[-1].text == "Done."
@@ -220,7 +248,9 @@ def test_a_later_step_is_retried_if_the_provider_is_overloaded(store: Store, sec
         assert_only_grows(provider)
 
 
-def test_a_later_step_that_is_refused_ends_the_answer_with_an_error_of_the_api(store: Store, is_streamed: bool) -> None:
+def test_a_later_step_that_is_refused_ends_the_answer_with_an_error_of_the_api(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         turn(Think(), Use("list")),
         *[turn(status=529, retry_after="0")] * 3,
@@ -246,7 +276,10 @@ def test_a_later_step_that_is_refused_ends_the_answer_with_an_error_of_the_api(s
 )
 def test_a_stream_that_breaks_ends_with_an_error_of_the_api(store: Store, broken: Turn) -> None:
     for api in (Talk, Chat):
-        with Provider([broken, turn(Say("Again."))]) as provider, serving(store, provider, mode="loop") as url:
+        with (
+            Provider([broken, turn(Say("Again."))]) as provider,
+            serving(store, provider, mode="loop") as url,
+        ):
             talk: Any = api(url)
             with pytest.raises(Exception, match=r"lost during the answer|is incomplete|verloaded"):
                 talk.ask("go")

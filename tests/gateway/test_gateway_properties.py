@@ -17,7 +17,17 @@ from coatcheck.gateway.chat_api import ChatApi
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sse import EventSplitter
-from tests.gateway.provider import _EVENTS, Provider, Say, Seen, Think, Turn, Use, turn, written_events
+from tests.gateway.provider import (
+    _EVENTS,
+    Provider,
+    Say,
+    Seen,
+    Think,
+    Turn,
+    Use,
+    turn,
+    written_events,
+)
 from tests.gateway.talking import BIG, KEYS, Chat, Talk, assert_only_grows, serving
 
 STREAMS = 200
@@ -27,7 +37,13 @@ BLOCKS = st.lists(
     st.one_of(
         TEXTS.map(Say),
         TEXTS.map(Think),
-        st.sampled_from([Use("list_artifacts"), Use("search", {"q": "é 🎉"}), Use("get_artifact", {"pointer": "x"})]),
+        st.sampled_from(
+            [
+                Use("list_artifacts"),
+                Use("search", {"q": "é 🎉"}),
+                Use("get_artifact", {"pointer": "x"}),
+            ]
+        ),
     ),
     min_size=1,
     max_size=5,
@@ -45,7 +61,9 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(st.lists(TEXTS, max_size=6), CUTS, st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_any_split_of_the_bytes_gives_the_same_events(texts: list[str], cuts: list[int], ends: bytes) -> None:
+def test_any_split_of_the_bytes_gives_the_same_events(
+    texts: list[str], cuts: list[int], ends: bytes
+) -> None:
     clean = ["".join(one.splitlines()) for one in texts]
     data = (
         b"".join(written_events([("kind", {"text": text}) for text in clean], ends))
@@ -62,7 +80,9 @@ def test_any_split_of_the_bytes_gives_the_same_events(texts: list[str], cuts: li
 
 
 MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS}), min_size=1, max_size=6
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS}),
+    min_size=1,
+    max_size=6,
 )
 BODY_ENDS = st.sampled_from([
     b"", b" ", b', "stream": true', b',"model":"later"', b', "messages": []', b',"messages":[{"role":"user"}]',
@@ -79,13 +99,18 @@ def body_with(messages: list[Any], separators: tuple[str, str], end: bytes) -> b
 
 @given(
     MESSAGES,
-    st.lists(st.tuples(st.integers(0, 6), MESSAGES, st.integers(-1, 60), BODY_ENDS), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.integers(0, 6), MESSAGES, st.integers(-1, 60), BODY_ENDS),
+        min_size=1,
+        max_size=6,
+    ),
     st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
 )
 def test_a_body_that_begins_like_an_earlier_one_is_parsed_like_any_other(
     messages: list[Any], turns: list[tuple[int, list[Any], int, bytes]], separators: tuple[str, str]
 ) -> None:
-    """Conversations that grow, are cut, branch, repeat fields, or break off somewhere near the end."""
+    """Conversations that grow, are cut, branch, repeat fields, or break off somewhere near the
+    end."""
     api, held = MessagesApi(), messages
     api.read(body_with(held, separators, b""))
     for kept, more, cut, end in turns:
@@ -104,13 +129,25 @@ def seen_by(api: MessagesApi, body: bytes) -> Any:
     top = {name: bytes(value) for name, value in request.top.items() if name != "messages"}
     messages = [bytes(one) for one in request.messages]
     written = api.written(request, request.messages, request.tools)
-    return list(request.top), top, messages, request.facts, request.model, request.is_streamed, written
+    return (
+        list(request.top),
+        top,
+        messages,
+        request.facts,
+        request.model,
+        request.is_streamed,
+        written,
+    )
 
 
 def steps_of(api: str, blocks: list[Any]) -> bytes:
     """The bytes of one answer from a provider."""
     provider = Provider()
-    made = {"anthropic": provider._message, "chat": provider._completion, "responses": provider._response}[api]
+    made = {
+        "anthropic": provider._message,
+        "chat": provider._completion,
+        "responses": provider._response,
+    }[api]
     body: dict[str, Any] = {"model": "m", "input": "x", "stream_options": {"include_usage": True}}
     answer = made(body, turn(*blocks))
     answer["usage"] = {"input_tokens": 1, "output_tokens": 1}
@@ -125,7 +162,9 @@ def test_any_split_of_an_answer_gives_the_same_merged_answer(
     wire = wires[api]()
 
     def merged(size: list[int] | None) -> tuple[bytes, Any]:
-        merger: Merger = wire.merger(["list_artifacts", "get_artifact"], ClientRequest({}, [], [], [], "m", True))
+        merger: Merger = wire.merger(
+            ["list_artifacts", "get_artifact"], ClientRequest({}, [], [], [], "m", True)
+        )
         out = b""
         steps = []
         for number, data in enumerate((steps_of(api, one), steps_of(api, two))):
@@ -159,17 +198,28 @@ TURN = st.lists(
 
 @settings(max_examples=3)
 @given(st.lists(TURN, min_size=5, max_size=8), st.booleans(), st.integers(60, 400))
-def test_prompts_only_grow_with_any_script_and_any_replica(turns: list[list[Any]], is_streamed: bool, cut: int) -> None:
+def test_prompts_only_grow_with_any_script_and_any_replica(
+    turns: list[list[Any]], is_streamed: bool, cut: int
+) -> None:
     def model(seen: Seen) -> Turn:
         """Think before speaking, as the API does, and finally end."""
         number = sum(one["role"] == "assistant" for one in seen.messages)
         blocks = turns[number] if number < len(turns) else [Say("End.")]
         ordered = sorted(blocks, key=lambda one: (isinstance(one, Use), not isinstance(one, Think)))
         return turn(
-            *(ordered if any(not isinstance(one, Think) for one in ordered) else [*ordered, Say("Yes.")]), cut=cut
+            *(
+                ordered
+                if any(not isinstance(one, Think) for one in ordered)
+                else [*ordered, Say("Yes.")]
+            ),
+            cut=cut,
         )
 
-    with coatcheck.open("memory:") as store, Provider(model) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        coatcheck.open("memory:") as store,
+        Provider(model) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         talk = Talk(url, is_streamed=is_streamed)
         content: Any = "go"
         for _ in range(3):
@@ -188,9 +238,16 @@ def test_two_hundred_concurrent_streams_are_not_mixed_up(store: Store) -> None:
         return turn(Say(f"</{name}>"), cut=173)
 
     async def ask(client: httpx2.AsyncClient, url: str, name: str) -> str:
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": name}], "tools": Chat("").tools}
+        body = {
+            "model": "m",
+            "stream": True,
+            "messages": [{"role": "user", "content": name}],
+            "tools": Chat("").tools,
+        }
         text = ""
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=body, headers=KEYS) as response:
+        async with client.stream(
+            "POST", f"{url}/v1/chat/completions", json=body, headers=KEYS
+        ) as response:
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     chunk = json.loads(line[6:])
@@ -202,12 +259,19 @@ def test_two_hundred_concurrent_streams_are_not_mixed_up(store: Store) -> None:
     async def run(url: str) -> list[str]:
         limits = httpx2.Limits(max_connections=None)
         async with httpx2.AsyncClient(timeout=120, limits=limits, trust_env=False) as client:
-            return await asyncio.gather(*(ask(client, url, f"conversation {i}") for i in range(STREAMS)))
+            return await asyncio.gather(
+                *(ask(client, url, f"conversation {i}") for i in range(STREAMS))
+            )
 
-    with Provider(model) as provider, serving(store, provider, is_one=True, mode="loop", session="all") as url:
+    with (
+        Provider(model) as provider,
+        serving(store, provider, is_one=True, mode="loop", session="all") as url,
+    ):
         found = asyncio.run(run(url))
         assert found == [f"<conversation {i}>\n\n</conversation {i}>" for i in range(STREAMS)]
         assert provider.problems == []
         assert len(provider.answered) == 2 * STREAMS
     session = store.session("all")
-    assert all(session.get(f"conversation {i}") == f"conversation {i}" * 50 for i in range(0, STREAMS, 20))
+    assert all(
+        session.get(f"conversation {i}") == f"conversation {i}" * 50 for i in range(0, STREAMS, 20)
+    )

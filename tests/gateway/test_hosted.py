@@ -1,4 +1,5 @@
-"""A gateway for several clients: each has a token, which decides its tenant and sessions. Metrics for Prometheus."""
+"""A gateway for several clients: each has a token, which decides its tenant and sessions. Metrics
+for Prometheus."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ KNOWN = {
     READER: Access("reader", "read", "acme"),
     METRICS: Access("meter", "metrics"),
 }
-BODY: Any = {"model": "claude-opus-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+BODY: Any = {
+    "model": "claude-opus-5-5",
+    "max_tokens": 9,
+    "messages": [{"role": "user", "content": "hi"}],
+}
 
 
 @contextlib.contextmanager
@@ -37,7 +42,9 @@ def hosted(store: Store, provider: Provider, **settings: Any) -> Iterator[str]:
 
 
 def sessions_of(store: Store) -> set[str]:
-    return {info.session_id for info in store.sessions() if not info.session_id.startswith("coatcheck:")}
+    return {
+        info.session_id for info in store.sessions() if not info.session_id.startswith("coatcheck:")
+    }
 
 
 def test_the_token_decides_the_tenant_and_the_providers_credential_does_not(store: Store) -> None:
@@ -50,7 +57,9 @@ def test_the_token_decides_the_tenant_and_the_providers_credential_does_not(stor
             talk.ask("find it")
             talk.ask(talk.results(result))
         assert {one.headers["authorization"] for one in provider.seen} == {"Bearer sk-test"}
-        assert all(token not in str(one.headers) + one.path for one in provider.seen for token in KNOWN)
+        assert all(
+            token not in str(one.headers) + one.path for one in provider.seen for token in KNOWN
+        )
     assert sessions_of(store) == set()
     for tenant in ("acme", "other"):
         session = store.tenant(tenant).session("same")
@@ -65,7 +74,9 @@ def test_the_token_decides_the_tenant_and_the_providers_credential_does_not(stor
      (READER, "/v1/messages", 403), (METRICS, "/v1/messages", 403), (METRICS, "/v1/models", 403),
      (ACME, "/metrics", 403), (None, "/metrics", 401), (METRICS, "/metrics", 200), (ACME, "/v1/messages", 200)],
 )  # fmt: skip
-def test_a_token_opens_only_what_its_scope_allows(store: Store, token: str | None, path: str, status: int) -> None:
+def test_a_token_opens_only_what_its_scope_allows(
+    store: Store, token: str | None, path: str, status: int
+) -> None:
     headers = {**KEYS, **({"x-coatcheck-token": token} if token else {})}
     with Provider([turn(Say("Hi."))]) as provider, hosted(store, provider) as url:
         with httpx2.Client(trust_env=False) as client:
@@ -80,9 +91,19 @@ def test_a_token_can_use_only_sessions_with_its_prefix(store: Store) -> None:
         named = {"x-coatcheck-token": CI, "x-coatcheck-session": "mine"}
         refused = post(url, "/v1/messages", BODY, **named)
         assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
-        assert post(url, "/v1/messages", BODY, **{**named, "x-coatcheck-session": "ci-7"}).status_code == 200
-        for found in ({}, {"x-claude-code-session-id": "one"}, {"x-claude-code-session-id": "odd/id"}):
-            assert post(url, "/v1/messages", BODY, **{"x-coatcheck-token": CI}, **found).status_code == 200
+        assert (
+            post(url, "/v1/messages", BODY, **{**named, "x-coatcheck-session": "ci-7"}).status_code
+            == 200
+        )
+        for found in (
+            {},
+            {"x-claude-code-session-id": "one"},
+            {"x-claude-code-session-id": "odd/id"},
+        ):
+            assert (
+                post(url, "/v1/messages", BODY, **{"x-coatcheck-token": CI}, **found).status_code
+                == 200
+            )
     used = sessions_of(store.tenant("acme"))
     assert {"ci-7", "ci-claude-code-one"} < used
     assert len(used) == 4
@@ -90,9 +111,15 @@ def test_a_token_can_use_only_sessions_with_its_prefix(store: Store) -> None:
 
 
 def test_prometheus_metrics_contain_nothing_chosen_by_a_client(store: Store) -> None:
-    with Provider([turn(Say("Hi.")), turn(status=429)]) as provider, serving(store, provider, is_one=True) as url:
+    with (
+        Provider([turn(Say("Hi.")), turn(status=429)]) as provider,
+        serving(store, provider, is_one=True) as url,
+    ):
         odd = {**BODY, "model": "secret-model"}
-        assert post(url, "/v1/messages", odd, **{"x-coatcheck-session": "secret-session"}).status_code == 200
+        assert (
+            post(url, "/v1/messages", odd, **{"x-coatcheck-session": "secret-session"}).status_code
+            == 200
+        )
         assert post(url, "/v1/messages", odd, **{"user-agent": "secret-agent"}).status_code == 429
         with httpx2.Client(trust_env=False) as client:
             client.get(f"{url}/v1/models/secret-path", headers=KEYS)

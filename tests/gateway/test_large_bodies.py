@@ -1,4 +1,5 @@
-"""Large bodies at the gateway: their memory is bounded for each tenant, and they block nothing else."""
+"""Large bodies at the gateway: their memory is bounded for each tenant, and they block nothing
+else."""
 
 from __future__ import annotations
 
@@ -26,9 +27,13 @@ TOKENS = {name: f"a-token-of-the-tenant-{name}" for name in ("greedy", "other")}
 
 
 @contextlib.contextmanager
-def served(store: Store, provider: Provider, *, patience: float = 0.2, **settings: Any) -> Iterator[str]:
+def served(
+    store: Store, provider: Provider, *, patience: float = 0.2, **settings: Any
+) -> Iterator[str]:
     """Serve a gateway with a token for each tenant. Requests wait `patience` seconds for memory."""
-    given = GatewaySettings(anthropic=provider.url, openai=provider.url, max_body=16 * MIB, **settings)
+    given = GatewaySettings(
+        anthropic=provider.url, openai=provider.url, max_body=16 * MIB, **settings
+    )
     keyring = Keyring(given={token: Access(name, "write", name) for name, token in TOKENS.items()})
     gateway = Gateway(store, given, keyring=keyring)
     gateway.memory = Shares(12 * given.max_body, "memory for large bodies", patience=patience)
@@ -39,11 +44,18 @@ def served(store: Store, provider: Provider, *, patience: float = 0.2, **setting
 def large(size: int) -> bytes:
     """A request of about this many bytes."""
     messages = [{"role": "user", "content": "go " + "x" * size}]
-    return json.dumps({"model": "m", "max_tokens": 9, "messages": messages, "tools": Talk("").tools}).encode()
+    return json.dumps(
+        {"model": "m", "max_tokens": 9, "messages": messages, "tools": Talk("").tools}
+    ).encode()
 
 
 def post(url: str, body: bytes, tenant: str = "other", **headers: str) -> httpx2.Response:
-    given = {**KEYS, "content-type": "application/json", "x-coatcheck-token": TOKENS[tenant], **headers}
+    given = {
+        **KEYS,
+        "content-type": "application/json",
+        "x-coatcheck-token": TOKENS[tenant],
+        **headers,
+    }
     return httpx2.post(f"{url}/v1/messages", content=body, headers=given, timeout=60)
 
 
@@ -66,7 +78,9 @@ def unfinished(url: str, length: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
-def test_a_tenant_that_uses_its_memory_gets_429_and_another_is_served(store: Store, is_packed: bool) -> None:
+def test_a_tenant_that_uses_its_memory_gets_429_and_another_is_served(
+    store: Store, is_packed: bool
+) -> None:
     body = large(4 * MIB)
     headers = {"content-encoding": "gzip"} if is_packed else {}
     sent = gzip.compress(body) if is_packed else body
@@ -82,7 +96,9 @@ def test_a_tenant_that_uses_its_memory_gets_429_and_another_is_served(store: Sto
             "your share of the memory for large bodies is in use; let some of them finish, then send this request again"
         )
         assert post(url, sent, "other", **headers).status_code == 200
-        assert post(url, large(1_000), "greedy").status_code == 200, "a small request needs no share"
+        assert post(url, large(1_000), "greedy").status_code == 200, (
+            "a small request needs no share"
+        )
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
@@ -138,7 +154,12 @@ def test_a_packed_body_is_unpacked_beside_other_requests(store: Store) -> None:
         thread.start()
         try:
             wait_until(lambda: lanes._long._executor._work_queue.qsize() > 0)
-            assert httpx2.get(f"{url}/healthz", headers={"x-coatcheck-token": TOKENS["other"]}).status_code == 200
+            assert (
+                httpx2.get(
+                    f"{url}/healthz", headers={"x-coatcheck-token": TOKENS["other"]}
+                ).status_code
+                == 200
+            )
             assert post(url, large(1_000)).status_code == 200
             assert statuses == []
         finally:

@@ -1,4 +1,5 @@
-"""`loop` on OpenAI's chat completions: our tools are answered inside, and the client sees one answer."""
+"""`loop` on OpenAI's chat completions: our tools are answered inside, and the client sees one
+answer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def get(seen: Seen, **arguments: Any) -> Use:
 SEARCH = turn(Use("search", {"q": "jobs"}))
 
 
-def test_a_read_is_answered_inside_and_the_client_sees_one_answer(store: Store, is_streamed: bool) -> None:
+def test_a_read_is_answered_inside_and_the_client_sees_one_answer(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         SEARCH,
         lambda seen: turn(Say("Looking."), get(seen, lines="5:5")),
@@ -41,10 +44,18 @@ def test_a_read_is_answered_inside_and_the_client_sees_one_answer(store: Store, 
         assert len(provider.answered[-1].raw) < 8_000
 
 
-def test_a_mixed_turn_gives_the_client_its_own_calls_and_keeps_our_results(store: Store, is_streamed: bool) -> None:
+def test_a_mixed_turn_gives_the_client_its_own_calls_and_keeps_our_results(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         SEARCH,
-        lambda seen: turn(Say("Both."), get(seen), Use("search", {"q": "a"}), Use("list"), Use("search", {"q": "b"})),
+        lambda seen: turn(
+            Say("Both."),
+            get(seen),
+            Use("search", {"q": "a"}),
+            Use("list"),
+            Use("search", {"q": "b"}),
+        ),
         turn(Say("Done.")),
         turn(Say("Bye.")),
     ]
@@ -52,7 +63,10 @@ def test_a_mixed_turn_gives_the_client_its_own_calls_and_keeps_our_results(store
         chat = Chat(url, is_streamed=is_streamed)
         chat.ask("find it")
         answer = chat.ask(*chat.results(BIG))
-        assert [call["function"]["arguments"] for call in answer["tool_calls"]] == ['{"q": "a"}', '{"q": "b"}']
+        assert [call["function"]["arguments"] for call in answer["tool_calls"]] == [
+            '{"q": "a"}',
+            '{"q": "b"}',
+        ]
         chat.ask(*chat.results("one", "two"))
         chat.ask("thanks")
         assert_only_grows(provider)
@@ -83,12 +97,18 @@ def test_a_required_call_must_use_one_of_the_clients_tools(store: Store) -> None
         Chat(url, tool_choice="required").ask("go")
         assert provider.answered[0].body["tool_choice"] == {
             "type": "allowed_tools",
-            "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "search"}}]},
+            "allowed_tools": {
+                "mode": "required",
+                "tools": [{"type": "function", "function": {"name": "search"}}],
+            },
         }
 
 
 def test_several_answers_are_refused_only_in_an_adopted_conversation(store: Store) -> None:
-    with Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         chat = Chat(url, is_streamed=False)
         chat.more = {"n": 2}
         chat.ask("another")
@@ -100,7 +120,9 @@ def test_several_answers_are_refused_only_in_an_adopted_conversation(store: Stor
             chat.ask("again")
 
 
-def test_text_before_a_call_of_our_tools_is_not_in_structured_output(store: Store, is_streamed: bool) -> None:
+def test_text_before_a_call_of_our_tools_is_not_in_structured_output(
+    store: Store, is_streamed: bool
+) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
     script: list[Any] = [turn(Say("Let me see."), Use("list")), turn(Say("{}")), turn(Say("{}"))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
@@ -112,7 +134,12 @@ def test_text_before_a_call_of_our_tools_is_not_in_structured_output(store: Stor
 
 def test_unknown_fields_of_an_answer_are_sent_back(store: Store) -> None:
     """Compatible servers put their reasoning into fields of their own."""
-    call = {"index": 0, "id": "call_x", "type": "function", "function": {"name": "list_artifacts", "arguments": "{}"}}
+    call = {
+        "index": 0,
+        "id": "call_x",
+        "type": "function",
+        "function": {"name": "list_artifacts", "arguments": "{}"},
+    }
     chunks: list[dict[str, Any]] = [
         {"delta": {"role": "assistant", "content": "", "reasoning_content": "I should "}},
         {"delta": {"reasoning_content": "look."}},
@@ -120,21 +147,44 @@ def test_unknown_fields_of_an_answer_are_sent_back(store: Store) -> None:
         {"delta": {}, "finish_reason": "tool_calls"},
     ]
     head = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    raw = b"".join(f"data: {json.dumps({**head, 'choices': [{'index': 0, **one}]})}\n\n".encode() for one in chunks)
-    script: list[Any] = [turn(raw=raw + b"data: [DONE]\n\n", content_type="text/event-stream"), turn(Say("Done."))]
-    with Provider(script, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+    raw = b"".join(
+        f"data: {json.dumps({**head, 'choices': [{'index': 0, **one}]})}\n\n".encode()
+        for one in chunks
+    )
+    script: list[Any] = [
+        turn(raw=raw + b"data: [DONE]\n\n", content_type="text/event-stream"),
+        turn(Say("Done.")),
+    ]
+    with (
+        Provider(script, is_lenient=True) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         with openai.OpenAI(api_key="sk-test", base_url=f"{url}/v1", max_retries=0) as client:
-            request: Any = {"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": Chat(url).tools}
-            text = [one.choices[0].delta.content for one in client.chat.completions.create(**request, stream=True)]
+            request: Any = {
+                "model": "m",
+                "messages": [{"role": "user", "content": "go"}],
+                "tools": Chat(url).tools,
+            }
+            text = [
+                one.choices[0].delta.content
+                for one in client.chat.completions.create(**request, stream=True)
+            ]
         assert "".join(one or "" for one in text) == "Done."
         assert provider.answered[1].messages[1]["reasoning_content"] == "I should look."
 
 
 def test_an_answer_without_calls_of_our_tools_passes_byte_for_byte(store: Store) -> None:
-    raw = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"\\u0041"},"big":12345678901234567890}]}\n\n'  # noqa: E501 - bytes as they are on the wire
-    end = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'  # noqa: E501 - bytes as they are on the wire
+    raw = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant","content":"\\u0041"},"big":12345678901234567890}]}\n\n'
+    end = b'data: {"id":"c1","created":1,"model":"m","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     script: list[Any] = [turn(raw=raw + end, content_type="text/event-stream")]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
-        body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}], "tools": Chat(url).tools}
-        answer = post(url, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+        body = {
+            "model": "m",
+            "stream": True,
+            "messages": [{"role": "user", "content": "go"}],
+            "tools": Chat(url).tools,
+        }
+        answer = post(
+            url, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}}
+        )
         assert answer.content.startswith(raw)

@@ -1,6 +1,8 @@
-"""`loop` on Anthropic's Messages API: our tools are answered inside, and the client sees one answer.
+"""`loop` on Anthropic's Messages API: our tools are answered inside, and the client sees one
+answer.
 
-Each request goes to a new gateway. The provider checks thinking, pairing and fields, and keeps a prefix cache."""
+Each request goes to a new gateway. The provider checks thinking, pairing and fields, and keeps a
+prefix cache."""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def pointer_in(seen: Seen) -> str:
         for block in message["content"]
         if block["type"] == "tool_result"
     ]
-    return next(str(json.loads(text)["artifact"]) for text in reversed(texts) if text.startswith('{"stub"'))
+    return next(
+        str(json.loads(text)["artifact"]) for text in reversed(texts) if text.startswith('{"stub"')
+    )
 
 
 def get(seen: Seen, **arguments: Any) -> Use:
@@ -34,7 +38,9 @@ def get(seen: Seen, **arguments: Any) -> Use:
 SEARCH = turn(Think(), Use("search", {"q": "jobs"}))
 
 
-def test_a_read_is_answered_inside_and_the_client_sees_one_answer(store: Store, is_streamed: bool) -> None:
+def test_a_read_is_answered_inside_and_the_client_sees_one_answer(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         SEARCH,
         lambda seen: turn(Think("first"), Say("Looking."), get(seen, lines="5:5")),
@@ -63,7 +69,9 @@ def test_five_turns_with_loops_and_a_mixed_turn_only_extend_the_prompt_and_read_
         lambda seen: turn(Think("a"), get(seen, lines="1:3")),
         lambda seen: turn(Think("b"), get(seen, grep="job 7919$")),
         turn(Think("c"), Say("Found.")),
-        lambda seen: turn(Think("d"), Say("Both."), get(seen), Use("search", {"q": "more"}), Use("list")),
+        lambda seen: turn(
+            Think("d"), Say("Both."), get(seen), Use("search", {"q": "more"}), Use("list")
+        ),
         turn(Think("e"), Say("Done.")),
         turn(Think("f"), Use("list")),
         turn(Say("Nothing else.")),
@@ -77,24 +85,36 @@ def test_five_turns_with_loops_and_a_mixed_turn_only_extend_the_prompt_and_read_
             for message in talk.held:
                 for block in message["content"]:
                     block.pop("cache_control", None)
-            content: list[dict[str, Any]] = talk.results(BIG) if number == 0 else [{"type": "text", "text": say}]
+            content: list[dict[str, Any]] = (
+                talk.results(BIG) if number == 0 else [{"type": "text", "text": say}]
+            )
             if number == 2:
-                assert [block.type for block in talk.last.content] == ["thinking", "text", "tool_use"]
+                assert [block.type for block in talk.last.content] == [
+                    "thinking",
+                    "text",
+                    "tool_use",
+                ]
                 assert talk.last.stop_reason == "tool_use"
                 content = talk.results("little")
             content[-1] |= mark
             talk.ask(content)
         assert_only_grows(provider)
         assert len(provider.answered) == 8
-        sizes = [sum(one.usage[name] for name in ("read", "write", "input")) for one in provider.answered]
+        sizes = [
+            sum(one.usage[name] for name in ("read", "write", "input")) for one in provider.answered
+        ]
         for before, seen in zip(sizes, provider.answered[1:], strict=False):
             assert seen.usage["read"] >= before * 0.9
         mixed = provider.answered[5].messages
         assert [block["type"] for block in mixed[-1]["content"]] == ["tool_result"] * 3
-        assert [block["tool_use_id"] for block in mixed[-1]["content"]][-1] == talk.held[6]["content"][0]["tool_use_id"]
+        assert [block["tool_use_id"] for block in mixed[-1]["content"]][-1] == talk.held[6][
+            "content"
+        ][0]["tool_use_id"]
 
 
-def test_usage_is_summed_over_all_steps_and_lists_each_step(store: Store, is_streamed: bool) -> None:
+def test_usage_is_summed_over_all_steps_and_lists_each_step(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Nothing."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, is_streamed=is_streamed, thinking=False)
@@ -102,7 +122,9 @@ def test_usage_is_summed_over_all_steps_and_lists_each_step(store: Store, is_str
         steps = [one.usage for one in provider.answered]
         assert answer.usage.output_tokens == sum(one["output"] for one in steps)
         assert answer.usage.input_tokens == sum(one["input"] for one in steps)
-        ends = [event.usage for event in talk.events if event.type == "message_delta"] or [answer.usage]
+        ends = [event.usage for event in talk.events if event.type == "message_delta"] or [
+            answer.usage
+        ]
         iterations = ends[0].to_dict()["iterations"]
         assert [one["input_tokens"] for one in iterations] == [one["input"] for one in steps]
 
@@ -116,7 +138,12 @@ def test_indexes_are_dense_and_there_is_one_start_and_one_end(store: Store) -> N
         talk = Talk(url)
         talk.ask("go")
         kinds = [event.type for event in talk.events]
-        assert kinds.count("message_start") == kinds.count("message_stop") == kinds.count("message_delta") == 1
+        assert (
+            kinds.count("message_start")
+            == kinds.count("message_stop")
+            == kinds.count("message_delta")
+            == 1
+        )
         starts = [event.index for event in talk.events if event.type == "content_block_start"]
         assert starts == [0, 1, 2, 3]
         assert "get_artifact" not in str(talk.events)
@@ -146,13 +173,26 @@ def test_an_interrupted_answer_keeps_what_was_read(store: Store) -> None:
         shown: list[Any] = []
         with anthropic.Anthropic(api_key="sk-test", base_url=url, max_retries=0) as client:
             talk.held.append({"role": "user", "content": "what is there?"})
-            request: Any = {"model": "claude-opus-5-5", "max_tokens": 4_000, "messages": talk.held, "tools": talk.tools}
+            request: Any = {
+                "model": "claude-opus-5-5",
+                "max_tokens": 4_000,
+                "messages": talk.held,
+                "tools": talk.tools,
+            }
             with pytest.raises(anthropic.APIError), client.messages.stream(**request) as stream:  # noqa: PT012
                 for _ in stream:
-                    shown = [one.model_dump(exclude_none=True) for one in stream.current_message_snapshot.content]
+                    shown = [
+                        one.model_dump(exclude_none=True)
+                        for one in stream.current_message_snapshot.content
+                    ]
         assert [one["type"] for one in shown] == ["thinking", "text", "text"]
         talk.held.append(
-            {"role": "assistant", "content": [{k: v for k, v in one.items() if k != "parsed_output"} for one in shown]}
+            {
+                "role": "assistant",
+                "content": [
+                    {k: v for k, v in one.items() if k != "parsed_output"} for one in shown
+                ],
+            }
         )
         talk.ask("go on")
         assert_only_grows(provider)
@@ -175,7 +215,9 @@ def test_thinking_that_the_client_removes_is_not_sent(store: Store) -> None:
         talk.ask(talk.results("little"))
         for message in talk.held[:3]:
             if message["role"] == "assistant":
-                message["content"] = [block for block in message["content"] if block["type"] != "thinking"]
+                message["content"] = [
+                    block for block in message["content"] if block["type"] != "thinking"
+                ]
         talk.ask("thanks")
         assert provider.problems == []
         sent = json.dumps(provider.answered[-1].messages)
@@ -184,11 +226,17 @@ def test_thinking_that_the_client_removes_is_not_sent(store: Store) -> None:
 
 
 def test_a_conversation_that_began_elsewhere_is_never_changed(store: Store) -> None:
-    with Provider([turn(Say("Hello.")), turn(Say("Bye."))]) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider([turn(Say("Hello.")), turn(Say("Bye."))]) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         talk = Talk(url)
         talk.held = [
             {"role": "user", "content": "began elsewhere"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_x", "name": "search", "input": {}}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "toolu_x", "name": "search", "input": {}}],
+            },
         ]
         talk.ask([{"type": "tool_result", "tool_use_id": "toolu_x", "content": BIG}])
         assert provider.answered[0].tools == ["search"]
@@ -215,7 +263,9 @@ def test_an_adopted_conversation_continues_in_every_mode(store: Store) -> None:
         assert_only_grows(provider)
 
 
-def test_the_limit_on_steps_is_shown_to_the_model_and_forces_an_answer(store: Store, is_streamed: bool) -> None:
+def test_the_limit_on_steps_is_shown_to_the_model_and_forces_an_answer(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [turn(Think(), Use("list"))] * 2 + [turn(Say("That is all."))]
     with Provider(script) as provider, serving(store, provider, mode="loop", max_steps=3) as url:
         answer = Talk(url, is_streamed=is_streamed).ask("go")
@@ -233,9 +283,14 @@ def test_the_output_budget_is_shared_by_all_steps(store: Store) -> None:
         assert second.body["max_tokens"] == 4_000 - first.usage["output"]
 
 
-def test_structured_output_has_only_the_text_of_the_last_step(store: Store, is_streamed: bool) -> None:
+def test_structured_output_has_only_the_text_of_the_last_step(
+    store: Store, is_streamed: bool
+) -> None:
     form = {
-        "format": {"type": "json_schema", "schema": {"type": "object", "properties": {}, "additionalProperties": False}}
+        "format": {
+            "type": "json_schema",
+            "schema": {"type": "object", "properties": {}, "additionalProperties": False},
+        }
     }
     script: list[Any] = [
         turn(Think("a"), Say("Let me see."), Use("list")),
@@ -254,7 +309,9 @@ def test_our_tools_get_a_prefix_if_a_name_clashes(store: Store) -> None:
     script: list[Any] = [turn(Use("list")), turn(Say("Done."))]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:
         talk = Talk(url, thinking=False)
-        talk.tools.append({"name": "get_artifact", "description": "Mine.", "input_schema": {"type": "object"}})
+        talk.tools.append(
+            {"name": "get_artifact", "description": "Mine.", "input_schema": {"type": "object"}}
+        )
         talk.ask("go")
         assert provider.answered[0].tools[2:] == [
             "coatcheck_get_artifact", "coatcheck_list_artifacts", "coatcheck_store_artifact",
@@ -305,9 +362,17 @@ def test_thinking_after_an_answer_that_the_client_changed_is_never_sent_again(
 
 
 def test_thinking_is_left_to_the_provider_if_the_client_requests_it(store: Store) -> None:
-    script: list[Any] = [turn(Use("list")), turn(Say("Nothing.")), turn(Think("one"), Say("Hm.")), turn(Say("Bye."))]
+    script: list[Any] = [
+        turn(Use("list")),
+        turn(Say("Nothing.")),
+        turn(Think("one"), Say("Hm.")),
+        turn(Say("Bye.")),
+    ]
     binding = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
-    with Provider(script, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider(script, is_lenient=True) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         talk = Talk(url, thinking=False, extra_body={"thinking": binding})
         talk.ask("what is there?")
         talk.ask("think")
@@ -332,7 +397,9 @@ def test_cache_diagnostics_refer_to_the_last_step(store: Store, is_streamed: boo
         assert_only_grows(provider)
 
 
-def test_input_transformations_of_all_steps_are_each_reported_once(store: Store, is_streamed: bool) -> None:
+def test_input_transformations_of_all_steps_are_each_reported_once(
+    store: Store, is_streamed: bool
+) -> None:
     one, two = {"type": "thinking_dropped", "path": "a"}, {"type": "thinking_dropped", "path": "b"}
     script: list[Any] = [
         turn(Use("list"), more=(("input_transformations", [one]),)),
@@ -349,7 +416,12 @@ def test_input_transformations_of_all_steps_are_each_reported_once(store: Store,
 def test_the_credit_token_of_a_refusal_in_a_later_step_is_removed(
     store: Store, is_streamed: bool, is_later: bool
 ) -> None:
-    details = {"type": "refusal", "category": None, "explanation": "No.", "fallback_credit_token": "credit"}
+    details = {
+        "type": "refusal",
+        "category": None,
+        "explanation": "No.",
+        "fallback_credit_token": "credit",
+    }
     refusal = turn(Say("I"), stop="refusal", more=(("stop_details", details),))
     script: list[Any] = [*([turn(Use("list"))] if is_later else []), refusal]
     with Provider(script) as provider, serving(store, provider, mode="loop") as url:

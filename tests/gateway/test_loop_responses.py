@@ -47,7 +47,9 @@ def test_a_read_is_answered_inside_and_the_client_sees_one_answer(
             assert_only_grows(provider)
 
 
-def test_a_mixed_turn_gives_the_client_its_own_calls(store: Store, is_streamed: bool, is_stored: bool) -> None:
+def test_a_mixed_turn_gives_the_client_its_own_calls(
+    store: Store, is_streamed: bool, is_stored: bool
+) -> None:
     script: list[Any] = [
         turn(Think(), Use("list"), Use("search", {"q": "a"}), Use("list")),
         turn(Think(), Say("Done.")),
@@ -60,7 +62,11 @@ def test_a_mixed_turn_gives_the_client_its_own_calls(store: Store, is_streamed: 
         agent.ask(*agent.results("little"))
         agent.ask("thanks")
         assert provider.problems == []
-        outputs = [one for one in provider.answered[1].messages if one.get("type") == "function_call_output"]
+        outputs = [
+            one
+            for one in provider.answered[1].messages
+            if one.get("type") == "function_call_output"
+        ]
         assert len(outputs) == 3
         assert outputs[-1]["output"] == "little"
         if not is_stored:
@@ -74,17 +80,24 @@ def test_events_are_numbered_and_placed_without_gaps(store: Store) -> None:
         agent.ask("go")
         numbers = [one.sequence_number for one in agent.events if hasattr(one, "sequence_number")]
         assert numbers == sorted(set(numbers))
-        places = [one.output_index for one in agent.events if one.type == "response.output_item.added"]
+        places = [
+            one.output_index for one in agent.events if one.type == "response.output_item.added"
+        ]
         assert places == [0, 1, 2, 3]
         assert len({one.response.id for one in agent.events if hasattr(one, "response")}) == 1
         assert "list_artifacts" not in str(agent.events)
 
 
 def test_reasoning_without_a_following_item_is_dropped_if_the_ledger_has_none(store: Store) -> None:
-    with Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider([turn(Say("Hello.")), turn(Say("Hello."))]) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         agent = Agent(url, is_streamed=False, is_stored=False)
         agent.ask("go")
-        agent.held.append({"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "unknown"})
+        agent.held.append(
+            {"type": "reasoning", "id": "rs_x", "summary": [], "encrypted_content": "unknown"}
+        )
         agent.ask("and?")
         assert provider.problems == []
         assert "rs_x" not in str(provider.answered[1].body)
@@ -105,7 +118,10 @@ def test_our_tools_are_added_to_tools_in_the_first_item(store: Store) -> None:
             {"role": "user", "content": "go"},
         ],
     }  # fmt: skip
-    with Provider([turn(Say("Hello."))], is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider([turn(Say("Hello."))], is_lenient=True) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         post(url, "/v1/responses", body)
         sent = provider.answered[0].body
         assert "tools" not in sent
@@ -117,7 +133,15 @@ def test_our_tools_are_added_to_tools_in_the_first_item(store: Store) -> None:
 
 
 def test_a_response_that_began_elsewhere_is_not_changed(store: Store) -> None:
-    body = {"model": "m", "previous_response_id": "resp_other", "input": "go", "tools": RESPONSES_TOOLS}
-    with Provider([turn(Say("Hello."))], is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+    body = {
+        "model": "m",
+        "previous_response_id": "resp_other",
+        "input": "go",
+        "tools": RESPONSES_TOOLS,
+    }
+    with (
+        Provider([turn(Say("Hello."))], is_lenient=True) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         post(url, "/v1/responses", body)
         assert provider.answered[0].body == body

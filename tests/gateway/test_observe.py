@@ -15,19 +15,23 @@ from coatcheck.context.metrics import calls_of
 from tests.gateway.provider import Provider, Say, Think, Use, turn
 from tests.gateway.talking import BIG, KEYS, Chat, Talk, post, serving
 
-ODD = b'{"model" : "m","max_tokens":9,\n "messages":[{"role":"user","content":"\\u0041\\ud83d\\ude00 \\u00e9"}], "x": 1.0, "big": 123456789012345678901}'  # noqa: E501 - bytes as they are on the wire
+ODD = b'{"model" : "m","max_tokens":9,\n "messages":[{"role":"user","content":"\\u0041\\ud83d\\ude00 \\u00e9"}], "x": 1.0, "big": 123456789012345678901}'
 
 
 def recorded(store: Store) -> list[dict[str, Any]]:
     """The recorded calls of all sessions, oldest first."""
     sessions = [store.session(info.session_id) for info in store.sessions()]
-    return [json.loads(one.body) for session in sessions for one in session.records("gateway:calls")]
+    return [
+        json.loads(one.body) for session in sessions for one in session.records("gateway:calls")
+    ]
 
 
 def test_bytes_pass_unchanged_in_both_directions(store: Store) -> None:
     answer = b'{"id":"msg_1","content":[],"odd" : 1.00, "usage":{}}'
     with Provider([turn(raw=answer)], is_lenient=True) as provider, serving(store, provider) as url:
-        response = post(url, "/v1/messages?beta=true", ODD, **{"anthropic-beta": "a,b", "x-other": "kept"})
+        response = post(
+            url, "/v1/messages?beta=true", ODD, **{"anthropic-beta": "a,b", "x-other": "kept"}
+        )
         assert response.content == answer
         assert response.headers["request-id"] == "req_1"
         seen = provider.seen[0]
@@ -44,8 +48,17 @@ def test_a_stream_passes_live(store: Store) -> None:
     """The client gets the first events while the provider still waits."""
     pause = threading.Event()
     script = [turn(Say("one two three"), pause_after=4, pause=pause)]
-    with Provider(script) as provider, serving(store, provider) as url, httpx2.Client(trust_env=False) as client:
-        body = {"model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "go"}]}
+    with (
+        Provider(script) as provider,
+        serving(store, provider) as url,
+        httpx2.Client(trust_env=False) as client,
+    ):
+        body = {
+            "model": "m",
+            "max_tokens": 9,
+            "stream": True,
+            "messages": [{"role": "user", "content": "go"}],
+        }
         with client.stream("POST", f"{url}/v1/messages", json=body, headers=KEYS) as response:
             chunks = response.iter_raw()
             assert b"message_start" in next(chunks)
@@ -55,7 +68,11 @@ def test_a_stream_passes_live(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models?limit=1000", "/v1/files/abc", "/v1/unknown/thing"])
 def test_other_paths_pass_unchanged(store: Store, path: str) -> None:
-    with Provider() as provider, serving(store, provider, mode="loop") as url, httpx2.Client(trust_env=False) as client:
+    with (
+        Provider() as provider,
+        serving(store, provider, mode="loop") as url,
+        httpx2.Client(trust_env=False) as client,
+    ):
         response = client.get(url + path, headers=KEYS)
         assert response.json() == {"data": []}
         assert provider.seen[0].path == path.partition("?")[0]
@@ -64,7 +81,11 @@ def test_other_paths_pass_unchanged(store: Store, path: str) -> None:
 
 
 def test_each_message_is_recorded_once(store: Store, is_streamed: bool) -> None:
-    script: list[Any] = [turn(Think(), Use("search", {"q": "x"})), turn(Think(), Say("Found it.")), turn(Say("Bye."))]
+    script: list[Any] = [
+        turn(Think(), Use("search", {"q": "x"})),
+        turn(Think(), Say("Found it.")),
+        turn(Say("Bye.")),
+    ]
     with Provider(script) as provider, serving(store, provider) as url:
         talk = Talk(url, is_streamed=is_streamed)
         talk.ask("find it")
@@ -82,10 +103,16 @@ def test_each_message_is_recorded_once(store: Store, is_streamed: bool) -> None:
 
 
 def test_usage_is_recorded_as_for_any_model_call(store: Store) -> None:
-    with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, session="mine") as url:
+    with (
+        Provider([turn(Say("Hello."))]) as provider,
+        serving(store, provider, session="mine") as url,
+    ):
         Chat(url, is_streamed=False).ask("hi")
     (call,) = calls_of(store.session("mine"))
-    assert call.input_tokens == provider.answered[0].usage["write"] + provider.answered[0].usage["input"]
+    assert (
+        call.input_tokens
+        == provider.answered[0].usage["write"] + provider.answered[0].usage["input"]
+    )
     assert call.model == "gpt-5.6"
 
 
@@ -126,7 +153,11 @@ def test_sessions_are_named_after_what_the_client_sends(store: Store) -> None:
         ({"x-coatcheck-session": "mine"}, "", "mine"),
         ({}, "/s/by-path", "by-path"),
         ({"x-claude-code-session-id": "abc"}, "", "claude-code-abc"),
-        ({"x-claude-code-session-id": "abc", "x-claude-code-agent-id": "kid"}, "", "claude-code-abc-kid"),
+        (
+            {"x-claude-code-session-id": "abc", "x-claude-code-agent-id": "kid"},
+            "",
+            "claude-code-abc-kid",
+        ),
         ({"session-id": "def", "thread-id": "def"}, "", "codex-def"),
     ]
     with Provider(lambda _: turn(Say("Hello."))) as provider, serving(store, provider) as url:
@@ -142,7 +173,10 @@ def test_sessions_are_named_after_what_the_client_sends(store: Store) -> None:
 
 
 def test_an_error_of_the_provider_passes_unchanged_and_is_recorded(store: Store) -> None:
-    script = [turn(status=529, headers=(("x-should-retry", "true"),)), turn(status=429, retry_after="7")]
+    script = [
+        turn(status=529, headers=(("x-should-retry", "true"),)),
+        turn(status=429, retry_after="7"),
+    ]
     with Provider(script) as provider, serving(store, provider) as url:
         body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
         response = post(url, "/v1/messages", body)
@@ -152,13 +186,19 @@ def test_an_error_of_the_provider_passes_unchanged_and_is_recorded(store: Store)
     assert [one["status"] for one in recorded(store)] == [529, 429]
 
 
-def test_credentials_are_in_no_record_log_or_file(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_credentials_are_in_no_record_log_or_file(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     canary = "sk-ant-api03-canary-0123456789abcdefghij"
     keys = {"x-api-key": canary, "authorization": f"Bearer {canary}", "x-custom-secret": canary}
     caplog.set_level(logging.DEBUG)
     with Provider([turn(Say("Hello.")), turn(status=401)]) as provider:
         with serving(store, provider, mode="loop") as url:
-            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": Chat(url).tools}
+            body = {
+                "model": "m",
+                "messages": [{"role": "user", "content": "hi"}],
+                "tools": Chat(url).tools,
+            }
             post(url, "/v1/chat/completions", body, **keys)
             post(url, "/v1/chat/completions", body, **keys)
             answer = post(url, "/v1/chat/completions", b"{", **keys)

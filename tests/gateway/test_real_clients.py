@@ -1,4 +1,5 @@
-"""Real clients, unchanged, through a gateway in `loop` mode: a loop, a mixed turn, and what follows."""
+"""Real clients, unchanged, through a gateway in `loop` mode: a loop, a mixed turn, and what
+follows."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ def run(arguments: list[str], home: Path, **variables: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
     env = kept | {"HOME": str(home), "NO_PROXY": "127.0.0.1"} | variables
     done = subprocess.run(
-        arguments, cwd=home, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        arguments,
+        cwd=home,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr[-2_000:] + done.stdout[-2_000:]
     return done.stdout
@@ -55,16 +62,23 @@ def stubs(seen: Seen) -> Iterator[str]:
         yield part.split('\\"artifact\\":\\"')[1][:16]
 
 
-@pytest.mark.parametrize("name", ["anthropic", "chat", "responses", "ai-anthropic", "ai-chat", "ai-responses"])
+@pytest.mark.parametrize(
+    "name", ["anthropic", "chat", "responses", "ai-anthropic", "ai-chat", "ai-responses"]
+)
 def test_the_sdks_from_npm_see_one_answer_and_continue(store: Store, home: Path, name: str) -> None:
     thinks = [] if name.endswith("chat") else [Think("a")]
     script: list[Any] = [
         turn(*thinks, Use("search", {"q": "x"})),
-        lambda seen: turn(*thinks, Say("Looking."), Use("get", {"pointer": next(stubs(seen)), "lines": "1:2"})),
+        lambda seen: turn(
+            *thinks, Say("Looking."), Use("get", {"pointer": next(stubs(seen)), "lines": "1:2"})
+        ),
         turn(*thinks, Say("Found.")),
         turn(Say("Bye.")),
     ]
-    with Provider(script, is_lenient=name.startswith("ai-")) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider(script, is_lenient=name.startswith("ai-")) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         history = json.loads(run([*command(name), url, "2000"], home))
         assert provider.problems == []
         assert len(provider.answered) == 4
@@ -77,7 +91,8 @@ def test_the_sdks_from_npm_see_one_answer_and_continue(store: Store, home: Path,
 
 
 def mixed(seen: Seen, calls: int, own: Use) -> Turn:
-    """A loop, a mixed turn that also calls the client's own tool, an end, and a loop after a restart of the client."""
+    """A loop, a mixed turn that also calls the client's own tool, an end, and a loop after a
+    restart of the client."""
     steps = [
         turn(Think("a"), Say("Looking."), Use("list")),
         turn(Think("b"), Use("store", {"name": "n", "value": "v"}), own),
@@ -88,24 +103,37 @@ def mixed(seen: Seen, calls: int, own: Use) -> Turn:
     return steps[calls]
 
 
-def test_claude_code_runs_a_loop_a_mixed_turn_and_continues_in_another_process(store: Store, home: Path) -> None:
+def test_claude_code_runs_a_loop_a_mixed_turn_and_continues_in_another_process(
+    store: Store, home: Path
+) -> None:
     def model(seen: Seen) -> Turn:
         if not seen.body.get("tools"):
             return turn(Say("A title"))
         bash = Use("Bash", {"command": "echo hello-from-bash", "description": "say hello"})
         return mixed(seen, sum(one["role"] == "assistant" for one in seen.messages), bash)
 
-    quiet = {"DISABLE_TELEMETRY": "1", "DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    quiet = {
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
     with Provider(model, is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
-        variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-test", "IS_SANDBOX": "1", **quiet}
+        variables = {
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": "sk-test",
+            "IS_SANDBOX": "1",
+            **quiet,
+        }
         command_line = [*command("claude"), "--model", "claude-opus-4-6", "-p"]
-        assert "The end." in run([*command_line, "say hello", "--allowedTools", "Bash(echo:*)"], home, **variables)
+        assert "The end." in run(
+            [*command_line, "say hello", "--allowedTools", "Bash(echo:*)"], home, **variables
+        )
         assert "Continued." in run([*command_line, "--continue", "and now?"], home, **variables)
         assert provider.problems == []
         assert "hello-from-bash" in json.dumps(provider.answered[-1].body)
-    assert [info.session_id[:12] for info in store.sessions() if info.session_id.startswith("claude")] == [
-        "claude-code-"
-    ]
+    assert [
+        info.session_id[:12] for info in store.sessions() if info.session_id.startswith("claude")
+    ] == ["claude-code-"]
 
 
 def codex_exec(home: Path, url: str) -> list[str]:
@@ -125,7 +153,10 @@ def codex_exec(home: Path, url: str) -> list[str]:
 
 
 def test_a_stub_says_first_what_codex_itself_has_cut(store: Store, home: Path) -> None:
-    log = "\n".join(f"2026-01-01 12:00:00 {'ERROR' if n % 860 == 9 else 'INFO'} request {n}" for n in range(4_300))
+    log = "\n".join(
+        f"2026-01-01 12:00:00 {'ERROR' if n % 860 == 9 else 'INFO'} request {n}"
+        for n in range(4_300)
+    )
     (home / "service.log").write_text(f"{log}\n")
 
     def model(seen: Seen) -> Turn:
@@ -141,11 +172,16 @@ def test_a_stub_says_first_what_codex_itself_has_cut(store: Store, home: Path) -
         serving(store, provider, mode="loop", policy=rules) as url,
     ):
         assert "Read." in run([*codex_exec(home, url), "read the log"], home, CODEX_HOME=str(home))
-        sent = next(one for one in provider.answered[-1].messages if one.get("type") == "function_call_output")
+        sent = next(
+            one
+            for one in provider.answered[-1].messages
+            if one.get("type") == "function_call_output"
+        )
     output = sent["output"] if isinstance(sent["output"], str) else sent["output"][0]["text"]
     stub = json.loads(output)
     found = re.fullmatch(
-        r"incomplete: Codex left out ([\d,]+) (characters|tokens); the part that arrived is .*", stub["stub"]
+        r"incomplete: Codex left out ([\d,]+) (characters|tokens); the part that arrived is .*",
+        stub["stub"],
     )
     assert found, stub
     assert stub["preview"].startswith("the part that arrived: ")

@@ -1,4 +1,5 @@
-"""Recorded exchanges with the providers pass byte for byte, in `observe` and, without calls of our tools, in `loop`."""
+"""Recorded exchanges with the providers pass byte for byte, in `observe` and, without calls of our
+tools, in `loop`."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ CORPUS = Path(os.environ.get("COATCHECK_CORPUS", ROOT.parent / "shared" / "data"
 PATHS = {"anthropic": "/v1/messages", "chat": "/v1/chat/completions", "responses": "/v1/responses"}
 TOOL = {"name": "search", "description": "Search.", "input_schema": {"type": "object"}}
 
-pytestmark = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"{CORPUS} does not exist: set COATCHECK_CORPUS")
+pytestmark = pytest.mark.skipif(
+    not CORPUS.is_dir(), reason=f"{CORPUS} does not exist: set COATCHECK_CORPUS"
+)
 
 
 def streams() -> Iterator[tuple[str, str, bytes]]:
@@ -29,7 +32,13 @@ def streams() -> Iterator[tuple[str, str, bytes]]:
             continue
         lines = [line for line in path.read_text().splitlines() if line.startswith("{")]
         first = json.loads(lines[0]) if lines else {}
-        api = "anthropic" if "anthropic" in path.name else "chat" if "choices" in first else "responses"
+        api = (
+            "anthropic"
+            if "anthropic" in path.name
+            else "chat"
+            if "choices" in first
+            else "responses"
+        )
         events = []
         for line in lines:
             name = json.loads(line).get("type", "") if api != "chat" else ""
@@ -50,7 +59,11 @@ def exchanges() -> Iterator[tuple[str, bytes, bytes, str]]:
             if where not in PATHS.values():
                 continue
             request, answer = one["request"], one["response"]
-            body = json.dumps(request["parsed_body"]) if "parsed_body" in request else request.get("body") or ""
+            body = (
+                json.dumps(request["parsed_body"])
+                if "parsed_body" in request
+                else request.get("body") or ""
+            )
             content = answer.get("body", {}).get("string") if "parsed_body" not in answer else None
             data = json.dumps(answer["parsed_body"]) if content is None else content
             kind = (answer["headers"].get("content-type") or ["application/json"])[0]
@@ -60,7 +73,12 @@ def exchanges() -> Iterator[tuple[str, bytes, bytes, str]]:
 def request_for(api: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": "m", "stream": True}
     if api == "anthropic":
-        return {**body, "max_tokens": 9, "messages": [{"role": "user", "content": "go"}], "tools": [TOOL]}
+        return {
+            **body,
+            "max_tokens": 9,
+            "messages": [{"role": "user", "content": "go"}],
+            "tools": [TOOL],
+        }
     function = {"name": "search", "parameters": {"type": "object"}}
     if api == "chat":
         tools = [{"type": "function", "function": function}]
@@ -76,14 +94,19 @@ def request_for(api: str) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["observe", "loop"])
 def test_recorded_streams_pass_byte_for_byte(store: Store, mode: str) -> None:
     ends = (b"event: message_stop", b"event: response.completed")
-    found = [one for one in streams() if all(one[2].count(end) < 2 for end in ends)]  # some files have two answers
+    found = [
+        one for one in streams() if all(one[2].count(end) < 2 for end in ends)
+    ]  # some files have two answers
     assert len(found) > 20
     script = iter(found)
 
     def answer(_: Any) -> Turn:
         return turn(raw=next(script)[2], content_type="text/event-stream")
 
-    with Provider(answer, is_lenient=True) as provider, serving(store, provider, is_one=True, mode=mode) as url:
+    with (
+        Provider(answer, is_lenient=True) as provider,
+        serving(store, provider, is_one=True, mode=mode) as url,
+    ):
         for name, api, data in found:
             response = post(url, PATHS[api], request_for(api))
             assert response.content == data, name
@@ -98,7 +121,10 @@ def test_recorded_exchanges_pass_byte_for_byte(store: Store) -> None:
         _, _, data, kind = next(script)
         return turn(raw=data, content_type=kind)
 
-    with Provider(answer, is_lenient=True) as provider, serving(store, provider, is_one=True) as url:
+    with (
+        Provider(answer, is_lenient=True) as provider,
+        serving(store, provider, is_one=True) as url,
+    ):
         for path, body, data, _ in found:
             response = post(url, path, body, **KEYS)
             assert provider.seen[-1].raw == body

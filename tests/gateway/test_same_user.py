@@ -1,4 +1,5 @@
-"""A gateway that accepts programs of the same user without a token: for Codex, whose arguments other users can read."""
+"""A gateway that accepts programs of the same user without a token: for Codex, whose arguments
+other users can read."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ def test_a_program_of_the_same_user_needs_no_token(store: Store) -> None:
 
 
 def test_without_the_setting_every_program_needs_the_token(store: Store) -> None:
-    with Provider(lambda _: turn(Say("Hello."))) as provider, serving(store, provider, token=TOKEN) as url:
+    with (
+        Provider(lambda _: turn(Say("Hello."))) as provider,
+        serving(store, provider, token=TOKEN) as url,
+    ):
         assert post(url, "/v1/messages", BODY).status_code == 401
 
 
@@ -59,12 +63,16 @@ def test_a_program_of_another_user_needs_the_token(store: Store) -> None:
         serving(store, provider, token=TOKEN, trusts_user=True) as url,
     ):
         command = ["/usr/bin/env", "python3", "-c", ASK, url.rpartition(":")[2], json.dumps(BODY)]
-        done = subprocess.run(command, user=65_534, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, user=65_534, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.stdout.strip() == "401", done.stderr
         assert provider.seen == []
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv4 in a socket for IPv6"])
+@pytest.mark.parametrize(
+    "family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv4 in a socket for IPv6"]
+)
 def test_the_owner_of_a_connection_is_found(family: socket.AddressFamily) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket(family) as one:
         port = listening.getsockname()[1]
@@ -99,29 +107,46 @@ def test_codex_behind_run_has_no_token_in_its_arguments(tmp_path: Path) -> None:
     program = tmp_path / "codex"  # as it is called on a path
     program.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in codex) + ' "$@"\n')
     program.chmod(0o755)
-    env = environment(tmp_path / "store", HOME=str(home), CODEX_HOME=str(home), NO_PROXY="127.0.0.1")
-    subprocess.run([*codex, "login", "--with-api-key"], input="sk-test\n", text=True, env=env, check=True)
+    env = environment(
+        tmp_path / "store", HOME=str(home), CODEX_HOME=str(home), NO_PROXY="127.0.0.1"
+    )
+    subprocess.run(
+        [*codex, "login", "--with-api-key"], input="sk-test\n", text=True, env=env, check=True
+    )
     running: list[tuple[str, str]] = []
     lock = threading.Lock()
 
     def look(_: Seen) -> Turn:
         with lock:
-            running[:] = [arguments_and_variables(int(one.name)) for one in Path("/proc").glob("[0-9]*")]
+            running[:] = [
+                arguments_and_variables(int(one.name)) for one in Path("/proc").glob("[0-9]*")
+            ]
         return turn(Say("Hello."))
 
     with Provider(look, is_lenient=True) as provider:
         command = [sys.executable, "-m", "coatcheck", "run", "--openai", provider.url, "--"]
-        options = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "say hello"]
+        options = [
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "say hello",
+        ]
         done = subprocess.run(
             [*command, str(program), *options], env=env, cwd=home, capture_output=True, text=True, timeout=120,
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     assert "Hello." in done.stdout, done.stderr[-2_000:]
-    ours = [(words, given) for words, given in running if "openai_base_url" in words and str(home) in given]
+    ours = [
+        (words, given)
+        for words, given in running
+        if "openai_base_url" in words and str(home) in given
+    ]
     assert ours, "Codex was not seen"
     for words, given in ours:
         token = (
-            next(one for one in given.split("\0") if one.startswith("OPENAI_BASE_URL=")).split("/t/")[1].split("/")[0]
+            next(one for one in given.split("\0") if one.startswith("OPENAI_BASE_URL="))
+            .split("/t/")[1]
+            .split("/")[0]
         )
         assert len(token) > 20
         assert not any(token in other for other, _ in running), words

@@ -1,4 +1,5 @@
-"""`stub`: the client has our tools itself, through MCP, and large results become stubs that name them."""
+"""`stub`: the client has our tools itself, through MCP, and large results become stubs that name
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def described(store: Store) -> list[dict[str, Any]]:
     return [{**tool, "name": f"mcp__coatcheck__{tool['name']}"} for tool in tools]
 
 
-def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(store: Store, is_streamed: bool) -> None:
+def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(
+    store: Store, is_streamed: bool
+) -> None:
     script: list[Any] = [
         turn(Think(), Use("search", {"q": "x"})),
         lambda seen: turn(Think(), Use("get", {"pointer": "art:0000"})),
@@ -52,15 +55,24 @@ def test_a_large_result_becomes_a_stub_that_names_the_clients_own_tool(store: St
 def test_short_results_externalized_by_a_rule_keep_their_own_content(
     store: Store, client: type[Talk] | type[Chat]
 ) -> None:
-    script: list[Any] = [turn(Use("search", {"q": "a"}), Use("search", {"q": "b"})), turn(Say("Found."))]
+    script: list[Any] = [
+        turn(Use("search", {"q": "a"}), Use("search", {"q": "b"})),
+        turn(Say("Found.")),
+    ]
     rules = Policy(tools={"search": "always"})
-    with Provider(script) as provider, serving(store, provider, mode="loop", session="mine", policy=rules) as url:
+    with (
+        Provider(script) as provider,
+        serving(store, provider, mode="loop", session="mine", policy=rules) as url,
+    ):
         talk = client(url)
         talk.ask("find both")
         results: Any = talk.results("first " * 100, "second " * 100)
         talk.ask(*results) if isinstance(talk, Chat) else talk.ask(results)
         stubs = re.findall("art:[0-9a-f]{12,64}", provider.answered[1].raw.decode())
-    assert [store.session("mine").get(one) for one in dict.fromkeys(stubs)] == ["first " * 100, "second " * 100]
+    assert [store.session("mine").get(one) for one in dict.fromkeys(stubs)] == [
+        "first " * 100,
+        "second " * 100,
+    ]
 
 
 def test_screenshots_stay_images_and_one_over_the_limit_is_scaled_once(store: Store) -> None:
@@ -69,7 +81,10 @@ def test_screenshots_stay_images_and_one_over_the_limit_is_scaled_once(store: St
         talk = Talk(url)
         talk.tools += described(store)
         talk.ask("look")
-        pictures: Any = [in_shape("anthropic", screenshot()), in_shape("anthropic", huge_screenshot())]
+        pictures: Any = [
+            in_shape("anthropic", screenshot()),
+            in_shape("anthropic", huge_screenshot()),
+        ]
         talk.ask(talk.results(pictures))
         same, smaller = provider.answered[1].messages[-1]["content"][0]["content"]
         assert same == pictures[0]
@@ -89,7 +104,10 @@ def test_a_client_without_our_tools_is_left_alone(store: Store) -> None:
 
 
 def test_a_client_with_our_tools_gets_no_second_set_in_loop_mode(store: Store) -> None:
-    with Provider([turn(Say("Hello."))]) as provider, serving(store, provider, mode="loop", session="mine") as url:
+    with (
+        Provider([turn(Say("Hello."))]) as provider,
+        serving(store, provider, mode="loop", session="mine") as url,
+    ):
         talk = Talk(url)
         talk.tools += described(store)
         talk.ask("hi")
@@ -97,7 +115,8 @@ def test_a_client_with_our_tools_gets_no_second_set_in_loop_mode(store: Store) -
 
 
 def test_a_decision_is_made_once_whatever_the_client_changes_around_it(store: Store) -> None:
-    """Marks, key order, outer whitespace and the form of a text do not make it a different result."""
+    """Marks, key order, outer whitespace and the form of a text do not make it a different
+    result."""
     script: list[Any] = [
         turn(Think(), Use("search", {"q": "x"})),
         turn(Say("Found.")),
@@ -119,15 +138,17 @@ def test_a_decision_is_made_once_whatever_the_client_changes_around_it(store: St
 
 
 def test_unchanged_parts_of_a_request_keep_their_bytes(store: Store) -> None:
-    tools = json.dumps([{"name": "search", "input_schema": {"type": "object"}}, *described(store)], indent=1)
-    start = f'{{ "model":"claude-opus-5-5","max_tokens":9,"tools":{tools}, "metadata" : {{"a" :1.0,"n":12345678901234567890}},"messages":[{{"role":"user","content":"\\u00e9 \\/"}}'  # noqa: E501 - bytes as they are on the wire
+    tools = json.dumps(
+        [{"name": "search", "input_schema": {"type": "object"}}, *described(store)], indent=1
+    )
+    start = f'{{ "model":"claude-opus-5-5","max_tokens":9,"tools":{tools}, "metadata" : {{"a" :1.0,"n":12345678901234567890}},"messages":[{{"role":"user","content":"\\u00e9 \\/"}}'
     with (
         Provider(lambda _: turn(Say("Hello.")), is_lenient=True) as provider,
         serving(store, provider, mode="stub", session="mine") as url,
     ):
         post(url, "/v1/messages", (start + "]}").encode())
-        call = ',{"role":"assistant","content":[ {"type":"tool_use","id":"toolu_1","name":"search","input":{"x" : 1.50}} ]}'  # noqa: E501 - bytes as they are on the wire
-        result = f',{{"role":"user","content":[{{"type":"tool_result", "tool_use_id":"toolu_1", "content":{json.dumps(BIG)}, "odd":1e3}}]}}]}}'  # noqa: E501 - bytes as they are on the wire
+        call = ',{"role":"assistant","content":[ {"type":"tool_use","id":"toolu_1","name":"search","input":{"x" : 1.50}} ]}'
+        result = f',{{"role":"user","content":[{{"type":"tool_result", "tool_use_id":"toolu_1", "content":{json.dumps(BIG)}, "odd":1e3}}]}}]}}'
         post(url, "/v1/messages", (start + call + result).encode())
     sent = provider.seen[1].raw.decode()
     assert '{"stub":' in json.loads(sent)["messages"][-1]["content"][0]["content"]
@@ -151,18 +172,22 @@ def test_lone_surrogates_pass_and_other_results_still_become_stubs(store: Store)
     ):
         post(url, "/v1/messages", (start + "]}").encode())
         call = ',{"role":"assistant","content":[{"type":"tool_use","id":"toolu_1","name":"search","input":{}}]}'
-        result = f',{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_1","content":{json.dumps(BIG)}}}]}}]}}'  # noqa: E501 - bytes as they are on the wire
+        result = f',{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"toolu_1","content":{json.dumps(BIG)}}}]}}]}}'
         post(url, "/v1/messages", (start + call + result).encode())
     assert b"cut \\ud83d" in provider.seen[1].raw
     assert b"stub" in provider.seen[1].raw
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"messages": 5}', b'{"messages": ["x"]}', b"\xff{", b'{"messages"']
+    "body",
+    [b"", b"[]", b"{}", b'{"messages": 5}', b'{"messages": ["x"]}', b"\xff{", b'{"messages"'],
 )
 def test_a_body_that_cannot_be_parsed_passes_unchanged(store: Store, body: bytes) -> None:
     with pytest.raises(Unreadable):
         MessagesApi().read(body)
-    with Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider, serving(store, provider, mode="loop") as url:
+    with (
+        Provider(lambda _: turn(raw=b"{}"), is_lenient=True) as provider,
+        serving(store, provider, mode="loop") as url,
+    ):
         post(url, "/v1/messages", body)
         assert provider.seen[0].raw == body

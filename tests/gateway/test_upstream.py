@@ -27,7 +27,8 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 class Answering:
-    """Answers each request with the next bytes; None closes the connection instead. `requests` is what arrived."""
+    """Answers each request with the next bytes; None closes the connection instead. `requests` is
+    what arrived."""
 
     def __init__(self, *answers: bytes | None, context: ssl.SSLContext | None = None) -> None:
         self._answers = list(answers)
@@ -53,7 +54,11 @@ class Answering:
                 self.connections += 1
                 with contextlib.suppress(OSError), one:
                     one.settimeout(30)
-                    with self._context.wrap_socket(one, server_side=True) if self._context else one as connection:
+                    with (
+                        self._context.wrap_socket(one, server_side=True)
+                        if self._context
+                        else one as connection
+                    ):
                         self._converse(connection)
                 self.closed.set()
 
@@ -124,7 +129,12 @@ def fetched(url: str, **how: Any) -> tuple[ProviderAnswer, bytes]:
 
 
 def test_path_headers_and_body_are_sent_unchanged() -> None:
-    headers = [(b"x-one", b"a"), (b"x-one", "é".encode()), (b"cookie", b"a=b; c"), (b"authorization", b"Bearer sk-1")]
+    headers = [
+        (b"x-one", b"a"),
+        (b"x-one", "é".encode()),
+        (b"cookie", b"a=b; c"),
+        (b"authorization", b"Bearer sk-1"),
+    ]
     with Answering(OK) as server:
         fetched(server.url, target="/v1/a%2Fb//c?x=%zz&y=+", headers=headers)
     head, _, body = server.requests[0].partition(b"\r\n\r\n")
@@ -133,7 +143,10 @@ def test_path_headers_and_body_are_sent_unchanged() -> None:
     assert {one.partition(b": ")[0].lower() for one in fields} == {
         b"host", b"x-one", b"cookie", b"authorization", b"content-length",
     }  # fmt: skip
-    assert [one.partition(b": ")[2] for one in fields if one.lower().startswith(b"x-one")] == [b"a", "é".encode()]
+    assert [one.partition(b": ")[2] for one in fields if one.lower().startswith(b"x-one")] == [
+        b"a",
+        "é".encode(),
+    ]
     assert body == b"body"
 
 
@@ -144,7 +157,9 @@ def test_a_url_may_have_a_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "headers"), [("/v1/x", [(b"x-one", b"\xe9")]), ("http://other/v1/x", [])], ids=["header", "path"]
+    ("target", "headers"),
+    [("/v1/x", [(b"x-one", b"\xe9")]), ("http://other/v1/x", [])],
+    ids=["header", "path"],
 )
 def test_a_request_that_cannot_be_sent_unchanged_is_refused(target: str, headers: Any) -> None:
     with Answering(OK) as server:
@@ -175,19 +190,27 @@ def test_a_response_passes_unchanged_and_can_be_read_decoded() -> None:
     with Answering(*[head % len(packed) + packed] * 2) as server:
         answer, body = fetched(server.url)
         assert (answer.status, body) == (203, packed)
-        assert answer.headers[:3] == [(b"X-Case", b"a"), (b"x-case", b"b"), (b"Content-Encoding", b"gzip")]
+        assert answer.headers[:3] == [
+            (b"X-Case", b"a"),
+            (b"x-case", b"b"),
+            (b"Content-Encoding", b"gzip"),
+        ]
         assert talk(lambda client: read(client, server.url)) == (203, b"hello")
 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"zstd", b"br"])
 def test_a_damaged_or_unknown_encoding_is_an_error(coding: bytes) -> None:
-    damaged = b"HTTP/1.1 200 OK\r\ncontent-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
+    damaged = (
+        b"HTTP/1.1 200 OK\r\ncontent-encoding: " + coding + b"\r\ncontent-length: 4\r\n\r\nabcd"
+    )
     with Answering(damaged) as server, pytest.raises(ProviderFailure):
         talk(lambda client: read(client, server.url))
 
 
 def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
-    moved = b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    moved = (
+        b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    )
 
     async def work(client: ProviderClient) -> list[int]:
         return [(await read(client, server.url))[0] for _ in range(2)]
@@ -197,7 +220,9 @@ def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
     assert b"cookie" not in server.requests[1].lower()
 
 
-def test_proxies_and_passwords_in_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_proxies_and_passwords_in_the_environment_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
@@ -209,7 +234,10 @@ def test_proxies_and_passwords_in_the_environment_are_ignored(monkeypatch: pytes
 
 def test_a_proxy_is_used_if_it_is_set() -> None:
     with Answering(OK) as proxy:
-        assert talk(lambda client: read(client, "http://provider.invalid"), proxy=proxy.url) == (200, b"ok")
+        assert talk(lambda client: read(client, "http://provider.invalid"), proxy=proxy.url) == (
+            200,
+            b"ok",
+        )
     assert proxy.requests[0].startswith(b"POST http://provider.invalid/v1/x HTTP/1.1\r\n")
 
 
@@ -277,12 +305,15 @@ def certificate(tmp_path: Path) -> Path:
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path = tmp_path / "certificate.pem"
     path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, *form) + made.public_bytes(serialization.Encoding.PEM)
+        key.private_bytes(serialization.Encoding.PEM, *form)
+        + made.public_bytes(serialization.Encoding.PEM)
     )
     return path
 
 
-def test_only_trusted_certificates_are_accepted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_trusted_certificates_are_accepted(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with Answering(OK, context=context) as server:

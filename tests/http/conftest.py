@@ -1,4 +1,5 @@
-"""Fixtures for the HTTP tests: a server in a thread for each module, and a session for each test."""
+"""Fixtures for the HTTP tests: a server in a thread for each module, and a session for each
+test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Servers for the HTTP tests: in a thread of this process, or as `coatcheck serve` in a process of its own."""
+"""Servers for the HTTP tests: in a thread of this process, or as `coatcheck serve` in a process of
+its own."""
 
 from __future__ import annotations
 
@@ -97,7 +98,9 @@ def served(
     """Run `coatcheck serve` on any free port. With `token=None`, it generates one and prints it."""
     given = {} if token is None else {"COATCHECK_HTTP_TOKEN": token}
     command = serve("--port", "0", *options, is_warm=is_warm)
-    process = subprocess.Popen(command, env=environment(store, **{**given, **env}), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(store, **{**given, **env}), stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     try:
         line = process.stderr.readline()

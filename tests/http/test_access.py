@@ -1,4 +1,5 @@
-"""Who may do what over HTTP: tokens with scopes, tenants and prefixes; foreign hosts and origins; nothing leaks."""
+"""Who may do what over HTTP: tokens with scopes, tenants and prefixes; foreign hosts and origins;
+nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +24,14 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
-from coatcheck.http.credentials import Access, Keyring, TokenScope, add_token, digest_of_token, read_tokens
+from coatcheck.http.credentials import (
+    Access,
+    Keyring,
+    TokenScope,
+    add_token,
+    digest_of_token,
+    read_tokens,
+)
 from coatcheck.http.operations import OPERATIONS, Operation
 from coatcheck.http.serving import LocalServer
 from tests.backends import Backend, wait_until
@@ -59,8 +67,20 @@ def web(shared_store: Store) -> Iterator[Web]:
 def send_request(client: httpx2.Client, operation: Operation, session: str) -> httpx2.Response:
     """Send a valid request to an operation, for an artifact that does not exist."""
     path = operation.path.replace("{session_id}", session).replace("{target}", "none")
-    body: Any = {"value": 1} if operation.name == "externalize" else {"to": session} if operation.body else None
-    params = {"q": "x"} if operation.name == "search" else {"dry_run": "true"} if operation.name == "collect" else {}
+    body: Any = (
+        {"value": 1}
+        if operation.name == "externalize"
+        else {"to": session}
+        if operation.body
+        else None
+    )
+    params = (
+        {"q": "x"}
+        if operation.name == "search"
+        else {"dry_run": "true"}
+        if operation.name == "collect"
+        else {}
+    )
     if operation.name == "open_session":
         body = {}
     return client.request(operation.methods[0], path, json=body, params=params)
@@ -123,7 +143,9 @@ def test_a_token_with_a_prefix_lists_only_its_sessions(web: Web) -> None:
             assert found
             assert all(one["session_id"].startswith("ci-") for one in found)
         for prefix in ("mine", "x", "ci_"):
-            assert client.get("/api/v1/sessions", params={"prefix": prefix}).json()["sessions"] == []
+            assert (
+                client.get("/api/v1/sessions", params={"prefix": prefix}).json()["sessions"] == []
+            )
 
 
 def test_a_token_with_a_prefix_cannot_reach_other_sessions_through_its_own(web: Web) -> None:
@@ -146,13 +168,25 @@ def test_internal_sessions_are_only_for_administrators(web: Web, shared_store: S
         for scope, status in (("read", 403), ("write", 403), ("admin", 200)):
             with web.client(token=token(scope)) as client:  # type: ignore[arg-type]
                 assert client.get(path_of(name, "n")).status_code == status
-                listed = {one["session_id"] for one in client.get("/api/v1/sessions").json()["sessions"]}
+                listed = {
+                    one["session_id"] for one in client.get("/api/v1/sessions").json()["sessions"]
+                }
                 assert (name in listed) == (status == 200)
 
 
 @pytest.mark.parametrize(
     "header",
-    [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}", "Bearer {} x"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer wrong",
+        "Basic {}",
+        "{}",
+        "Bearer {}x",
+        "Bearer x{}",
+        "Bearer {} x",
+    ],
 )
 def test_a_request_without_a_valid_token_is_refused(web: Web, header: str | None) -> None:
     known = token("admin")
@@ -179,7 +213,17 @@ def test_two_authorization_headers_are_refused(web: Web) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}", "[::1]:{}", "", "a b"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1",
+        "localhost",
+        "127.0.0.1.evil.example:{}",
+        "0.0.0.0:{}",
+        "[::1]:{}",
+        "",
+        "a b",
+    ],
 )
 def test_a_foreign_host_is_refused_even_with_a_token(web: Web, host: str) -> None:
     with web.client(token=token("admin"), host=host.format(web.port)) as client:
@@ -189,7 +233,8 @@ def test_a_foreign_host_is_refused_even_with_a_token(web: Web, host: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1", "file://", ""]
+    "origin",
+    ["https://evil.example", "null", "http://127.0.0.1", "http://localhost:1", "file://", ""],
 )
 def test_a_foreign_origin_is_refused_even_with_a_token(web: Web, origin: str) -> None:
     with web.client(token=token("admin"), origin=origin) as client:
@@ -198,7 +243,10 @@ def test_a_foreign_origin_is_refused_even_with_a_token(web: Web, origin: str) ->
 
 def test_allowed_hosts_and_origins_pass(tmp_path: Path) -> None:
     page, name = "https://console.example", "store.example"
-    with served(tmp_path / "store", "--allow-host", name, "--allow-origin", page) as web, web.client() as client:
+    with (
+        served(tmp_path / "store", "--allow-host", name, "--allow-origin", page) as web,
+        web.client() as client,
+    ):
         for host in (name, f"{name}:443", web.host, f"localhost:{web.port}"):
             assert client.get("/healthz", headers={"host": host}).status_code == 200
         found = client.get("/healthz", headers={"origin": page})
@@ -227,8 +275,13 @@ def test_a_server_for_other_machines_mentions_tls_and_checks_the_host(tmp_path: 
 def test_a_new_token_is_printed_and_only_its_digest_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "tokens.toml"
     made = [
-        CliRunner().invoke(main, ["serve", "--tokens", str(file), "--new-token", *words]).stdout.strip()
-        for words in (["ci", "--scope", "write", "--tenant", "acme", "--sessions", "ci-"], ["eyes", "--scope", "read"])
+        CliRunner()
+        .invoke(main, ["serve", "--tokens", str(file), "--new-token", *words])
+        .stdout.strip()
+        for words in (
+            ["ci", "--scope", "write", "--tenant", "acme", "--sessions", "ci-"],
+            ["eyes", "--scope", "read"],
+        )
     ]
     assert file.stat().st_mode & 0o777 == 0o600
     text = file.read_text()
@@ -364,7 +417,9 @@ def test_a_weak_token_and_invalid_options_are_refused_at_startup(tmp_path: Path)
         (["--allow-host", "http://x"], {}, "host name"),
     ):  # fmt: skip
         done = CliRunner().invoke(
-            main, ["serve", "--port", "0", *options], env={"COATCHECK_STORE": str(tmp_path / "store"), **env}
+            main,
+            ["serve", "--port", "0", *options],
+            env={"COATCHECK_STORE": str(tmp_path / "store"), **env},
         )
         assert done.exit_code == 2, done.stderr
         assert word in done.stderr
@@ -374,14 +429,18 @@ def test_a_weak_token_and_invalid_options_are_refused_at_startup(tmp_path: Path)
 def test_the_server_needs_the_extra_and_help_does_not_import_it(tmp_path: Path) -> None:
     without = "import sys; sys.modules['starlette'] = None; from coatcheck.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", without, "serve"], env=environment(tmp_path), capture_output=True, text=True, check=False
+        [sys.executable, "-c", without, "serve"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 6
     assert "pip install 'coatcheck[http]'" in done.stderr
-    shown = (
-        "import sys; from coatcheck.cli import main\ntry: main(['--help'])\nfinally: print('starlette' in sys.modules)"
+    shown = "import sys; from coatcheck.cli import main\ntry: main(['--help'])\nfinally: print('starlette' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=False
     )
-    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=False)
     assert "serve" in done.stdout
     assert done.stdout.endswith("False\n")
 
@@ -402,7 +461,12 @@ def test_tokens_of_tenants_work_on_every_backend(backend: Backend) -> None:
     with running(backend.open(), Keyring(given=given)) as web:
         for name in ("one", "two"):
             with web.client(token=f"a-token-of-{name}") as client:
-                assert client.post(path_of("s"), content=name.encode(), params={"name": "n"}).status_code == 201
+                assert (
+                    client.post(
+                        path_of("s"), content=name.encode(), params={"name": "n"}
+                    ).status_code
+                    == 201
+                )
         for name in ("one", "two"):
             with web.client(token=f"a-token-of-{name}") as client:
                 assert client.get(path_of("s", "n")).text == name
@@ -411,7 +475,13 @@ def test_tokens_of_tenants_work_on_every_backend(backend: Backend) -> None:
 def test_small_writes_are_sent_at_once() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-length", b"0")],
+                }
+            )
             await send({"type": "http.response.body"})
 
     with LocalServer() as local:

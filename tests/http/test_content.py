@@ -1,4 +1,5 @@
-"""Content over HTTP: exact bytes, ranges, entity tags and digests, and headers that keep browsers from running it."""
+"""Content over HTTP: exact bytes, ranges, entity tags and digests, and headers that keep browsers
+from running it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.backends import Backend
 from tests.http.servers import Web, path_of, running
 
 SMALL = b"one\ntwo\nthree\n"
-LARGE = random.Random(1).randbytes(3_000_001)  # several frames, and more than one piece of an answer
+LARGE = random.Random(1).randbytes(
+    3_000_001
+)  # several frames, and more than one piece of an answer
 
 
 @pytest.fixture(params=[SMALL, LARGE], ids=["small", "large"])
@@ -37,7 +40,9 @@ def digest_header(data: bytes) -> str:
     return f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:"
 
 
-def test_content_comes_back_exactly_with_its_digest(client: httpx2.Client, path: str, data: bytes) -> None:
+def test_content_comes_back_exactly_with_its_digest(
+    client: httpx2.Client, path: str, data: bytes
+) -> None:
     found = client.get(path)
     assert found.status_code == 200
     assert found.content == data
@@ -48,7 +53,10 @@ def test_content_comes_back_exactly_with_its_digest(client: httpx2.Client, path:
 
 def test_no_browser_runs_content(client: httpx2.Client, session: Session) -> None:
     ref = session.put("<script>alert(1)</script>", media_type="text/html", name="page.html")
-    for query, kind in (("", "application/octet-stream"), ("?text=true", "text/plain; charset=utf-8")):
+    for query, kind in (
+        ("", "application/octet-stream"),
+        ("?text=true", "text/plain; charset=utf-8"),
+    ):
         found = client.get(path_of(session.session_id, ref.pointer) + query)
         assert found.headers["content-type"] == kind
         assert found.headers["x-content-type-options"] == "nosniff"
@@ -76,7 +84,9 @@ def test_head_has_the_headers_of_get_and_no_content(client: httpx2.Client, path:
 def test_a_range_returns_that_part_of_the_content(
     client: httpx2.Client, session: Session, range_header: str, start: int, end: int | None
 ) -> None:
-    found = client.get(path_of(session.session_id, session.put(LARGE).pointer), headers={"range": range_header})
+    found = client.get(
+        path_of(session.session_id, session.put(LARGE).pointer), headers={"range": range_header}
+    )
     wanted = LARGE[start:end]
     first = start if start >= 0 else len(LARGE) + start
     assert found.status_code == 206
@@ -106,7 +116,8 @@ def test_every_range_is_a_slice(size: int, first: int, last: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "range_header", ["bytes=", "bytes=a-b", "bytes=5-2", "bytes=--1", "bytes=1-2,x", "bytes=1", "bytes=-"]
+    "range_header",
+    ["bytes=", "bytes=a-b", "bytes=5-2", "bytes=--1", "bytes=1-2,x", "bytes=1", "bytes=-"],
 )
 def test_a_malformed_range_is_refused(client: httpx2.Client, path: str, range_header: str) -> None:
     found = client.get(path, headers={"range": range_header})
@@ -122,7 +133,9 @@ def test_another_range_unit_or_several_ranges_return_the_whole_content(
     assert (found.status_code, found.content) == (200, data)
 
 
-@pytest.mark.parametrize("range_header", ["bytes={}-", "bytes={}-{}", "bytes=-0", "bytes=9999999999-"])
+@pytest.mark.parametrize(
+    "range_header", ["bytes={}-", "bytes={}-{}", "bytes=-0", "bytes=9999999999-"]
+)
 def test_a_range_past_the_end_cannot_be_satisfied(
     client: httpx2.Client, path: str, data: bytes, range_header: str
 ) -> None:
@@ -138,7 +151,9 @@ def test_an_empty_artifact_has_no_ranges(client: httpx2.Client, session: Session
     assert client.get(path, headers={"range": "bytes=0-"}).status_code == 416
 
 
-def test_content_that_a_client_already_has_is_not_sent_again(client: httpx2.Client, path: str) -> None:
+def test_content_that_a_client_already_has_is_not_sent_again(
+    client: httpx2.Client, path: str
+) -> None:
     etag = client.head(path).headers["etag"]
     for tag in (etag, f"W/{etag}", f'"other", {etag}', "*"):
         for method in ("GET", "HEAD"):
@@ -149,7 +164,9 @@ def test_content_that_a_client_already_has_is_not_sent_again(client: httpx2.Clie
         assert client.get(path, headers={"if-none-match": tag}).status_code == 200
 
 
-def test_if_range_returns_a_part_only_of_the_same_content(client: httpx2.Client, path: str, data: bytes) -> None:
+def test_if_range_returns_a_part_only_of_the_same_content(
+    client: httpx2.Client, path: str, data: bytes
+) -> None:
     etag = client.head(path).headers["etag"]
     same = client.get(path, headers={"range": "bytes=1-3", "if-range": etag})
     assert (same.status_code, same.content) == (206, data[1:4])
@@ -168,7 +185,11 @@ def test_if_match_with_another_tag_fails(client: httpx2.Client, path: str) -> No
         assert found.json()["error"]["code"] == "precondition_failed"
 
 
-@given(st.lists(st.text(st.characters(codec="latin-1", exclude_characters='"'), max_size=5), max_size=4))
+@given(
+    st.lists(
+        st.text(st.characters(codec="latin-1", exclude_characters='"'), max_size=5), max_size=4
+    )
+)
 def test_a_list_of_tags_has_exactly_its_tags(tags: list[str]) -> None:
     header = ", ".join(f'"{tag}"' for tag in tags)
     for tag in (*tags, "x"):
@@ -185,12 +206,16 @@ def test_a_name_returns_the_newest_content_even_with_the_tag_of_an_older_one(
     assert client.get(path, headers={"if-none-match": etag}).text == "second"
 
 
-def test_a_part_of_a_json_artifact_has_its_own_tag_and_ranges(client: httpx2.Client, session: Session) -> None:
+def test_a_part_of_a_json_artifact_has_its_own_tag_and_ranges(
+    client: httpx2.Client, session: Session
+) -> None:
     ref = session.put({"rows": [{"id": 1}, {"id": 2}]})
     found = client.get(path_of(session.session_id, ref.pointer + "#/rows/1"))
     assert found.json() == {"id": 2}
     assert found.headers["etag"] == f'"{hashlib.sha256(found.content).hexdigest()}"'
-    part = client.get(path_of(session.session_id, ref.pointer + "#/rows/1"), headers={"range": "bytes=0-0"})
+    part = client.get(
+        path_of(session.session_id, ref.pointer + "#/rows/1"), headers={"range": "bytes=0-0"}
+    )
     assert (part.status_code, part.content) == (206, b"{")
     missing = client.get(path_of(session.session_id, ref.pointer + "#/none"))
     assert (missing.status_code, missing.json()["error"]["code"]) == (400, "invalid_pointer")
@@ -234,7 +259,9 @@ def test_a_range_never_begins_at_its_end() -> None:
         requested_range("bytes=0-", 0)
 
 
-def test_a_missing_artifact_has_the_status_of_its_error(client: httpx2.Client, session: Session) -> None:
+def test_a_missing_artifact_has_the_status_of_its_error(
+    client: httpx2.Client, session: Session
+) -> None:
     session.put("coat 5287776")
     session.put("coat 23863487")  # the ids of both begin with 96dbffe64f9f
     session.put("brief", name="brief", ttl=0)
@@ -244,14 +271,22 @@ def test_a_missing_artifact_has_the_status_of_its_error(client: httpx2.Client, s
     ):  # fmt: skip
         for more in ("", "/ref", "/read", "/preview"):
             found = client.get(path_of(session.session_id, target, more))
-            assert (found.status_code, found.json()["error"]["code"]) == (status, code), (target, more)
+            assert (found.status_code, found.json()["error"]["code"]) == (status, code), (
+                target,
+                more,
+            )
             assert set(found.json()["error"]) == {"code", "message", "hint"}
         assert client.head(path_of(session.session_id, target)).status_code == status
 
 
-def test_an_artifact_of_another_session_looks_like_a_missing_one(client: httpx2.Client, session: Session) -> None:
+def test_an_artifact_of_another_session_looks_like_a_missing_one(
+    client: httpx2.Client, session: Session
+) -> None:
     ref = session.put("secret of another session")
-    answers = [client.get(path_of("somebody else", f"art:{digest}")) for digest in (ref.artifact_id, "0" * 64)]
+    answers = [
+        client.get(path_of("somebody else", f"art:{digest}"))
+        for digest in (ref.artifact_id, "0" * 64)
+    ]
     texts = [found.text.replace(ref.artifact_id, "ID").replace("0" * 64, "ID") for found in answers]
     assert answers[0].status_code == answers[1].status_code == 404
     assert texts[0] == texts[1]

@@ -49,7 +49,9 @@ def test_a_hostile_name_is_stored_found_and_forgotten_under_exactly_that_name(
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if name not in (".", "..")])
-def test_a_hostile_session_id_is_taken_literally(client: httpx2.Client, shared_store: Store, name: str) -> None:
+def test_a_hostile_session_id_is_taken_literally(
+    client: httpx2.Client, shared_store: Store, name: str
+) -> None:
     content = f"content {next(_numbers)}".encode()
     made = client.post(path_of(name), content=content, params={"name": "n"})
     assert made.status_code == 201, made.text
@@ -61,19 +63,25 @@ def test_a_hostile_session_id_is_taken_literally(client: httpx2.Client, shared_s
 
 def test_no_name_becomes_a_path_of_the_store(client: httpx2.Client, shared_store: Store) -> None:
     root = Path(shared_store.url)
-    client.post(path_of("../../escaped-17"), content=b"x" * 300_000, params={"name": "../../escaped-17"})
+    client.post(
+        path_of("../../escaped-17"), content=b"x" * 300_000, params={"name": "../../escaped-17"}
+    )
     assert not list(root.parent.parent.rglob("*escaped-17*"))
     assert files_with(root, b"escaped-17")  # it is stored as data
 
 
 @given(name=st.text(min_size=1, max_size=60), session_id=st.text(min_size=1, max_size=20))
 @settings(max_examples=40)
-def test_any_text_can_be_a_name_and_a_session(client: httpx2.Client, name: str, session_id: str) -> None:
+def test_any_text_can_be_a_name_and_a_session(
+    client: httpx2.Client, name: str, session_id: str
+) -> None:
     for text in (name, session_id):
         if text in (".", "..") or text.startswith(("art:", "coatcheck:", "transcript:")):
             return
     content = f"content {next(_numbers)}".encode()
-    assert client.post(path_of(session_id), content=content, params={"name": name}).status_code == 201
+    assert (
+        client.post(path_of(session_id), content=content, params={"name": name}).status_code == 201
+    )
     assert client.get(path_of(session_id, name)).content == content
     headers = {"x-coatcheck-name": part(name)}
     assert client.post(path_of(session_id), content=content, headers=headers).json()["name"] == name
@@ -113,7 +121,9 @@ for (const name of ["..", ".", "%2e%2e", "%2E%2e", "%2e"]) {
 """
 
 
-def test_forgetting_a_name_of_dots_never_ends_a_session(web: Web, client: httpx2.Client, session: Session) -> None:
+def test_forgetting_a_name_of_dots_never_ends_a_session(
+    web: Web, client: httpx2.Client, session: Session
+) -> None:
     session.put("kept", name="n")
     base, token = f"{web.url}{path_of(session.session_id)}", f"Bearer {web.token}"
     for options in ([], ["--path-as-is"]):
@@ -128,7 +138,10 @@ def test_forgetting_a_name_of_dots_never_ends_a_session(web: Web, client: httpx2
         program = None
     if program is not None:
         done = subprocess.run(
-            [program, "--input-type=module", "-e", DELETES, base, token], capture_output=True, text=True, check=True
+            [program, "--input-type=module", "-e", DELETES, base, token],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert set(done.stdout.split()) == {"404"}
     assert client.delete(f"/api/v1/sessions/{part(session.session_id)}/").status_code == 404
@@ -138,4 +151,9 @@ def test_forgetting_a_name_of_dots_never_ends_a_session(web: Web, client: httpx2
 def test_a_name_of_dots_is_reached_by_its_pointer(client: httpx2.Client, session: Session) -> None:
     ref = session.put("of dots", name="..")
     assert client.get(path_of(session.session_id, ref.pointer)).text == "of dots"
-    assert client.get(path_of(session.session_id), params={"name": ".."}).json()["artifacts"][0]["name"] == ".."
+    assert (
+        client.get(path_of(session.session_id), params={"name": ".."}).json()["artifacts"][0][
+            "name"
+        ]
+        == ".."
+    )

@@ -1,4 +1,5 @@
-"""The OpenAPI document: it matches a running server, and the page about HTTP describes all of it."""
+"""The OpenAPI document: it matches a running server, and the page about HTTP describes all of
+it."""
 
 from __future__ import annotations
 
@@ -35,15 +36,25 @@ def test_every_operation_has_a_unique_name_and_a_scope() -> None:
     described = [one for path in document()["paths"].values() for one in path.values()]
     ids = [one["operationId"] for one in described]
     assert len(ids) == len(set(ids)) == sum(len(operation.methods) for operation in OPERATIONS)
-    assert all(one.get("security") or one["operationId"] in ("healthz", "openapi") for one in described)
+    assert all(
+        one.get("security") or one["operationId"] in ("healthz", "openapi") for one in described
+    )
 
 
 def test_the_document_and_the_server_agree_on_which_search_is_blank(client: httpx2.Client) -> None:
-    """The pattern of JSON Schema, the validation and the search itself each have their own idea of white space."""
+    """The pattern of JSON Schema, the validation and the search itself each have their own idea of
+    white space."""
     parameters = document()["paths"]["/api/v1/sessions/{session_id}/search"]["get"]["parameters"]
     schema = next(one["schema"] for one in parameters if one["name"] == "q")
     blank = [chr(code) for code in range(0x110000) if chr(code).isspace()]
-    other = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u180e", "\u200b", "\u2060", "\ufeff"]
+    other = [
+        *map(chr, range(0x20)),
+        *map(chr, range(0x7F, 0xA0)),
+        "\u180e",
+        "\u200b",
+        "\u2060",
+        "\ufeff",
+    ]
     for character in {*blank, *other}:
         is_allowed = jsonschema_rs.is_valid(schema, character)
         found = client.get("/api/v1/sessions/s/search", params={"q": character})
@@ -55,7 +66,8 @@ def test_the_document_and_the_server_agree_on_which_search_is_blank(client: http
 def test_requests_generated_from_the_document_get_the_answers_that_it_describes(
     tmp_path: Path, long_faults: bool
 ) -> None:
-    """Schemathesis sends valid and invalid requests, and sequences of them, and checks each answer."""
+    """Schemathesis sends valid and invalid requests, and sequences of them, and checks each
+    answer."""
     amount = ["--max-time", "240"] if long_faults else ["--max-time", "15", "--seed", "1"]
     with served(tmp_path / "store", COATCHECK_STORE_DURABILITY="process") as web:
         done = subprocess.run(

@@ -14,7 +14,9 @@ from coatcheck.http.operations import OPERATIONS
 from tests.backends import Backend, Clock
 from tests.http.servers import Web, part, path_of, running, served
 
-LOG = "".join(f"{number} {'ERROR' if number % 1000 == 0 else 'ok'}\n" for number in range(1, 20_001))
+LOG = "".join(
+    f"{number} {'ERROR' if number % 1000 == 0 else 'ok'}\n" for number in range(1, 20_001)
+)
 
 
 @pytest.fixture
@@ -54,7 +56,9 @@ def put(client: httpx2.Client, data: bytes | str, **options: Any) -> dict[str, A
 # Puts
 
 
-def test_a_put_stores_the_content_with_all_its_options(client: httpx2.Client, session: Session) -> None:
+def test_a_put_stores_the_content_with_all_its_options(
+    client: httpx2.Client, session: Session
+) -> None:
     parent = session.put("parent").pointer
     made = put(client, LOG, name="run/1.log", kind="log", tool="run_tests", summary="a run", call_id="c1", ttl=60,
                media_type="text/x-log", parents=parent)  # fmt: skip
@@ -71,8 +75,15 @@ def test_a_put_stores_the_content_with_all_its_options(client: httpx2.Client, se
 def test_options_of_a_put_may_be_headers_and_the_query_takes_precedence(
     client: httpx2.Client, session: Session
 ) -> None:
-    headers = {"x-coatcheck-name": "caf%C3%A9%2Fmenu", "x-coatcheck-tool": "from the header", "x-coatcheck-kind": "doc"}
-    made = answer(client.put(path_of("s"), content=b"x", params={"tool": "from the query"}, headers=headers), 201)
+    headers = {
+        "x-coatcheck-name": "caf%C3%A9%2Fmenu",
+        "x-coatcheck-tool": "from the header",
+        "x-coatcheck-kind": "doc",
+    }
+    made = answer(
+        client.put(path_of("s"), content=b"x", params={"tool": "from the query"}, headers=headers),
+        201,
+    )
     assert (made["name"], made["tool"], made["kind"]) == ("café/menu", "from the query", "doc")
 
 
@@ -127,7 +138,11 @@ def test_a_page_is_the_same_as_from_the_session(client: httpx2.Client, session: 
     for options in cases:
         page = session.read("log", **options)
         found = answer(client.get(path, params=options))
-        assert (found["text"], found["shown"], found["matches"]) == (page.text, page.shown, page.matches)
+        assert (found["text"], found["shown"], found["matches"]) == (
+            page.text,
+            page.shown,
+            page.matches,
+        )
 
 
 def test_a_cursor_leads_through_all_pages(client: httpx2.Client, session: Session) -> None:
@@ -153,7 +168,9 @@ def test_queries_diffs_and_derived_artifacts_work(client: httpx2.Client, session
     assert client.get(path_of("s", whole["derived"])).content.count(b"\n") >= 1_999
 
 
-def test_a_preview_and_a_record_describe_an_artifact(client: httpx2.Client, session: Session) -> None:
+def test_a_preview_and_a_record_describe_an_artifact(
+    client: httpx2.Client, session: Session
+) -> None:
     session.put(LOG, name="log", kind="log")
     preview = session.preview("log", limit=300)
     found = answer(client.get(path_of("s", "log", "/preview"), params={"limit": 300}))
@@ -162,7 +179,9 @@ def test_a_preview_and_a_record_describe_an_artifact(client: httpx2.Client, sess
     assert (record["name"], record["kind"], record["size_bytes"]) == ("log", "log", len(LOG))
 
 
-def test_a_record_does_not_show_where_the_store_is(client: httpx2.Client, session: Session, opened: Store) -> None:
+def test_a_record_does_not_show_where_the_store_is(
+    client: httpx2.Client, session: Session, opened: Store
+) -> None:
     session.put(b"x" * 300_000, name="n")
     found = client.get(path_of("s", "n", "/ref")).text + client.get(path_of("s")).text
     assert "content_uri" not in found
@@ -172,13 +191,17 @@ def test_a_record_does_not_show_where_the_store_is(client: httpx2.Client, sessio
 
 def test_a_search_finds_passages(client: httpx2.Client, session: Session) -> None:
     session.put("The pump failed at noon.\nThe turbine overheated later.\n", name="incident")
-    (hit,) = answer(client.get("/api/v1/sessions/s/search", params={"q": "turbine overheated"}))["hits"]
+    (hit,) = answer(client.get("/api/v1/sessions/s/search", params={"q": "turbine overheated"}))[
+        "hits"
+    ]
     assert hit["artifact"]["name"] == "incident"
     assert "turbine" in hit["passage"]
     assert (hit["first_line"], hit["last_line"]) == (2, 2)
 
 
-def test_artifacts_are_listed_in_pages_newest_first(client: httpx2.Client, session: Session) -> None:
+def test_artifacts_are_listed_in_pages_newest_first(
+    client: httpx2.Client, session: Session
+) -> None:
     names = [session.put(f"content {number}", name=f"n{number}").name for number in range(25)]
     listed: list[str] = []
     after: dict[str, str] = {}
@@ -191,12 +214,16 @@ def test_artifacts_are_listed_in_pages_newest_first(client: httpx2.Client, sessi
     assert listed == names[::-1]
 
 
-def test_versions_of_a_name_and_artifacts_of_a_kind_are_listed(client: httpx2.Client, session: Session) -> None:
+def test_versions_of_a_name_and_artifacts_of_a_kind_are_listed(
+    client: httpx2.Client, session: Session
+) -> None:
     for number in range(3):
         session.put(f"plan {number}", name="plan", kind="plan")
     session.put("other", kind="doc")
     assert len(answer(client.get(path_of("s"), params={"name": "plan"}))["artifacts"]) == 3
-    assert [one["kind"] for one in answer(client.get(path_of("s"), params={"kind": "doc"}))["artifacts"]] == ["doc"]
+    assert [
+        one["kind"] for one in answer(client.get(path_of("s"), params={"kind": "doc"}))["artifacts"]
+    ] == ["doc"]
     refused = client.get(path_of("s"), params={"kind": "doc", "after": "0" * 64})
     assert answer(refused, 400)["error"]["code"] == "invalid_argument"
 
@@ -204,7 +231,9 @@ def test_versions_of_a_name_and_artifacts_of_a_kind_are_listed(client: httpx2.Cl
 # Changing
 
 
-def test_a_granted_artifact_is_seen_by_the_other_session(client: httpx2.Client, session: Session) -> None:
+def test_a_granted_artifact_is_seen_by_the_other_session(
+    client: httpx2.Client, session: Session
+) -> None:
     ref = session.put("shared")
     granted = answer(client.post(path_of("s", ref.pointer, "/grant"), json={"to": "other/one"}))
     assert (granted["session_id"], granted["granted_by"]) == ("other/one", "s")
@@ -230,7 +259,9 @@ def test_a_forgotten_artifact_is_gone(client: httpx2.Client, session: Session) -
     assert session.get("one") is None
 
 
-def test_a_large_result_becomes_a_stub_and_a_small_one_stays(client: httpx2.Client, session: Session) -> None:
+def test_a_large_result_becomes_a_stub_and_a_small_one_stays(
+    client: httpx2.Client, session: Session
+) -> None:
     path = "/api/v1/sessions/s/externalize"
     body = {"value": LOG, "tool": "run_tests", "call_id": "c9", "policy": {"max_chars": 1_000}}
     large = answer(client.post(path, json=body))
@@ -248,15 +279,24 @@ def test_a_large_result_becomes_a_stub_and_a_small_one_stays(client: httpx2.Clie
 # Sessions and the store
 
 
-def test_a_session_is_created_with_its_options_and_ended(client: httpx2.Client, opened: Store) -> None:
+def test_a_session_is_created_with_its_options_and_ended(
+    client: httpx2.Client, opened: Store
+) -> None:
     options = {"ttl": 90, "parent": "p", "quota_bytes": 1000}
     made = answer(client.put("/api/v1/sessions/child", json=options))
     assert (made["ttl"], made["parent"], made["quota_bytes"]) == (90, "p", 1000)
     opened.session("p").put("of the parent", name="n")
     assert client.get(path_of("child", "n")).text == "of the parent"
     assert client.post(path_of("child"), content=b"x" * 1_001).status_code == 507
-    never = answer(client.put("/api/v1/sessions/child", json={"ttl": "none", "quota_bytes": "none"}))
-    assert (never["ttl"], never["quota_bytes"], never["parent"], never["expires_at"]) == (None, None, "p", None)
+    never = answer(
+        client.put("/api/v1/sessions/child", json={"ttl": "none", "quota_bytes": "none"})
+    )
+    assert (never["ttl"], never["quota_bytes"], never["parent"], never["expires_at"]) == (
+        None,
+        None,
+        "p",
+        None,
+    )
     client.post(path_of("child"), content=b"own")
     assert answer(client.delete("/api/v1/sessions/child")) == {"artifacts": 1}
     assert client.get("/api/v1/sessions/child").status_code == 404
@@ -296,7 +336,9 @@ def test_statistics_and_collection_work_on_the_store(backend: Backend, clock: Cl
         assert answer(client.get("/api/v1/stats"))["artifacts"] == 0
 
 
-def test_healthz_reports_whether_the_store_is_available(client: httpx2.Client, web: Web, opened: Store) -> None:
+def test_healthz_reports_whether_the_store_is_available(
+    client: httpx2.Client, web: Web, opened: Store
+) -> None:
     with web.client(token=None) as anyone:
         assert answer(anyone.get("/healthz"))["status"] == "ok"
     opened.close()
@@ -306,7 +348,9 @@ def test_healthz_reports_whether_the_store_is_available(client: httpx2.Client, w
         assert found.headers["retry-after"] == "5"
 
 
-def test_metrics_count_operations_and_contain_nothing_chosen_by_clients(client: httpx2.Client) -> None:
+def test_metrics_count_operations_and_contain_nothing_chosen_by_clients(
+    client: httpx2.Client,
+) -> None:
     put(client, b"x" * 500, name="a-secret-name")
     client.get(path_of("s", "a-secret-name"))
     client.get("/not/there")
@@ -369,7 +413,9 @@ def test_http_errors_have_the_same_format(client: httpx2.Client) -> None:
     assert answer(form, 415)["error"]["code"] == "unsupported_media_type"
 
 
-def test_an_unexpected_error_reveals_no_details(opened: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reveals_no_details(
+    opened: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object, **__: object) -> object:
         raise RuntimeError("the password is hunter2")
 
@@ -385,7 +431,12 @@ def test_an_unexpected_error_reveals_no_details(opened: Store, monkeypatch: pyte
 
 
 def test_two_servers_on_one_store_see_each_others_artifacts(lasting: Backend) -> None:
-    with served(lasting.url) as one, served(lasting.url) as other, one.client() as here, other.client() as there:
+    with (
+        served(lasting.url) as one,
+        served(lasting.url) as other,
+        one.client() as here,
+        other.client() as there,
+    ):
         made = answer(here.post(path_of("s"), content=LOG.encode(), params={"name": "log"}), 201)
         assert there.get(path_of("s", made["pointer"])).text == LOG
         assert there.delete(path_of("s", "log")).status_code == 204
@@ -397,13 +448,17 @@ def test_a_restarted_server_has_everything_and_its_cursors_continue(lasting: Bac
         answer(client.post(path_of("s"), content=LOG.encode(), params={"name": "log"}), 201)
         first = answer(client.get(path_of("s", "log", "/read")))
     with served(lasting.url) as web, web.client() as client:
-        second = answer(client.get(path_of("s", "log", "/read"), params={"cursor": first["cursor"]}))
+        second = answer(
+            client.get(path_of("s", "log", "/read"), params={"cursor": first["cursor"]})
+        )
         assert LOG.startswith(first["text"] + second["text"])
 
 
 def test_every_operation_has_a_route(client: httpx2.Client) -> None:
     """The table matches the routes: no path answers one of its methods with 405."""
     for operation in OPERATIONS:
-        path = operation.path.replace("{session_id}", part("s")).replace("{target}", part("art:0123456789ab"))
+        path = operation.path.replace("{session_id}", part("s")).replace(
+            "{target}", part("art:0123456789ab")
+        )
         for method in operation.methods:
             assert client.request(method, path).status_code not in (405, 500)

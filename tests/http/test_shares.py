@@ -1,4 +1,5 @@
-"""Tenants share a server: the slow or many requests of one never keep another from storing something."""
+"""Tenants share a server: the slow or many requests of one never keep another from storing
+something."""
 
 from __future__ import annotations
 
@@ -43,8 +44,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def unfinished(web: Web, count: int, *, path: str, first: bytes, length: int) -> Iterator[list[socket.socket]]:
-    """Begin this many requests of the greedy tenant that send the first bytes of their bodies and no more."""
+def unfinished(
+    web: Web, count: int, *, path: str, first: bytes, length: int
+) -> Iterator[list[socket.socket]]:
+    """Begin this many requests of the greedy tenant that send the first bytes of their bodies and
+    no more."""
     lines = [
         f"POST {path} HTTP/1.1",
         f"Host: {web.host}",
@@ -79,9 +83,13 @@ def _send(one: socket.socket, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "first"), [(200, b"x" * 600), (100, b"x" * (MIB + 70_000))], ids=["small", "over a megabyte"]
+    ("count", "first"),
+    [(200, b"x" * 600), (100, b"x" * (MIB + 70_000))],
+    ids=["small", "over a megabyte"],
 )
-def test_slow_uploads_of_one_tenant_do_not_block_another(store: Store, count: int, first: bytes) -> None:
+def test_slow_uploads_of_one_tenant_do_not_block_another(
+    store: Store, count: int, first: bytes
+) -> None:
     with (
         running(store, keyring(), stall=600) as web,
         unfinished(web, count, path=path_of("s"), first=first, length=10**9),
@@ -202,7 +210,10 @@ def test_a_slower_body_is_cut_off(pieces: Iterable[tuple[float, int]]) -> None:
     with asyncio.Runner(loop_factory=SimulatedTime) as runner, pytest.raises(ClientGone) as raised:
         runner.run(received(pieces))
     assert str(raised.value) == "the client was too slow"
-    assert raised.value.hint == "each megabyte must pass within 60 seconds; try again with a faster connection"
+    assert (
+        raised.value.hint
+        == "each megabyte must pass within 60 seconds; try again with a faster connection"
+    )
 
 
 # Shares
@@ -237,7 +248,9 @@ def test_the_error_says_whether_the_own_tenant_uses_the_share(tenant: str) -> No
         asyncio.run(take_twice())
     assert raised.value.is_own == (tenant == "first")
     assert str(raised.value) == (
-        "your share of the places is in use" if tenant == "first" else "all places are in use by others"
+        "your share of the places is in use"
+        if tenant == "first"
+        else "all places are in use by others"
     )
 
 

@@ -68,13 +68,29 @@ def test_the_program_in_typescript_runs(web: Web, tmp_path: Path) -> None:
         program = node()
     except Missing as error:
         skip_unless_ci(str(error))
-    check(web, "ts", "program.mts", [str(program), "--experimental-strip-types", "--no-warnings"], tmp_path)
+    check(
+        web,
+        "ts",
+        "program.mts",
+        [str(program), "--experimental-strip-types", "--no-warnings"],
+        tmp_path,
+    )
 
 
 @pytest.mark.slow
 def test_the_program_in_go_runs(web: Web, tmp_path: Path) -> None:
-    """Compiling the standard library takes about half a minute of one core; these options make it quicker."""
+    """Compiling the standard library takes about half a minute of one core; these options make it
+    quicker."""
     program = go()
     quick = ["-tags=nethttpomithttp2", "-gcflags=all=-N -l", "-ldflags=-s -w"]
     place = {"GOCACHE": CACHE, "GOPATH": str(tmp_path / "go"), "GOTOOLCHAIN": "local"}
-    check(web, "go", "program.go", [program, "run", *quick], tmp_path, CGO_ENABLED="0", GOFLAGS="-mod=mod", **place)
+    check(
+        web,
+        "go",
+        "program.go",
+        [program, "run", *quick],
+        tmp_path,
+        CGO_ENABLED="0",
+        GOFLAGS="-mod=mod",
+        **place,
+    )

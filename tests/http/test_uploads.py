@@ -1,4 +1,5 @@
-"""Uploads over HTTP: streamed, bounded, and all or nothing, whatever the client does in the middle."""
+"""Uploads over HTTP: streamed, bounded, and all or nothing, whatever the client does in the
+middle."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ def connection(web: Web) -> socket.socket:
 
 
 def head(web: Web, *headers: str, method: str = "POST", path: str = path_of("s")) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {web.host}", f"Authorization: Bearer {ADMIN}", *headers]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {web.host}",
+        f"Authorization: Bearer {ADMIN}",
+        *headers,
+    ]
     return "\r\n".join((*lines, "", "")).encode()
 
 
@@ -56,12 +62,16 @@ def peak(pid: int) -> int:
 
 
 def test_a_body_whose_last_bytes_cross_a_megabyte_is_read_completely(web: Web) -> None:
-    """The server reads a megabyte at a time; bytes that arrive together with its end belong to the body too."""
+    """The server reads a megabyte at a time; bytes that arrive together with its end belong to the
+    body too."""
     data = random.Random(1).randbytes(MIB + 4_000)
     value = json.dumps({"value": "x" * MIB}).encode()
     for path, body in ((path_of("s"), data), ("/api/v1/sessions/s/externalize", value)):
         with connection(web) as one:
-            one.sendall(head(web, f"Content-Length: {len(body)}", "Connection: close", path=path) + body[: MIB - 1_000])
+            one.sendall(
+                head(web, f"Content-Length: {len(body)}", "Connection: close", path=path)
+                + body[: MIB - 1_000]
+            )
             time.sleep(0.5)  # so that the rest arrives separately
             one.sendall(body[MIB - 1_000 :])
             answer = answer_of(one)
@@ -122,7 +132,12 @@ def test_a_client_that_disconnects_during_a_put_leaves_nothing_behind(
     for end in ("close", "half", "reset"):
         one = connection(web)
         if chunked:
-            one.sendall(head(web, "Transfer-Encoding: chunked") + f"{size:x}\r\n".encode() + data + b"\r\n5\r\nab")
+            one.sendall(
+                head(web, "Transfer-Encoding: chunked")
+                + f"{size:x}\r\n".encode()
+                + data
+                + b"\r\n5\r\nab"
+            )
         else:
             one.sendall(head(web, f"Content-Length: {size + 1}") + data)
         if end == "half":
@@ -167,7 +182,9 @@ def test_a_request_cannot_hide_another_in_its_body(web: Web, opened: Store) -> N
     hidden = head(web, method="DELETE", path="/api/v1/sessions/s")
     opened.session("s").put("kept", name="n")
     with connection(web) as one:
-        both = head(web, f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked", "Connection: close")
+        both = head(
+            web, f"Content-Length: {len(hidden)}", "Transfer-Encoding: chunked", "Connection: close"
+        )
         one.sendall(both + b"0\r\n\r\n" + hidden)
         answer_of(one)
     assert opened.session("s").get("n") == "kept"
@@ -181,7 +198,13 @@ def test_a_slow_client_is_disconnected_and_nothing_is_stored(opened: Store) -> N
             (b"{", "/api/v1/sessions/s/externalize"),
         ):
             with connection(web) as one:
-                one.sendall(head(web, "Content-Length: 99999999" if len(body) > 1 else "Content-Length: 99", path=path))
+                one.sendall(
+                    head(
+                        web,
+                        "Content-Length: 99999999" if len(body) > 1 else "Content-Length: 99",
+                        path=path,
+                    )
+                )
                 one.sendall(body)
                 found = answer_of(one)
             assert found.startswith(b"HTTP/1.1 408")
@@ -261,7 +284,8 @@ def test_a_body_is_not_read_before_its_token_is_checked(web: Web) -> None:
 
 
 def test_small_answers_are_sent_at_once() -> None:
-    """Without the protocol in its listener, asyncio leaves Nagle's algorithm on, and each answer takes 40 ms more."""
+    """Without the protocol in its listener, asyncio leaves Nagle's algorithm on, and each answer
+    takes 40 ms more."""
     with LocalServer() as local, socket.create_connection(("127.0.0.1", local.port)):
         accepted, _ = local._listener.accept()
         with accepted:
@@ -275,7 +299,9 @@ def test_concurrent_clients_each_get_their_own_content(web: Web) -> None:
         data = random.Random(number).randbytes(200_000 + number * 100_000)
         with web.client() as client:
             for turn in range(3):
-                made = client.post(path_of(f"s{number}"), content=data, params={"name": f"n{turn}"}).json()
+                made = client.post(
+                    path_of(f"s{number}"), content=data, params={"name": f"n{turn}"}
+                ).json()
                 if client.get(path_of(f"s{number}", made["pointer"])).content != data:
                     failures.append(number)
 
@@ -359,13 +385,17 @@ def test_connections_without_a_token_do_not_lock_clients_out(tmp_path: Path) -> 
 def test_a_client_behind_a_forwarding_proxy_keeps_its_connection(web: Web) -> None:
     headers = {"Authorization": f"Bearer {web.token}", "X-Forwarded-For": "192.0.2.7"}
     with contextlib.ExitStack() as stack:
-        one = stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", web.port, timeout=60)))
+        one = stack.enter_context(
+            contextlib.closing(http.client.HTTPConnection("127.0.0.1", web.port, timeout=60))
+        )
         for _ in range(2):
             one.request("GET", "/api/v1/sessions", headers=headers)
             answer = one.getresponse()
             assert answer.status == 200
             answer.read()
-            for _ in range(70):  # more than may wait for their token: the oldest of those are closed
+            for _ in range(
+                70
+            ):  # more than may wait for their token: the oldest of those are closed
                 stack.enter_context(connection(web)).sendall(b"GET / HTTP/1.1\r\n")
             with web.client() as client:
                 assert client.get("/api/v1/sessions").status_code == 200
@@ -388,7 +418,9 @@ def test_a_long_read_does_not_block_short_ones_and_a_signal_ends_it(tmp_path: Pa
             thread.start()
         wait_until(lambda: "coatcheck_http_requests_running 13.0" in client.get("/metrics").text)
         assert client.get(path_of("s", "small")).text == "hello"
-        assert client.get(path_of("s", "small", "/read"), params={"grep": "h"}).json()["matches"] == 1
+        assert (
+            client.get(path_of("s", "small", "/read"), params={"grep": "h"}).json()["matches"] == 1
+        )
         web.process.terminate()
         assert web.process.wait(60) == 143
         for thread in threads:

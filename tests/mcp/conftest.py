@@ -40,7 +40,11 @@ def speak(place: Path) -> Iterator[Callable[..., Speaker]]:
     with ExitStack() as stack:
 
         def start(
-            *options: str, server: list[str] | None = None, begin: bool = True, is_warm: bool = True, **env: str
+            *options: str,
+            server: list[str] | None = None,
+            begin: bool = True,
+            is_warm: bool = True,
+            **env: str,
         ) -> Speaker:
             command = proxy(*options, server=ODD if server is None else server, is_warm=is_warm)
             speaker = stack.enter_context(Speaker(command, environment(place, **env)))

@@ -1,7 +1,8 @@
-"""The servers from npm that the tests use: installed once, at the versions and checksums of `node/package-lock.json`.
+"""The servers from npm that the tests use: installed once, at the versions and checksums of
+`node/package-lock.json`.
 
-`python -m tests.mcp.node_servers` installs them into the environment, with node from its wheel or from the machine.
-`make test` runs it first.
+`python -m tests.mcp.node_servers` installs them into the environment, with node from its wheel or
+from the machine. `make test` runs it first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _START = "dist/index.js"  # the entry point of each server, and of the conforman
 
 
 def command(server: str) -> list[str]:
-    """The command for a server, or for the suite (`conformance`). Raises `Missing` if it is not installed."""
+    """The command for a server, or for the suite (`conformance`). Raises `Missing` if it is not
+    installed."""
     if not is_installed(LOCKED, PLACE):
         raise Missing("the servers from npm are not installed: python -m tests.mcp.node_servers")
     package = PLACE / "node_modules" / "@modelcontextprotocol" / server

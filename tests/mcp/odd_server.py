@@ -1,6 +1,7 @@
 """A badly behaved MCP server on stdio. It uses only the standard library.
 
-Run as a script. Each tool fails in its own way, or returns a result of a shape that is rare in real servers.
+Run as a script. Each tool fails in its own way, or returns a result of a shape that is rare in real
+servers.
 """
 
 from __future__ import annotations
@@ -18,11 +19,28 @@ from typing import Any
 LOCK = threading.Lock()
 HELD: dict[str, Any] = {}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-ROWS = {"type": "object", "properties": {"rows": {"type": "array", "items": {"type": "object"}}}, "required": ["rows"]}
+ROWS = {
+    "type": "object",
+    "properties": {"rows": {"type": "array", "items": {"type": "object"}}},
+    "required": ["rows"],
+}
 ANY = {"type": "object", "additionalProperties": True}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": name, "inputSchema": ANY}
-    for name in ("text", "blocks", "die", "hang", "junk", "huge", "late", "spawn", "error", "wait", "deep", "picture")
+    for name in (
+        "text",
+        "blocks",
+        "die",
+        "hang",
+        "junk",
+        "huge",
+        "late",
+        "spawn",
+        "error",
+        "wait",
+        "deep",
+        "picture",
+    )
 ] + [
     {"name": "echo", "inputSchema": ANY, "x-unknown": {"kept": [1, 2.50]}},
     {
@@ -69,8 +87,12 @@ RESULT = '{"content":[{"type":"text","text":"'
 
 def huge(request_id: Any, size: int, id_first: bool, is_error: bool) -> None:
     """Write a result, or an error, in pieces, so that this process stays small."""
-    kind, start, end = ("error", '{"code":-32000,"message":"', '"}') if is_error else ("result", RESULT, '"}]}')
-    head = f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"{kind}":' if id_first else f'{{"{kind}":'
+    kind, start, end = (
+        ("error", '{"code":-32000,"message":"', '"}') if is_error else ("result", RESULT, '"}]}')
+    )
+    head = (
+        f'{{"jsonrpc":"2.0","id":{json.dumps(request_id)},"{kind}":' if id_first else f'{{"{kind}":'
+    )
     tail = "}" if id_first else f',"jsonrpc":"2.0","id":{json.dumps(request_id)}}}'
     with LOCK:
         sys.stdout.write(head + start)
@@ -84,10 +106,18 @@ def huge(request_id: Any, size: int, id_first: bool, is_error: bool) -> None:
 def blocks(size: int) -> list[dict[str, Any]]:
     return [
         {"type": "text", "text": "a small one", "annotations": {"audience": ["user"]}},
-        {"type": "image", "data": PIXEL * (size // len(PIXEL) + 1), "mimeType": "image/png", "_meta": {"kept": True}},
+        {
+            "type": "image",
+            "data": PIXEL * (size // len(PIXEL) + 1),
+            "mimeType": "image/png",
+            "_meta": {"kept": True},
+        },
         {"type": "text", "text": words(size)},
         {"type": "audio", "data": base64.b64encode(b"\0" * size).decode(), "mimeType": "audio/wav"},
-        {"type": "resource", "resource": {"uri": "odd://big", "mimeType": "text/plain", "text": words(size)}},
+        {
+            "type": "resource",
+            "resource": {"uri": "odd://big", "mimeType": "text/plain", "text": words(size)},
+        },
         {"type": "resource_link", "uri": "odd://link", "name": "a link"},
         {"type": "from-the-future", "payload": {"kept": 1.0}},
     ]
@@ -114,11 +144,22 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
         token = meta.get("progressToken")
         for number in range(int(given.get("times", 3))):
             time.sleep(float(given.get("pause", 0)))
-            params = {"progressToken": token, "progress": number + 1, "total": 3, "x-unknown": "kept"}
-            write(json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}))
+            params = {
+                "progressToken": token,
+                "progress": number + 1,
+                "total": 3,
+                "x-unknown": "kept",
+            }
+            write(
+                json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+            )
         answer(request_id, text("done"))
     elif name == "spawn":
-        deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if given.get("deaf") else ""
+        deaf = (
+            "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            if given.get("deaf")
+            else ""
+        )
         code = f"{deaf}print('ready', flush=True)\nimport time\nwhile True: time.sleep(60)"
         child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         child.stdout.readline() if child.stdout else None
@@ -133,7 +174,10 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
             data = base64.b64encode(file.read()).decode()
         answer(request_id, {"content": [{"type": "image", "data": data, "mimeType": "image/png"}]})
     elif name == "blocks":
-        answer(request_id, {"content": blocks(size), "_meta": {"kept": True}, "fromTheFuture": {"kept": 1}})
+        answer(
+            request_id,
+            {"content": blocks(size), "_meta": {"kept": True}, "fromTheFuture": {"kept": 1}},
+        )
     elif name in ("text", "roomy"):
         answer(request_id, text(words(size)))
     else:
@@ -141,13 +185,21 @@ def call(request_id: Any, name: str, given: dict[str, Any], meta: dict[str, Any]
 
 
 def handle(message: dict[str, Any]) -> None:
-    method, request_id, params = message.get("method"), message.get("id"), message.get("params") or {}
+    method, request_id, params = (
+        message.get("method"),
+        message.get("id"),
+        message.get("params") or {},
+    )
     if method == "initialize":
         answer(
             request_id,
             {
                 "protocolVersion": params["protocolVersion"],
-                "capabilities": {"tools": {}, "resources": {}, "experimental": {"odd": {"kept": 1}}},
+                "capabilities": {
+                    "tools": {},
+                    "resources": {},
+                    "experimental": {"odd": {"kept": 1}},
+                },
                 "serverInfo": {"name": "odd", "version": "1"},
                 "instructions": "be careful",
                 "fromTheFuture": True,
@@ -163,12 +215,23 @@ def handle(message: dict[str, Any]) -> None:
         if params["name"] == "late":
             HELD["late"] = request_id  # answered on odd/release, even if it was cancelled
             return
-        threading.Thread(target=call, args=(request_id, params["name"], given, meta), daemon=True).start()
+        threading.Thread(
+            target=call, args=(request_id, params["name"], given, meta), daemon=True
+        ).start()
     elif method == "resources/read":
         size = int(params["uri"].rpartition("/")[2])
         contents = [
-            {"uri": params["uri"], "mimeType": "text/plain", "text": words(size), "_meta": {"kept": 1}},
-            {"uri": params["uri"], "mimeType": "application/zip", "blob": base64.b64encode(b"\7" * size).decode()},
+            {
+                "uri": params["uri"],
+                "mimeType": "text/plain",
+                "text": words(size),
+                "_meta": {"kept": 1},
+            },
+            {
+                "uri": params["uri"],
+                "mimeType": "application/zip",
+                "blob": base64.b64encode(b"\7" * size).decode(),
+            },
             {"uri": params["uri"], "mimeType": "image/png", "blob": PIXEL},
         ]
         answer(request_id, {"contents": contents})
@@ -182,7 +245,11 @@ def handle(message: dict[str, Any]) -> None:
         sys.stderr.write(f"odd: cancelled {json.dumps(params)}\n")
         sys.stderr.flush()
     elif request_id is not None and method is not None:
-        error = {"code": -32601, "message": "Method not found", "data": {"method": method, "kept": 1.0}}
+        error = {
+            "code": -32601,
+            "message": "Method not found",
+            "data": {"method": method, "kept": 1.0},
+        }
         write(json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}))
 
 
@@ -193,7 +260,15 @@ def main() -> None:
         try:
             message = json.loads(line)
         except ValueError:
-            write(json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "Parse error"}}))
+            write(
+                json.dumps(
+                    {
+                        "jsonrpc": "2.0",
+                        "id": None,
+                        "error": {"code": -32700, "message": "Parse error"},
+                    }
+                )
+            )
             continue
         handle(message)
     if "--stubborn" in sys.argv:

@@ -1,9 +1,9 @@
 """A scripted server: the test decides every byte on the wire. It uses only the standard library.
 
-Run as a script: `scripted_server.py NAME [JSON]`. Its tool `NAME_say` writes the given lines (each @ in them is
-replaced by a number of bytes), `NAME_heard` returns all other messages it has received, and `NAME_hold` is never
-answered. The JSON has the responses to other requests, by method: a result, an error, or a list of pages. Other methods
-get no response.
+Run as a script: `scripted_server.py NAME [JSON]`. Its tool `NAME_say` writes the given lines (each
+@ in them is replaced by a number of bytes), `NAME_heard` returns all other messages it has
+received, and `NAME_hold` is never answered. The JSON has the responses to other requests, by
+method: a result, an error, or a list of pages. Other methods get no response.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 NAME = sys.argv[1]
 ANSWERS: dict[str, Any] = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
 HEARD: list[dict[str, Any]] = []
-TOOLS = [{"name": f"{NAME}_{what}", "inputSchema": {"type": "object"}} for what in ("say", "heard", "hold", "end")]
+TOOLS = [
+    {"name": f"{NAME}_{what}", "inputSchema": {"type": "object"}}
+    for what in ("say", "heard", "hold", "end")
+]
 
 
 def write(line: bytes) -> None:
@@ -32,18 +35,29 @@ def call(request_id: Any, params: dict[str, Any]) -> None:
     given = params.get("arguments") or {}
     if params.get("name") == f"{NAME}_say":
         for line in given.get("lines", []):
-            write(line.encode().replace(b"@", bytes.fromhex(given.get("hex", "40")) * int(given.get("times", 1))))
+            write(
+                line.encode().replace(
+                    b"@", bytes.fromhex(given.get("hex", "40")) * int(given.get("times", 1))
+                )
+            )
         answer(request_id, result={"content": []})
     elif params.get("name") == f"{NAME}_heard":
         answer(request_id, result={"content": [{"type": "text", "text": json.dumps(HEARD)}]})
     elif params.get("name") == f"{NAME}_end":
         os._exit(9)
     elif params.get("name") != f"{NAME}_hold":
-        answer(request_id, error={"code": -32602, "message": f"{NAME} has no tool {params.get('name')!r}"})
+        answer(
+            request_id,
+            error={"code": -32602, "message": f"{NAME} has no tool {params.get('name')!r}"},
+        )
 
 
 def handle(message: dict[str, Any]) -> None:
-    method, request_id, params = message.get("method"), message.get("id"), message.get("params") or {}
+    method, request_id, params = (
+        message.get("method"),
+        message.get("id"),
+        message.get("params") or {},
+    )
     if params.get("name") not in (f"{NAME}_say", f"{NAME}_heard"):
         HEARD.append(message)
     if "id" not in message or method is None:
@@ -55,7 +69,10 @@ def handle(message: dict[str, Any]) -> None:
         capabilities = {"tools": {}, **ANSWERS.get("capabilities", {})}
         info = {"name": NAME, "version": "1"}
         version = ANSWERS.get("version", params.get("protocolVersion"))
-        answer(request_id, result={"protocolVersion": version, "capabilities": capabilities, "serverInfo": info})
+        answer(
+            request_id,
+            result={"protocolVersion": version, "capabilities": capabilities, "serverInfo": info},
+        )
     elif method == "tools/call":
         call(request_id, params)
     elif isinstance(scripted, list):

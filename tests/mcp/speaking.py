@@ -1,4 +1,5 @@
-"""An MCP client that works line by line, for tests that check the wire, and commands for servers and proxies."""
+"""An MCP client that works line by line, for tests that check the wire, and commands for servers
+and proxies."""
 
 from __future__ import annotations
 
@@ -38,14 +39,21 @@ class Speaker:
 
     def __init__(self, command: Sequence[str], env: dict[str, str], **options: Any) -> None:
         self.process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+            command,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **options,
         )
         self.heard: list[dict[str, Any]] = []
         self.lines: list[bytes] = []
         self.complaints: list[str] = []
         self._incoming: queue.Queue[bytes] = queue.Queue()
         self._number = 0
-        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._reading, self._listening)]
+        self._threads = [
+            threading.Thread(target=one, daemon=True) for one in (self._reading, self._listening)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -53,14 +61,21 @@ class Speaker:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.leave()
 
     def begin(self, version: str = VERSION) -> dict[str, Any]:
         response = self.ask(
             "initialize",
-            {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}},
+            {
+                "protocolVersion": version,
+                "capabilities": {},
+                "clientInfo": {"name": "tests", "version": "1"},
+            },
         )
         self.tell("notifications/initialized")
         return response
@@ -74,7 +89,13 @@ class Speaker:
         self.process.stdin.flush()
 
     def tell(self, method: str, params: dict[str, Any] | None = None) -> None:
-        self.send({"jsonrpc": "2.0", "method": method, **({"params": params} if params is not None else {})})
+        self.send(
+            {
+                "jsonrpc": "2.0",
+                "method": method,
+                **({"params": params} if params is not None else {}),
+            }
+        )
 
     def start(self, method: str, params: dict[str, Any] | None = None) -> int:
         """Send a request without waiting. Returns its id."""
@@ -133,7 +154,9 @@ class Speaker:
             for line in list(self.complaints):
                 if word in line:
                     return line
-            if not self._threads[1].is_alive() and not any(word in line for line in self.complaints):
+            if not self._threads[1].is_alive() and not any(
+                word in line for line in self.complaints
+            ):
                 raise AssertionError(f"no line on stderr contains {word!r}: {self.complaints}")
             self._threads[1].join(0.02)
 
@@ -184,7 +207,12 @@ def gone(*pids: int) -> bool:
 
 def scripted_server(name: str, **answers: Any) -> list[str]:
     """The command for a scripted server: see `scripted_server.py`."""
-    return [sys.executable, str(Path(__file__).with_name("scripted_server.py")), name, json.dumps(answers)]
+    return [
+        sys.executable,
+        str(Path(__file__).with_name("scripted_server.py")),
+        name,
+        json.dumps(answers),
+    ]
 
 
 def heard(speaker: Speaker, name: str) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The MCP project's own conformance suite, run against `coatcheck mcp --http` as a user starts it.
 
-Every check that fails must be listed below, with the reason why it does not apply, and every check in the list must
-fail: once it passes, remove it from the list. Most are about tools, prompts and resources with fixed names that only
-the suite's reference server has.
+Every check that fails must be listed below, with the reason why it does not apply, and every check
+in the list must fail: once it passes, remove it from the list. Most are about tools, prompts and
+resources with fixed names that only the suite's reference server has.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from tests.mcp.node_servers import LOCKED
 from tests.mcp.speaking import environment
 
 PROMPTS = "the server has no prompts, and says so in its capabilities"
-UNCHANGING = "an artifact never changes: the server has no subscriptions, and says so in its capabilities"
+UNCHANGING = (
+    "an artifact never changes: the server has no subscriptions, and says so in its capabilities"
+)
 REFERENCE_TOOL = "it calls a tool that only the suite's reference server has"
 REFERENCE_RESOURCE = "it reads a URI that only the suite's reference server has"
-INPUT = "it calls a tool of the reference server that asks the client for input; ours never ask for any"
+INPUT = (
+    "it calls a tool of the reference server that asks the client for input; ours never ask for any"
+)
 HEADERS = "it needs a tool with x-mcp-header annotations; none of ours uses them"
 RESUMING = "recommended only: it is for slow responses, and ours can simply be requested again"
 
@@ -100,7 +104,10 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "tools-call-with-progress": REFERENCE_TOOL,
     },
 }
-MIN_PASSED = {"2025-11-25": 44, "2026-07-28": 94}  # a suite that runs no checks would not fail either
+MIN_PASSED = {
+    "2025-11-25": 44,
+    "2026-07-28": 94,
+}  # a suite that runs no checks would not fail either
 
 
 class Running(NamedTuple):
@@ -131,18 +138,34 @@ def test_the_server_passes_every_check_of_the_conformance_suite_that_applies_to_
     version: str, server: Running, npm_server: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
     node, suite = npm_server("conformance")
-    arguments = ["server", "--url", server.address, "--suite", "all", "--spec-version", version, "-o", str(tmp_path)]
+    arguments = [
+        "server",
+        "--url",
+        server.address,
+        "--suite",
+        "all",
+        "--spec-version",
+        version,
+        "-o",
+        str(tmp_path),
+    ]
     env = {
         **os.environ,
         "NODE_OPTIONS": f"--import={(LOCKED / 'with_token.mjs').as_uri()}",
         "CONFORMANCE_SUITE": suite,
         "COATCHECK_MCP_TOKEN": server.token,
     }
-    done = subprocess.run([node, suite, *arguments], env=env, capture_output=True, text=True, check=False, timeout=240)
-    checks = [check for file in tmp_path.glob("*/checks.json") for check in json.loads(file.read_text())]
+    done = subprocess.run(
+        [node, suite, *arguments], env=env, capture_output=True, text=True, check=False, timeout=240
+    )
+    checks = [
+        check for file in tmp_path.glob("*/checks.json") for check in json.loads(file.read_text())
+    ]
     failed = {check["id"]: check for check in checks if check["status"] not in ("SUCCESS", "INFO")}
     unexpected = {
-        name: check.get("errorMessage") for name, check in failed.items() if name not in NOT_APPLICABLE[version]
+        name: check.get("errorMessage")
+        for name, check in failed.items()
+        if name not in NOT_APPLICABLE[version]
     }
     assert not unexpected, done.stdout
     assert set(failed) == set(NOT_APPLICABLE[version]), "these pass now: remove them from the list"

@@ -25,7 +25,9 @@ SHAPES = [
 ]
 
 
-def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw | UnparsedLine], EventStream]:
+def read(
+    stream: bytes, sizes: list[int], cap: int = 1 << 20
+) -> tuple[list[Raw | UnparsedLine], EventStream]:
     events, found, at = EventStream(cap), [], 0
     for size in [*sizes, len(stream)]:
         found += list(events.feed(stream[at : at + size]))
@@ -34,7 +36,9 @@ def read(stream: bytes, sizes: list[int], cap: int = 1 << 20) -> tuple[list[Raw 
 
 
 @given(st.sampled_from(SHAPES), st.lists(st.integers(0, 9), max_size=40))
-def test_a_message_is_the_same_in_every_shape_however_the_stream_is_split(shape: bytes, sizes: list[int]) -> None:
+def test_a_message_is_the_same_in_every_shape_however_the_stream_is_split(
+    shape: bytes, sizes: list[int]
+) -> None:
     found, _ = read(shape % ONE, sizes)
     assert [bytes(one) for one in found if not isinstance(one, UnparsedLine)] == [ONE]
 
@@ -70,7 +74,8 @@ def test_a_stream_is_resumed_after_the_last_complete_event() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "seconds"), [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MAX_RETRY), (b"soon", RETRY)]
+    ("value", "seconds"),
+    [(b"2000", 2.0), (b"0", 0.05), (b"-7", 0.05), (b"9999999", MAX_RETRY), (b"soon", RETRY)],
 )
 def test_the_retry_delay_of_a_stream_is_bounded(value: bytes, seconds: float) -> None:
     assert read(b"retry: " + value + b"\n\n", [])[1].retry == seconds

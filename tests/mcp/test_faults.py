@@ -1,4 +1,5 @@
-"""Servers that crash, hang or write garbage, and clients that disconnect: requests fail, processes end."""
+"""Servers that crash, hang or write garbage, and clients that disconnect: requests fail, processes
+end."""
 
 from __future__ import annotations
 
@@ -44,8 +45,13 @@ def test_a_missing_command_is_an_error_at_once(speak: Speak) -> None:
 
 
 def test_a_command_that_exits_at_once_fails_the_handshake(speak: Speak) -> None:
-    speaker = speak(server=[sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(5)"], begin=False)
-    assert "exit status 5" in speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
+    speaker = speak(
+        server=[sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(5)"], begin=False
+    )
+    assert (
+        "exit status 5"
+        in speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]["message"]
+    )
 
 
 def test_junk_on_stdout_is_reported_on_stderr_and_harms_nothing(odd: Speaker) -> None:
@@ -55,7 +61,9 @@ def test_junk_on_stdout_is_reported_on_stderr_and_harms_nothing(odd: Speaker) ->
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-def test_a_result_of_500_megabytes_is_an_error_and_never_in_memory(odd: Speaker, id_first: bool) -> None:
+def test_a_result_of_500_megabytes_is_an_error_and_never_in_memory(
+    odd: Speaker, id_first: bool
+) -> None:
     odd.call("huge", size=65 << 20)
     before = _peak(odd.process.pid)
     error = odd.call("huge", size=500 << 20, id_first=id_first)
@@ -75,9 +83,15 @@ def test_a_call_that_hangs_times_out_and_is_reported(speak: Speak) -> None:
 
 def test_progress_gives_a_server_more_time(speak: Speak) -> None:
     speaker = speak("--timeout", "1.5")
-    params = {"name": "wait", "arguments": {"times": 3, "pause": 0.8}, "_meta": {"progressToken": "t"}}
+    params = {
+        "name": "wait",
+        "arguments": {"times": 3, "pause": 0.8},
+        "_meta": {"progressToken": "t"},
+    }
     assert text_of(speaker.ask("tools/call", params)["result"]) == "done"
-    assert [one["params"]["x-unknown"] for one in speaker.heard if one.get("method")] == ["kept"] * 3
+    assert [one["params"]["x-unknown"] for one in speaker.heard if one.get("method")] == [
+        "kept"
+    ] * 3
 
 
 def test_a_late_answer_to_a_cancelled_request_harms_nothing(odd: Speaker) -> None:
@@ -104,13 +118,20 @@ def test_a_client_that_leaves_ends_a_server_that_hangs(speak: Speak) -> None:
 
 def test_a_client_that_stops_reading_ends_the_proxy(place: Path) -> None:
     ours, theirs = os.pipe()
-    process = subprocess.Popen(proxy(server=ODD), env=environment(place), stdin=subprocess.PIPE, stdout=theirs)
+    process = subprocess.Popen(
+        proxy(server=ODD), env=environment(place), stdin=subprocess.PIPE, stdout=theirs
+    )
     os.close(theirs)
     with process, open(ours, "rb") as answers:
         assert process.stdin is not None
         params = {"name": "spawn", "arguments": {}}
         for body in (
-            {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}},
+            {
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "initialize",
+                "params": {"protocolVersion": "2025-06-18"},
+            },
             {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params},
         ):
             process.stdin.write(json.dumps(body).encode() + b"\n")
@@ -125,7 +146,9 @@ def test_a_client_that_stops_reading_ends_the_proxy(place: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("stubborn", [[], ["--stubborn"]], ids=["", "stubborn"])
-def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signal.Signals, stubborn: list[str]) -> None:
+def test_children_end_with_the_proxy_however_it_ends(
+    speak: Speak, number: signal.Signals, stubborn: list[str]
+) -> None:
     speaker = speak(server=[*ODD, *stubborn], is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn")).split()]
     assert all(map(is_running, pids))
@@ -135,7 +158,9 @@ def test_children_end_with_the_proxy_however_it_ends(speak: Speak, number: signa
 
 
 @pytest.mark.parametrize("end", ["proxy", "server", "client"])
-def test_children_of_a_server_end_with_it_even_if_they_ignore_signals(speak: Speak, end: str) -> None:
+def test_children_of_a_server_end_with_it_even_if_they_ignore_signals(
+    speak: Speak, end: str
+) -> None:
     speaker = speak(is_warm=False)
     pids = [int(one) for one in text_of(speaker.call("spawn", deaf=True)).split()]
     assert all(map(is_running, pids))
@@ -156,7 +181,9 @@ def test_a_command_is_looked_up_in_its_working_folder(tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\nexec {ODD[0]} {ODD[1]}\n")
     script.chmod(0o755)
     config = tmp_path / "servers.json"
-    config.write_text(json.dumps({"mcpServers": {"it": {"command": "./serve", "cwd": str(folder)}}}))
+    config.write_text(
+        json.dumps({"mcpServers": {"it": {"command": "./serve", "cwd": str(folder)}}})
+    )
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         speaker.begin()
         assert text_of(speaker.call("echo"))
@@ -173,14 +200,22 @@ def test_children_end_even_if_their_guard_is_killed(speak: Speak) -> None:
 
 
 def test_a_thousand_concurrent_calls_each_get_their_own_answer(odd: Speaker) -> None:
-    waiting = {odd.start("tools/call", {"name": "echo", "arguments": {"number": n}}): n for n in range(1_000)}
+    waiting = {
+        odd.start("tools/call", {"name": "echo", "arguments": {"number": n}}): n
+        for n in range(1_000)
+    }
     for request_id, number in waiting.items():
-        assert json.loads(text_of(odd.answer(request_id)["result"]))["arguments"] == {"number": number}
+        assert json.loads(text_of(odd.answer(request_id)["result"]))["arguments"] == {
+            "number": number
+        }
     assert not [one for one in odd.heard if one.get("id") in waiting]
 
 
 def test_concurrent_large_and_small_results_are_not_swapped(odd: Speaker) -> None:
-    sizes = {odd.start("tools/call", {"name": "text", "arguments": {"size": n}}): n for n in range(100, 60_000, 997)}
+    sizes = {
+        odd.start("tools/call", {"name": "text", "arguments": {"size": n}}): n
+        for n in range(100, 60_000, 997)
+    }
     for request_id, size in sizes.items():
         text = text_of(odd.answer(request_id)["result"])
         assert (json.loads(text)["size_bytes"] if text.startswith('{"stub"') else len(text)) == size
@@ -188,8 +223,18 @@ def test_concurrent_large_and_small_results_are_not_swapped(odd: Speaker) -> Non
 
 def test_requests_sent_before_the_client_closes_stdin_are_answered(place: Path) -> None:
     requests = [
-        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}},
-        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "text", "arguments": {"size": 90_000}}},
+        {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "initialize",
+            "params": {"protocolVersion": "2025-06-18"},
+        },
+        {
+            "jsonrpc": "2.0",
+            "id": 2,
+            "method": "tools/call",
+            "params": {"name": "text", "arguments": {"size": 90_000}},
+        },
     ]
     output = subprocess.run(
         proxy(server=ODD), input="".join(json.dumps(one) + "\n" for one in requests), env=environment(place),

@@ -1,4 +1,5 @@
-"""`coatcheck install` as a user runs it: shown, written and undone, for every client and all kinds of files."""
+"""`coatcheck install` as a user runs it: shown, written and undone, for every client and all kinds
+of files."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ class Person:
     project: Path
 
     def run(self, *words: str, code: int = 0) -> Result:
-        unset = dict.fromkeys(("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME"))
+        unset = dict.fromkeys(
+            ("XDG_CONFIG_HOME", "CODEX_HOME", "CLAUDE_CONFIG_DIR", "GEMINI_CLI_HOME")
+        )
         done = CliRunner().invoke(main, ["install", *words], env={**unset, "HOME": str(self.home)})
         assert done.exit_code == code, done.output
         assert SECRET not in done.output
@@ -106,7 +109,8 @@ class Person:
         return self.home / USUAL[client]
 
     def write_config(self, client: str, text: str | None = None) -> Path:
-        """Write a configuration with three servers, in the client's own format, or the given text."""
+        """Write a configuration with three servers, in the client's own format, or the given
+        text."""
         file = self.usual(client)
         file.parent.mkdir(parents=True, exist_ok=True)
         if text is None:
@@ -173,7 +177,9 @@ def test_an_entry_is_shown_first_and_nothing_is_written(client: str, person: Per
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_an_entry_is_written_among_the_others_and_undone_byte_for_byte(client: str, person: Person) -> None:
+def test_an_entry_is_written_among_the_others_and_undone_byte_for_byte(
+    client: str, person: Person
+) -> None:
     file = person.write_config(client)
     before, had = file.read_bytes(), servers(client, file)
     person.run(client, "--write")
@@ -217,7 +223,9 @@ def test_a_project_has_its_own_file(client: str, person: Person) -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_wrapping_keeps_comments_and_environments_and_is_undone_byte_for_byte(client: str, person: Person) -> None:
+def test_wrapping_keeps_comments_and_environments_and_is_undone_byte_for_byte(
+    client: str, person: Person
+) -> None:
     file = person.write_config(client)
     before, had = file.read_bytes(), servers(client, file)
     done = person.run(client, "--wrap", "--session", "work", "--write")
@@ -247,11 +255,19 @@ def test_undo_after_an_edit_removes_only_our_changes(client: str, person: Person
     person.run(client, "--wrap", "--write")
     person.run(client, "--write")
     text = file.read_text()
-    text = text.replace("dark", "light").replace("o9", "o10").replace("mcp-server-git", "mcp-server-git@2")
+    text = (
+        text.replace("dark", "light")
+        .replace("o9", "o10")
+        .replace("mcp-server-git", "mcp-server-git@2")
+    )
     file.write_text(text)
     done = person.run(client, "--undo", "--write")
     assert "edited since" in done.stderr
-    had["git"] |= {"command": ["uvx", "mcp-server-git@2"]} if client == "opencode" else {"args": ["mcp-server-git@2"]}
+    had["git"] |= (
+        {"command": ["uvx", "mcp-server-git@2"]}
+        if client == "opencode"
+        else {"args": ["mcp-server-git@2"]}
+    )
     assert servers(client, file) == had
     assert "light" in file.read_text() or "o10" in file.read_text()
     for comment in ("what is mine", "good", "none"):
@@ -275,7 +291,9 @@ def test_an_undo_is_shown_first(person: Person) -> None:
 def test_servers_in_other_scopes_are_named(person: Person) -> None:
     person.write_config("cursor")
     (person.project / ".cursor").mkdir()
-    (person.project / ".cursor" / "mcp.json").write_text('{"mcpServers": {"here": {"command": "x"}}}')
+    (person.project / ".cursor" / "mcp.json").write_text(
+        '{"mcpServers": {"here": {"command": "x"}}}'
+    )
     done = person.run("cursor", "--wrap")
     assert "here in " in done.stderr
     assert "--scope project" in done.stderr
@@ -315,9 +333,23 @@ def test_urls_are_wrapped_with_hidden_headers_or_left_alone_with_a_reason(person
     done = person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
     shared = ["--session", "cursor-{folder}"]
-    assert after_launcher(now["web"]) == ["proxy", "--no-tools", "--url", "https://a.example/mcp", *shared]
-    assert now["web"]["env"] == {"COATCHECK_PROXY_HEADERS": f"Authorization: Bearer {SECRET}\nX-A: 1"}
-    assert after_launcher(now["near"]) == ["proxy", "--no-tools", "--url", "http://127.0.0.1:3000/mcp", *shared]
+    assert after_launcher(now["web"]) == [
+        "proxy",
+        "--no-tools",
+        "--url",
+        "https://a.example/mcp",
+        *shared,
+    ]
+    assert now["web"]["env"] == {
+        "COATCHECK_PROXY_HEADERS": f"Authorization: Bearer {SECRET}\nX-A: 1"
+    }
+    assert after_launcher(now["near"]) == [
+        "proxy",
+        "--no-tools",
+        "--url",
+        "http://127.0.0.1:3000/mcp",
+        *shared,
+    ]
     for name in ("old", "open", "signing", "shell", "odd", "nothing"):
         assert f"{name!r} is left unchanged: " in done.stderr
         assert now[name] == json.loads(text)["mcpServers"][name]
@@ -334,24 +366,45 @@ def test_the_key_of_a_gemini_url_decides_its_transport(person: Person) -> None:
     person.run("gemini", "--wrap", "--write")
     now = servers("gemini", file)
     shared = ["--session", "gemini-{folder}"]
-    assert after_launcher(now["new"]) == ["proxy", "--no-tools", "--url", "http://localhost/mcp", *shared]
+    assert after_launcher(now["new"]) == [
+        "proxy",
+        "--no-tools",
+        "--url",
+        "http://localhost/mcp",
+        *shared,
+    ]
     assert now["old"] == entries["old"]
 
 
 def test_claude_code_has_a_scope_for_one_user_in_one_project(person: Person) -> None:
     here = str(person.project)
-    whole = {"projects": {here: {"mcpServers": {"a": {"command": "b"}}}, "/other": {}}, "mcpServers": {}}
+    whole = {
+        "projects": {here: {"mcpServers": {"a": {"command": "b"}}}, "/other": {}},
+        "mcpServers": {},
+    }
     file = person.write_config("claude-code", json.dumps(whole, indent=2))
     person.run("claude-code", "--scope", "local", "--wrap", "--write")
     entry = json.loads(file.read_text())["projects"][here]["mcpServers"]["a"]
-    assert after_launcher(entry) == ["proxy", "--no-tools", "--session", "claude-code-{folder}", "--", "b"]
+    assert after_launcher(entry) == [
+        "proxy",
+        "--no-tools",
+        "--session",
+        "claude-code-{folder}",
+        "--",
+        "b",
+    ]
     person.run("claude-code", "--scope", "local", "--undo", "--write")
     assert json.loads(file.read_text()) == whole
     assert "no scope 'local'" in person.run("cursor", "--scope", "local", code=2).stderr
-    assert "no configuration for a project" in person.run("claude-desktop", "--scope", "project", code=2).stderr
+    assert (
+        "no configuration for a project"
+        in person.run("claude-desktop", "--scope", "project", code=2).stderr
+    )
 
 
-def test_scopes_in_one_file_are_undone_separately_after_the_client_wrote_to_it(person: Person) -> None:
+def test_scopes_in_one_file_are_undone_separately_after_the_client_wrote_to_it(
+    person: Person,
+) -> None:
     here = str(person.project)
     whole = {
         "count": 1,
@@ -365,16 +418,24 @@ def test_scopes_in_one_file_are_undone_separately_after_the_client_wrote_to_it(p
     person.run("claude-code", "--undo", "--write")
     now = json.loads(file.read_text())
     assert now["mcpServers"] == whole["mcpServers"]
-    assert (after_launcher(now["projects"][here]["mcpServers"]["git"]) or [])[-2:] == ["--", "local-git"]
+    assert (after_launcher(now["projects"][here]["mcpServers"]["git"]) or [])[-2:] == [
+        "--",
+        "local-git",
+    ]
     person.run("claude-code", "--undo", code=3)
     person.run("claude-code", "--scope", "local", "--undo", "--write")
     assert json.loads(file.read_text()) == {**whole, "count": 2}
     assert files_below(file.parent) == {file.name}
 
 
-def test_scopes_in_one_file_are_undone_separately_if_nobody_else_wrote_to_it(person: Person) -> None:
+def test_scopes_in_one_file_are_undone_separately_if_nobody_else_wrote_to_it(
+    person: Person,
+) -> None:
     here = str(person.project)
-    whole = {"mcpServers": {"a": {"command": "b"}}, "projects": {here: {"mcpServers": {"c": {"command": "d"}}}}}
+    whole = {
+        "mcpServers": {"a": {"command": "b"}},
+        "projects": {here: {"mcpServers": {"c": {"command": "d"}}}},
+    }
     text = json.dumps(whole, indent=2)
     file = person.write_config("claude-code", text)
     person.run("claude-code", "--wrap", "--write")
@@ -388,7 +449,13 @@ def test_scopes_in_one_file_are_undone_separately_if_nobody_else_wrote_to_it(per
 
 
 def test_undo_keeps_changes_to_a_wrapped_url_entry(person: Person) -> None:
-    entry = {"url": "http://127.0.0.1/mcp", "headers": {"A": "b"}, "env": {"OLD": "1"}, "note": "mine", "gone": True}
+    entry = {
+        "url": "http://127.0.0.1/mcp",
+        "headers": {"A": "b"},
+        "env": {"OLD": "1"},
+        "note": "mine",
+        "gone": True,
+    }
     file = person.write_config("cursor", json.dumps({"mcpServers": {"web": entry}}, indent=2))
     person.run("cursor", "--wrap", "--write")
     now = json.loads(file.read_text())
@@ -421,10 +488,14 @@ def test_a_server_with_a_list_of_enabled_tools_is_wrapped_and_keeps_the_list(
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_an_edit_during_our_write_is_not_lost(person: Person, monkeypatch: pytest.MonkeyPatch, moment: int) -> None:
+def test_an_edit_during_our_write_is_not_lost(
+    person: Person, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
     """Another program writes to the file before we start, or during one of our calls of fsync."""
     file = person.write_config("cursor", "{}")
-    found = find_config("cursor", "user", home=person.home, project=person.project, platform="linux", environ={})
+    found = find_config(
+        "cursor", "user", home=person.home, project=person.project, platform="linux", environ={}
+    )
     plan = plan_entry(found, "coatcheck", {"command": "coatcheck", "args": ["mcp"]})
     synced, sync = 0, os.fsync
 
@@ -462,7 +533,9 @@ ODD_FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("data", ODD_FILES.values(), ids=list(ODD_FILES))
-def test_unusual_files_keep_their_content_and_are_restored_byte_for_byte(data: bytes, person: Person) -> None:
+def test_unusual_files_keep_their_content_and_are_restored_byte_for_byte(
+    data: bytes, person: Person
+) -> None:
     file = person.write_config("cursor", data.decode())
     person.run("cursor", "--write")
     person.run("cursor", "--wrap", "--write")
@@ -559,14 +632,27 @@ def test_undo_without_recorded_changes_is_an_error(person: Person) -> None:
 
 
 def test_incompatible_options_are_refused(person: Person) -> None:
-    for words in (["cursor", "git"], ["cursor", "--undo", "--wrap"], ["cursor", "--name", "a b"], ["notepad"], []):
+    for words in (
+        ["cursor", "git"],
+        ["cursor", "--undo", "--wrap"],
+        ["cursor", "--name", "a b"],
+        ["notepad"],
+        [],
+    ):
         person.run(*words, code=2)
 
 
 def test_environment_variables_and_the_platform_decide_the_config_file(tmp_path: Path) -> None:
     def file(client: str, platform: str = "linux", **environ: str) -> str:
         return str(
-            find_config(client, "user", home=Path("/h"), project=tmp_path, platform=platform, environ=environ).file
+            find_config(
+                client,
+                "user",
+                home=Path("/h"),
+                project=tmp_path,
+                platform=platform,
+                environ=environ,
+            ).file
         )
 
     assert file("codex", CODEX_HOME="/c") == "/c/config.toml"
@@ -579,26 +665,43 @@ def test_environment_variables_and_the_platform_decide_the_config_file(tmp_path:
     assert file("vscode", "win32", APPDATA="/a") == "/a/Code/User/mcp.json"
 
 
-def test_the_written_command_is_the_running_one_or_uvx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_written_command_is_the_running_one_or_uvx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "bin" / "coatcheck"
     script.parent.mkdir()
     script.touch()
     assert launcher(str(script), "/py", "/venv", "1.2", {}) == [str(script)]
-    assert launcher("/x/coatcheck/__main__.py", "/py", "/venv", "1.2", {}) == ["/py", "-m", "coatcheck"]
+    assert launcher("/x/coatcheck/__main__.py", "/py", "/venv", "1.2", {}) == [
+        "/py",
+        "-m",
+        "coatcheck",
+    ]
     cached = "/home/me/.cache/uv/archive-v0/abc"
     for name in ("uvx", "uv"):
         (script.parent / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(script.parent))
     arguments = ["--from", "coatcheck[mcp]==1.2", "coatcheck"]
-    assert launcher(f"{cached}/bin/coatcheck", "/py", cached, "1.2", {}) == [str(script.parent / "uvx"), *arguments]
+    assert launcher(f"{cached}/bin/coatcheck", "/py", cached, "1.2", {}) == [
+        str(script.parent / "uvx"),
+        *arguments,
+    ]
     (script.parent / "uvx").unlink()
     (script.parent / "uv").unlink()
-    assert launcher("", "/py", cached, "1.2", {"UV": "/opt/uv"}) == ["/opt/uv", "tool", "run", *arguments]
+    assert launcher("", "/py", cached, "1.2", {"UV": "/opt/uv"}) == [
+        "/opt/uv",
+        "tool",
+        "run",
+        *arguments,
+    ]
     for words in (
         [str(script.parent / "uvx"), *arguments, "mcp"],
         ["/opt/uv", "tool", "run", *arguments, "proxy", "--", "x"],
     ):
-        assert after_launcher({"command": words[0], "args": words[1:]}) == words[words.index("coatcheck") + 1 :]
+        assert (
+            after_launcher({"command": words[0], "args": words[1:]})
+            == words[words.index("coatcheck") + 1 :]
+        )
 
 
 def test_written_entries_start_servers_that_answer(
@@ -636,7 +739,9 @@ def test_a_wrapped_url_is_reached_with_its_headers(
             process.terminate()
 
 
-def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(person: Person) -> None:
+def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(
+    person: Person,
+) -> None:
     odd = [sys.executable, str(Path(__file__).with_name("odd_server.py"))]
     entry = {"command": odd[0], "args": odd[1:]}
     file = person.write_config("cursor", json.dumps({"mcpServers": {"one": entry, "two": entry}}))
@@ -645,7 +750,9 @@ def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(per
     env = environment(person.home / "store")
     with ExitStack() as stack:
         one, two, ours = (
-            stack.enter_context(Speaker([now[name]["command"], *now[name]["args"]], env, cwd=person.project))
+            stack.enter_context(
+                Speaker([now[name]["command"], *now[name]["args"]], env, cwd=person.project)
+            )
             for name in ("one", "two", "coatcheck")
         )
         for speaker in (one, two, ours):
@@ -653,10 +760,14 @@ def test_the_servers_of_one_client_share_their_pointers_and_one_set_of_tools(per
         stub = stub_in(text_of(one.call("table", size=2_000)))
         assert stub["hint"].startswith("get_artifact(")
         pointer = stub["artifact"]
-        assert "row number 1999" in text_of(ours.call("get_artifact", pointer=pointer, query="$.rows[1999].name"))
+        assert "row number 1999" in text_of(
+            ours.call("get_artifact", pointer=pointer, query="$.rows[1999].name")
+        )
         seen = json.loads(text_of(two.call("echo", rows=f"{pointer}#/rows/7/name")))
         assert seen["arguments"] == {"rows": "row number 7"}
-        there = stack.enter_context(Speaker([now["two"]["command"], *now["two"]["args"]], env, cwd=person.home))
+        there = stack.enter_context(
+            Speaker([now["two"]["command"], *now["two"]["args"]], env, cwd=person.home)
+        )
         there.begin()
         assert there.call("echo", rows=pointer)["isError"]  # another folder has another session
 
@@ -666,14 +777,26 @@ def test_a_server_that_is_wrapped_later_joins_the_existing_session(person: Perso
     person.run("cursor", "--wrap", "git", "--session", "work", "--write")
     person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
-    assert [one for one in now if "work" in now[one]["args"]] == ["git", "files", "bare", "coatcheck"]
+    assert [one for one in now if "work" in now[one]["args"]] == [
+        "git",
+        "files",
+        "bare",
+        "coatcheck",
+    ]
     assert "keep their session" in person.run("cursor", "--session", "other", "--write").stderr
     person.run("cursor", "--undo", "--write")
     assert file.read_text() == JSON % "mcpServers"
 
 
 def test_wrapping_leaves_another_server_of_our_name_alone(person: Person) -> None:
-    text = json.dumps({"mcpServers": {"coatcheck": {"command": "somebody-elses"}, "git": {"command": "git-server"}}})
+    text = json.dumps(
+        {
+            "mcpServers": {
+                "coatcheck": {"command": "somebody-elses"},
+                "git": {"command": "git-server"},
+            }
+        }
+    )
     file = person.write_config("cursor", text)
     assert "--name" in person.run("cursor", "--wrap", "git", "--write", code=2).stderr
     assert file.read_text() == text
@@ -682,7 +805,9 @@ def test_wrapping_leaves_another_server_of_our_name_alone(person: Person) -> Non
 
 
 def test_a_server_with_its_own_working_folder_is_reported(person: Person) -> None:
-    person.write_config("cursor", json.dumps({"mcpServers": {"git": {"command": "git-server", "cwd": "/"}}}))
+    person.write_config(
+        "cursor", json.dumps({"mcpServers": {"git": {"command": "git-server", "cwd": "/"}}})
+    )
     assert "'git' has its own working folder" in person.run("cursor", "--wrap").stderr
 
 

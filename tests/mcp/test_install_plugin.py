@@ -35,10 +35,14 @@ class Owner:
         return done
 
     def files(self) -> set[str]:
-        return {str(one.relative_to(self.folder)) for one in self.folder.rglob("*") if one.is_file()}
+        return {
+            str(one.relative_to(self.folder)) for one in self.folder.rglob("*") if one.is_file()
+        }
 
     def server(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / ".mcp.json").read_text())["mcpServers"]["artifacts"]
+        found: dict[str, Any] = json.loads((self.folder / ".mcp.json").read_text())["mcpServers"][
+            "artifacts"
+        ]
         return found
 
 
@@ -70,15 +74,23 @@ def test_the_plugin_is_written_and_undone_without_a_trace(owner: Owner) -> None:
     assert not owner.folder.parent.exists()
 
 
-def test_the_manifest_has_the_version_of_the_package_and_hooks_name_our_server(owner: Owner) -> None:
+def test_the_manifest_has_the_version_of_the_package_and_hooks_name_our_server(
+    owner: Owner,
+) -> None:
     owner.run("--write")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     manifest = json.loads((owner.folder / ".claude-plugin" / "plugin.json").read_text())
     assert (manifest["name"], manifest["version"]) == (project["name"], project["version"])
     assert f"plugin_{manifest['name']}_artifacts" == PLUGIN_SERVER
-    for entries in json.loads((owner.folder / "hooks" / "hooks.json").read_text())["hooks"].values():
+    for entries in json.loads((owner.folder / "hooks" / "hooks.json").read_text())[
+        "hooks"
+    ].values():
         (hook,) = entries[0]["hooks"]
-        assert (hook["type"], hook["server"], hook["tool"]) == ("mcp_tool", "plugin:coatcheck:artifacts", HOOK)
+        assert (hook["type"], hook["server"], hook["tool"]) == (
+            "mcp_tool",
+            "plugin:coatcheck:artifacts",
+            HOOK,
+        )
 
 
 def test_a_session_and_a_store_are_passed_on(owner: Owner, tmp_path: Path) -> None:
@@ -111,7 +123,9 @@ def test_an_edited_file_stays_when_the_plugin_is_undone(owner: Owner) -> None:
     assert owner.files() == {"hooks/hooks.json"}
 
 
-def test_the_folder_follows_the_scope_the_configuration_and_the_option(owner: Owner, tmp_path: Path) -> None:
+def test_the_folder_follows_the_scope_the_configuration_and_the_option(
+    owner: Owner, tmp_path: Path
+) -> None:
     owner.run("--write", "--scope", "project")
     assert (owner.project / ".claude" / "skills" / "coatcheck" / ".mcp.json").is_file()
     owner.run("--write", CLAUDE_CONFIG_DIR=str(tmp_path / "configuration"))
@@ -129,7 +143,10 @@ def test_options_that_do_not_apply_are_refused(words: list[str], owner: Owner) -
 
 
 def test_a_server_that_has_our_tools_already_is_mentioned(owner: Owner) -> None:
-    wrapped = {"command": "coatcheck", "args": ["proxy", "--no-tools", "--session", "s", "--", "git-server"]}
+    wrapped = {
+        "command": "coatcheck",
+        "args": ["proxy", "--no-tools", "--session", "s", "--", "git-server"],
+    }
     entry = {"command": "coatcheck", "args": ["mcp", "--session", "s"]}
     servers = {"mine": entry, "git": wrapped, "other": {"command": "x"}}
     (owner.home / ".claude.json").write_text(json.dumps({"mcpServers": servers}))
@@ -162,7 +179,13 @@ def server(tmp_path: Path) -> Any:
 
 
 def hook(server: Speaker, name: str, **fields: str) -> dict[str, Any]:
-    given = {"hook_event_name": name, "session_id": "one", "tool_name": "Bash", "tool_use_id": "t1", **fields}
+    given = {
+        "hook_event_name": name,
+        "session_id": "one",
+        "tool_name": "Bash",
+        "tool_use_id": "t1",
+        **fields,
+    }
     found: dict[str, Any] = json.loads(text_of(server.call(HOOK, **given)))
     return found
 
@@ -185,7 +208,10 @@ def test_the_server_answers_hooks_with_a_tool_that_it_does_not_list(server: Spea
 
 
 def test_a_model_cannot_call_the_hook(server: Speaker) -> None:
-    assert "unknown tool" in called(server, HOOK, "t1", hook_event_name="PreToolUse")["error"]["message"]
+    assert (
+        "unknown tool"
+        in called(server, HOOK, "t1", hook_event_name="PreToolUse")["error"]["message"]
+    )
 
 
 def test_each_call_uses_the_session_named_by_its_hook(server: Speaker) -> None:
@@ -193,8 +219,12 @@ def test_each_call_uses_the_session_named_by_its_hook(server: Speaker) -> None:
     hook(server, "PreToolUse", session_id="two", tool_use_id="t2", tool_input="{}")
     stored = called(server, "store_artifact", "t1", name="kept", value="words of one")
     pointer = stored["result"]["structuredContent"]["pointer"]
-    assert "words of one" in text_of(called(server, "get_artifact", "t1", pointer=pointer)["result"])
-    assert "no artifact found" in text_of(called(server, "get_artifact", "t2", pointer=pointer)["result"])
+    assert "words of one" in text_of(
+        called(server, "get_artifact", "t1", pointer=pointer)["result"]
+    )
+    assert "no artifact found" in text_of(
+        called(server, "get_artifact", "t2", pointer=pointer)["result"]
+    )
 
 
 def test_without_the_option_there_is_no_hook(tmp_path: Path) -> None:

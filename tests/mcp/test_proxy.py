@@ -1,4 +1,5 @@
-"""What a proxy changes and what it does not, checked on the wire, with a server that returns odd results."""
+"""What a proxy changes and what it does not, checked on the wire, with a server that returns odd
+results."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def test_the_handshake_passes_with_its_unknown_fields(speak: Speak) -> None:
     assert result["instructions"] == "be careful"
     assert result["fromTheFuture"] is True
     assert result["serverInfo"] == {"name": "odd", "version": "1"}
-    assert result["capabilities"] == {"tools": {}, "resources": {}, "experimental": {"odd": {"kept": 1}}}
+    assert result["capabilities"] == {
+        "tools": {},
+        "resources": {},
+        "experimental": {"odd": {"kept": 1}},
+    }
 
 
 def test_the_three_tools_are_listed_last_and_once(odd: Speaker) -> None:
@@ -56,7 +61,9 @@ def test_definitions_pass_except_for_schemas_of_results_that_may_become_stubs(od
     listed = {tool["name"]: tool for tool in all_tools(odd)}
     for tool in TOOLS:
         hidden = {"outputSchema"} if tool["name"] == "table" else set()
-        assert listed[tool["name"]] == {key: value for key, value in tool.items() if key not in hidden}
+        assert listed[tool["name"]] == {
+            key: value for key, value in tool.items() if key not in hidden
+        }
 
 
 def test_a_small_result_passes_byte_for_byte(odd: Speaker) -> None:
@@ -69,7 +76,11 @@ def test_a_small_result_passes_byte_for_byte(odd: Speaker) -> None:
 
 def test_errors_of_the_server_pass_unchanged(odd: Speaker) -> None:
     error = odd.ask("no/such/method")["error"]
-    assert error == {"code": -32601, "message": "Method not found", "data": {"method": "no/such/method", "kept": 1.0}}
+    assert error == {
+        "code": -32601,
+        "message": "Method not found",
+        "data": {"method": "no/such/method", "kept": 1.0},
+    }
 
 
 def test_a_line_that_is_not_json_is_passed_to_the_server(odd: Speaker) -> None:
@@ -106,9 +117,17 @@ def test_each_block_is_checked_separately_and_keeps_its_type(odd: Speaker) -> No
     result = odd.call("blocks", size=50_000)
     small, image, text, audio, resource, link, future = result["content"]
     assert small == {"type": "text", "text": "a small one", "annotations": {"audience": ["user"]}}
-    assert (image["type"], image["mimeType"], image["_meta"]) == ("image", "image/png", {"kept": True})
+    assert (image["type"], image["mimeType"], image["_meta"]) == (
+        "image",
+        "image/png",
+        {"kept": True},
+    )
     assert image["data"].startswith(PIXEL)
-    assert audio == {"type": "audio", "data": base64.b64encode(b"\0" * 50_000).decode(), "mimeType": "audio/wav"}
+    assert audio == {
+        "type": "audio",
+        "data": base64.b64encode(b"\0" * 50_000).decode(),
+        "mimeType": "audio/wav",
+    }
     assert text["type"] == "text"
     assert stub_in(text["text"])["size_bytes"] == 50_000
     assert (resource["type"], resource["resource"]["uri"]) == ("resource", "odd://big")
@@ -173,7 +192,9 @@ def test_pointers_in_arguments_become_values_of_the_type_in_the_schema(odd: Spea
     match = re.search(r"art:[0-9a-f]+", stored)
     assert match is not None
     note = match[0]
-    seen = json.loads(text_of(odd.call("typed", text=f"{table}#/rows/0", rows=f"{table}#/rows", data=note)))
+    seen = json.loads(
+        text_of(odd.call("typed", text=f"{table}#/rows/0", rows=f"{table}#/rows", data=note))
+    )
     assert seen["arguments"]["text"] == '{"id":0,"name":"row number 0"}'
     assert seen["arguments"]["rows"] == rows(2_000)["rows"]
     assert base64.b64decode(seen["arguments"]["data"]) == b"a note"
@@ -198,19 +219,32 @@ def test_our_tools_are_answered_while_the_server_hangs(odd: Speaker) -> None:
 def test_invalid_calls_of_our_tools_are_reported_in_the_result(odd: Speaker) -> None:
     assert odd.call("get_artifact", pointer="nothing")["isError"] is True
     assert odd.call("get_artifact", nonsense=1)["isError"] is True
-    assert odd.ask("tools/call", {"name": "get_artifact", "arguments": [1]})["result"]["isError"] is True
+    assert (
+        odd.ask("tools/call", {"name": "get_artifact", "arguments": [1]})["result"]["isError"]
+        is True
+    )
 
 
 def test_a_named_session_gives_pointers_that_work_in_the_next_run(speak: Speak) -> None:
     first = speak("--session", "kept")
     pointer = stub_in(text_of(first.call("text", size=100_000)))["artifact"]
     first.leave()
-    assert "lines 1-" in text_of(speak("--session", "kept").call("get_artifact", pointer=pointer, lines="1:2"))
+    assert "lines 1-" in text_of(
+        speak("--session", "kept").call("get_artifact", pointer=pointer, lines="1:2")
+    )
     assert speak().call("get_artifact", pointer=pointer)["isError"] is True
 
 
 def test_a_page_is_not_slimmed_again_by_a_second_proxy(speak: Speak, place: Path) -> None:
-    inner = proxy("--session", "inner", "--store", str(place.with_name("inner")), "--max-tokens", "3000", server=ODD)
+    inner = proxy(
+        "--session",
+        "inner",
+        "--store",
+        str(place.with_name("inner")),
+        "--max-tokens",
+        "3000",
+        server=ODD,
+    )
     speaker = speak("--max-tokens", "400", server=inner)
     names = [tool["name"] for tool in all_tools(speaker)]
     assert names[-6:] == [*OURS, *(f"coatcheck_{name}" for name in OURS)]
@@ -220,11 +254,19 @@ def test_a_page_is_not_slimmed_again_by_a_second_proxy(speak: Speak, place: Path
     assert page.startswith(f"[{stub['artifact']}")
     outer = stub_in(text_of(speaker.call("text", size=6_000)))
     assert outer["hint"].startswith("coatcheck_get_artifact(")
-    assert "lines 1-2 " in text_of(speaker.call("coatcheck_get_artifact", pointer=outer["artifact"], lines="1:2"))
+    assert "lines 1-2 " in text_of(
+        speaker.call("coatcheck_get_artifact", pointer=outer["artifact"], lines="1:2")
+    )
 
 
 def test_proxies_of_one_store_know_each_others_pages(speak: Speak) -> None:
-    speaker = speak("--max-tokens", "400", "--session", "shared", server=proxy("--session", "shared", server=ODD))
+    speaker = speak(
+        "--max-tokens",
+        "400",
+        "--session",
+        "shared",
+        server=proxy("--session", "shared", server=ODD),
+    )
     all_tools(speaker)
     stub = stub_in(text_of(speaker.call("text", size=100_000)))
     for tool in ("get_artifact", "coatcheck_get_artifact"):
@@ -236,18 +278,27 @@ def test_a_final_line_and_a_report_show_the_savings(speak: Speak, place: Path) -
     pointer = stub_in(text_of(speaker.call("text", size=100_000)))["artifact"]
     speaker.call("get_artifact", pointer=pointer, lines="1:5")
     assert speaker.leave() == 0
-    assert re.search(r"1 results slimmed, about [\d,]+ tokens saved, [1-9]\d* read back", speaker.complained("slimmed"))
+    assert re.search(
+        r"1 results slimmed, about [\d,]+ tokens saved, [1-9]\d* read back",
+        speaker.complained("slimmed"),
+    )
     assert speaker.complained("  text: 1 results")
     command = proxy("--report", "--json")
-    output = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, env=environment(place), capture_output=True, text=True, check=True
+    ).stdout
     found = json.loads(output)
     (row,) = found["rows"]
     assert (row["surface"], row["tool"], row["results"], row["reads"]) == ("proxy", "text", 1, 1)
     assert row["server"].startswith("python")
     assert found["total"]["tokens_kept_out"] == row["tokens_kept_out"] > 10_000
     command.remove("--json")
-    lines = subprocess.run(command, env=environment(place), capture_output=True, text=True, check=True).stdout
-    assert re.match(r"1 result kept out, about [\d,]+ tokens; [\d,]+ read back in 1 read; [\d,]+ net\n", lines)
+    lines = subprocess.run(
+        command, env=environment(place), capture_output=True, text=True, check=True
+    ).stdout
+    assert re.match(
+        r"1 result kept out, about [\d,]+ tokens; [\d,]+ read back in 1 read; [\d,]+ net\n", lines
+    )
 
 
 def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None:
@@ -292,19 +343,29 @@ def test_a_proxy_without_tools_adds_none_and_its_stubs_name_the_shared_one(speak
     assert not {tool["name"] for tool in all_tools(speaker)} & set(OURS)
     stub = stub_in(text_of(speaker.call("text", size=100_000)))
     assert stub["hint"].startswith("get_artifact(")
-    assert json.loads(text_of(speaker.call("list_artifacts")))["name"] == "list_artifacts"  # answered by the server
+    assert (
+        json.loads(text_of(speaker.call("list_artifacts")))["name"] == "list_artifacts"
+    )  # answered by the server
     names = ("get_artifact", "it_say", "it_hold")
-    taken = {"tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
+    taken = {
+        "tools/list": {
+            "tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+        }
+    }
     other = speak("--no-tools", "--session", "shared", server=scripted_server("it", **taken))
     other.ask("tools/list")
     pending = other.start("tools/call", {"name": "it_hold", "arguments": {}})
     answer = {"content": [{"type": "text", "text": words(100_000)}]}
     other.call("it_say", lines=[json.dumps({"jsonrpc": "2.0", "id": pending, "result": answer})])
-    assert stub_in(text_of(other.answer(pending)["result"]))["hint"].startswith("get_artifact of the server coatcheck(")
+    assert stub_in(text_of(other.answer(pending)["result"]))["hint"].startswith(
+        "get_artifact of the server coatcheck("
+    )
 
 
 def test_a_proxy_without_tools_needs_a_session_to_share(tmp_path: Path) -> None:
-    done = subprocess.run(proxy("--no-tools", server=ODD), env=environment(tmp_path), capture_output=True, check=False)
+    done = subprocess.run(
+        proxy("--no-tools", server=ODD), env=environment(tmp_path), capture_output=True, check=False
+    )
     assert done.returncode == 2
 
 
@@ -312,8 +373,12 @@ def test_a_model_cannot_tell_a_foreign_pointer_from_an_unknown_one(speak: Speak)
     pointer = stub_in(text_of(speak("--session", "one").call("text", size=100_000)))["artifact"]
     other = speak("--session", "two")
     for tool, argument in (("get_artifact", "pointer"), ("echo", "value")):
-        foreign, unknown = (text_of(other.call(tool, **{argument: one})) for one in (pointer, "art:0123456789ab"))
-        assert foreign.split(" ~")[0].replace(pointer, "") == unknown.split(" ~")[0].replace("art:0123456789ab", "")
+        foreign, unknown = (
+            text_of(other.call(tool, **{argument: one})) for one in (pointer, "art:0123456789ab")
+        )
+        assert foreign.split(" ~")[0].replace(pointer, "") == unknown.split(" ~")[0].replace(
+            "art:0123456789ab", ""
+        )
 
 
 def test_the_proxy_follows_the_policy_in_the_settings(place: Path, tmp_path: Path) -> None:
@@ -331,8 +396,12 @@ def test_the_proxy_follows_the_policy_in_the_settings(place: Path, tmp_path: Pat
 
 
 def test_an_option_overrides_the_limits_in_the_settings(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "coatcheck.toml").write_text('[policy]\nmax_chars = 500\n[policy.tools]\ntext = "never"\n')
-    with Speaker(proxy("--max-tokens", "9000", server=ODD), environment(place), cwd=tmp_path) as speaker:
+    (tmp_path / "coatcheck.toml").write_text(
+        '[policy]\nmax_chars = 500\n[policy.tools]\ntext = "never"\n'
+    )
+    with Speaker(
+        proxy("--max-tokens", "9000", server=ODD), environment(place), cwd=tmp_path
+    ) as speaker:
         speaker.begin()
         assert text_of(speaker.call("error", size=20_000)) == words(20_000)
         assert text_of(speaker.call("text", size=100_000)) == words(100_000)
@@ -351,9 +420,14 @@ def test_a_policy_that_is_off_lets_everything_pass(place: Path, tmp_path: Path) 
 
 def test_never_applies_whatever_limit_a_server_declares() -> None:
     session = coatcheck.open("memory:").session("s")
-    policy = Policy(max_chars=500, tools={"quiet": "never", "limited": Limit(max_chars=5_000)}, redact="store")
+    policy = Policy(
+        max_chars=500, tools={"quiet": "never", "limited": Limit(max_chars=5_000)}, redact="store"
+    )
     rewriter = Rewriter(session, ProxySettings(policy), Counts())
-    named = {"name": "get_artifact", "inputSchema": {"type": "object"}}  # so that ours get another name
+    named = {
+        "name": "get_artifact",
+        "inputSchema": {"type": "object"},
+    }  # so that ours get another name
     sized = [
         {"name": name, "inputSchema": {}, "_meta": {LIMIT_KEY: 1_000}, "outputSchema": {}}
         for name in ("quiet", "limited", "other")

@@ -25,11 +25,19 @@ def test_the_commands_of_the_page_wrap_a_server_as_shown_and_unwrap_it(tmp_path:
     file.parent.mkdir()
     file.write_text(block("json"))
     scripts = sysconfig.get_path("scripts")
-    env = {**os.environ, "HOME": str(tmp_path), "PATH": os.pathsep.join([scripts, os.environ["PATH"]])}
+    env = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
+    }
 
     def run_script(script: str) -> str:
-        done = subprocess.run(["bash", "-euc", script], env=env, capture_output=True, text=True, check=True)
-        return done.stdout.replace(f"{tmp_path}/", "~/").replace(f"{scripts}/", "/home/me/venv/bin/")
+        done = subprocess.run(
+            ["bash", "-euc", script], env=env, capture_output=True, text=True, check=True
+        )
+        return done.stdout.replace(f"{tmp_path}/", "~/").replace(
+            f"{scripts}/", "/home/me/venv/bin/"
+        )
 
     assert run_script(block("sh")) == block("diff") * 2
     assert '"cursor-{folder}", "--", "uvx", "mcp-server-git"' in file.read_text()

@@ -1,5 +1,6 @@
-"""Real servers, called by the official client directly and behind a proxy. The client sees the same, except for the
-three added tools, the stubs in place of large results, and the schemas of results that may become stubs.
+"""Real servers, called by the official client directly and behind a proxy. The client sees the
+same, except for the three added tools, the stubs in place of large results, and the schemas of
+results that may become stubs.
 """
 
 from __future__ import annotations
@@ -49,10 +50,14 @@ class Watched:
         self.notified: list[str] = []
         self.news = asyncio.Event()
 
-    async def sample(self, context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    async def sample(
+        self, context: Any, params: types.CreateMessageRequestParams
+    ) -> types.CreateMessageResult:
         self.asked.append(plain(params))
         content = types.TextContent(type="text", text="a sampled answer")
-        return types.CreateMessageResult(role="assistant", content=content, model="none", stop_reason="endTurn")
+        return types.CreateMessageResult(
+            role="assistant", content=content, model="none", stop_reason="endTurn"
+        )
 
     async def elicit(self, context: Any, params: Any) -> types.ElicitResult:
         self.asked.append(plain(params))
@@ -135,8 +140,12 @@ async def lists(client: Client) -> dict[str, Any]:
         seen[f"resource {resource['uri']}"] = await outcome(client.read_resource(resource["uri"]))
     for template in templates.get("resourceTemplates", ()):
         pattern = template["uriTemplate"]
-        seen[f"from template {pattern}"] = await outcome(client.read_resource(re.sub(r"\{[^}]*\}", "1", pattern)))
-        completion = client.complete(types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"})
+        seen[f"from template {pattern}"] = await outcome(
+            client.read_resource(re.sub(r"\{[^}]*\}", "1", pattern))
+        )
+        completion = client.complete(
+            types.ResourceTemplateReference(uri=pattern), {"name": "resourceId", "value": "1"}
+        )
         seen[f"completion {pattern}"] = await outcome(completion)
     seen["unknown resource"] = await outcome(client.read_resource("nowhere://at/all"))
     seen["unknown prompt"] = await outcome(client.get_prompt("no such prompt"))
@@ -149,7 +158,9 @@ async def calls_of(client: Client, calls: Calls) -> dict[str, Any]:
     for number, (tool, arguments) in enumerate(calls):
         steps: list[Any] = []
 
-        async def note(progress: float, total: float | None, message: str | None, steps: list[Any] = steps) -> None:
+        async def note(
+            progress: float, total: float | None, message: str | None, steps: list[Any] = steps
+        ) -> None:
             steps.append((progress, total, message))
 
         key = f"{number} {tool} {json.dumps(arguments)[:80]}"
@@ -159,15 +170,25 @@ async def calls_of(client: Client, calls: Calls) -> dict[str, Any]:
 
 
 async def everything(client: Client, watched: Watched, calls: Calls) -> dict[str, Any]:
-    return {**await lists(client), **await calls_of(client, calls), "asked of the client": watched.asked}
+    return {
+        **await lists(client),
+        **await calls_of(client, calls),
+        "asked of the client": watched.asked,
+    }
 
 
 def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> dict[str, Any]:
     """Undo the three changes of the proxy. If nothing differs after that, there were no others."""
     tools = seen["tools"].get("tools", [])
-    kept = [{k: v for k, v in one.items() if k != "outputSchema"} for one in tools if one["name"] not in OURS]
+    kept = [
+        {k: v for k, v in one.items() if k != "outputSchema"}
+        for one in tools
+        if one["name"] not in OURS
+    ]
     undone = {**seen, "tools": {**seen["tools"], "tools": kept}}
-    return json.loads(json.dumps({key: _unstubbed(value, session) for key, value in undone.items()}))  # type: ignore[no-any-return]
+    return json.loads(
+        json.dumps({key: _unstubbed(value, session) for key, value in undone.items()})
+    )  # type: ignore[no-any-return]
 
 
 def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
@@ -181,7 +202,11 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
         stored = session.get(json.loads(value["text"])["artifact"])
         assert stored is not None
         back = TIMES.sub("<time>", stored) if isinstance(stored, str) else json.dumps(stored)
-        value = {**value, "text": back, "mimeType": "stub"} if "uri" in value else {**value, "text": back}
+        value = (
+            {**value, "text": back, "mimeType": "stub"}
+            if "uri" in value
+            else {**value, "text": back}
+        )
     if isinstance(value.get("text"), str) and value["text"][:1] in ("{", "["):
         with contextlib.suppress(
             ValueError
@@ -194,7 +219,9 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
     if isinstance(structured, dict) and "stub" in structured:
         assert session is not None
         structured = session.get(structured["artifact"])
-    if isinstance(structured, dict) and len(structured) == 1:  # a wrapped value is stored without its wrapper
+    if (
+        isinstance(structured, dict) and len(structured) == 1
+    ):  # a wrapped value is stored without its wrapper
         (structured,) = structured.values()
     if structured is not None:
         value = {**value, "structuredContent": structured}
@@ -202,7 +229,12 @@ def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
 
 
 def same_but_for_the_changes(
-    place: Path, command: Sequence[str] | str, calls: Calls, *, mode: str, fresh: Callable[[], dict[str, str]] = dict
+    place: Path,
+    command: Sequence[str] | str,
+    calls: Calls,
+    *,
+    mode: str,
+    fresh: Callable[[], dict[str, str]] = dict,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compare a server directly and behind a proxy. Returns both observations."""
 
@@ -252,7 +284,10 @@ EVERYTHING: Calls = [
     ("get-structured-content", {"location": "Chicago"}),
     ("get-sum", {"a": 1.5, "b": 2}),
     ("get-tiny-image", {}),
-    ("gzip-file-as-resource", {"name": "a.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"}),
+    (
+        "gzip-file-as-resource",
+        {"name": "a.gz", "data": "data:text/plain,hello", "outputType": "resourceLink"},
+    ),
     ("trigger-long-running-operation", {"duration": 0.2, "steps": 4}),
     ("trigger-sampling-request", {"prompt": "say something", "maxTokens": 10}),
     ("trigger-elicitation-request", {}),
@@ -261,7 +296,9 @@ EVERYTHING: Calls = [
 
 
 @pytest.mark.parametrize("mode", Modes)
-def test_everything_is_the_same(npm_server: Callable[[str], list[str]], place: Path, mode: str) -> None:
+def test_everything_is_the_same(
+    npm_server: Callable[[str], list[str]], place: Path, mode: str
+) -> None:
     command = [*npm_server("server-everything"), "stdio"]
     bare, proxied = same_but_for_the_changes(place, command, EVERYTHING, mode=mode)
     assert len(bare["asked of the client"]) == 2
@@ -306,7 +343,9 @@ def test_logs_updates_and_cancellation_pass_as_without_a_proxy(
             await client.call_tool("toggle-simulated-logging")
             await client.call_tool("toggle-subscriber-updates")
             with pytest.raises(MCPError):  # the client times out, and cancels the call
-                await client.call_tool("trigger-long-running-operation", {"duration": 60}, read_timeout_seconds=0.2)
+                await client.call_tool(
+                    "trigger-long-running-operation", {"duration": 60}, read_timeout_seconds=0.2
+                )
             while not {"log", "notifications/resources/updated"} <= set(watched.notified):
                 watched.news.clear()
                 await asyncio.wait_for(watched.news.wait(), 60)
@@ -322,18 +361,25 @@ def test_logs_updates_and_cancellation_pass_as_without_a_proxy(
 
 
 @pytest.mark.parametrize("mode", Modes)
-def test_filesystem_is_the_same(npm_server: Callable[[str], list[str]], tmp_path: Path, mode: str) -> None:
+def test_filesystem_is_the_same(
+    npm_server: Callable[[str], list[str]], tmp_path: Path, mode: str
+) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "small.txt").write_text("a small file\n")
-    (folder / "large.txt").write_text("".join(f"line {number} of a large file\n" for number in range(30_000)))
+    (folder / "large.txt").write_text(
+        "".join(f"line {number} of a large file\n" for number in range(30_000))
+    )
     (folder / "pixel.png").write_bytes(bytes.fromhex("89504e470d0a1a0a") + b"\0" * 40)
     calls: Calls = [
         ("list_allowed_directories", {}),
         ("read_text_file", {"path": str(folder / "small.txt")}),
         ("read_text_file", {"path": str(folder / "large.txt")}),
         ("read_media_file", {"path": str(folder / "pixel.png")}),
-        ("read_multiple_files", {"paths": [str(folder / "small.txt"), str(folder / "missing.txt")]}),
+        (
+            "read_multiple_files",
+            {"paths": [str(folder / "small.txt"), str(folder / "missing.txt")]},
+        ),
         ("list_directory", {"path": str(folder)}),
         ("directory_tree", {"path": str(folder)}),
         ("search_files", {"path": str(folder), "pattern": "*.txt"}),
@@ -342,20 +388,29 @@ def test_filesystem_is_the_same(npm_server: Callable[[str], list[str]], tmp_path
     command = [*npm_server("server-filesystem"), str(folder)]
     _, proxied = same_but_for_the_changes(tmp_path / "store", command, calls, mode=mode)
     large = next(value for key, value in proxied.items() if key.startswith("2 read_text_file"))
-    assert json.loads(large["content"][0]["text"])["size_bytes"] == (folder / "large.txt").stat().st_size
+    assert (
+        json.loads(large["content"][0]["text"])["size_bytes"]
+        == (folder / "large.txt").stat().st_size
+    )
 
 
-def test_a_file_is_stored_and_counted_once_as_its_text(npm_server: Callable[[str], list[str]], tmp_path: Path) -> None:
+def test_a_file_is_stored_and_counted_once_as_its_text(
+    npm_server: Callable[[str], list[str]], tmp_path: Path
+) -> None:
     """The server sends the text of a file twice: as a block, and as structured content."""
     folder, store = tmp_path / "files", tmp_path / "store"
     folder.mkdir()
-    text = "".join(f"2026-01-01 12:00:{number % 60:02} INFO request {number}\n" for number in range(5_000))
+    text = "".join(
+        f"2026-01-01 12:00:{number % 60:02} INFO request {number}\n" for number in range(5_000)
+    )
     (folder / "large.log").write_text(text)
     command = [*npm_server("server-filesystem"), str(folder)]
 
     async def read(start: Sequence[str]) -> Any:
         async with connected(start, environment(store), "auto") as (client, _):
-            return plain(await client.call_tool("read_text_file", {"path": str(folder / "large.log")}))
+            return plain(
+                await client.call_tool("read_text_file", {"path": str(folder / "large.log")})
+            )
 
     bare = asyncio.run(read(command))
     assert bare["structuredContent"] == {"content": bare["content"][0]["text"]}
@@ -365,13 +420,17 @@ def test_a_file_is_stored_and_counted_once_as_its_text(npm_server: Callable[[str
     with coatcheck.open(store) as opened:
         session = opened.session(SESSION)
         assert [session.get(ref) for ref in session.list()] == [text]
-        assert session.read(stub["artifact"], lines="3:3").text.splitlines() == text.splitlines()[2:3]
+        assert (
+            session.read(stub["artifact"], lines="3:3").text.splitlines() == text.splitlines()[2:3]
+        )
         row = savings(opened).total
         assert row.results == 1
         assert row.tokens_kept_out < estimate(text) * 1.1
 
 
-def test_a_pointer_is_written_to_a_file_as_its_value(npm_server: Callable[[str], list[str]], tmp_path: Path) -> None:
+def test_a_pointer_is_written_to_a_file_as_its_value(
+    npm_server: Callable[[str], list[str]], tmp_path: Path
+) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "large.txt").write_text("".join(f"line {number}\n" for number in range(30_000)))
@@ -379,10 +438,14 @@ def test_a_pointer_is_written_to_a_file_as_its_value(npm_server: Callable[[str],
     async def run() -> None:
         start = proxy(server=[*npm_server("server-filesystem"), str(folder)])
         async with connected(start, environment(tmp_path / "store"), "auto") as (client, _):
-            read = plain(await client.call_tool("read_text_file", {"path": str(folder / "large.txt")}))
+            read = plain(
+                await client.call_tool("read_text_file", {"path": str(folder / "large.txt")})
+            )
             pointer = json.loads(read["content"][0]["text"])["artifact"]
             await client.list_tools()
-            await client.call_tool("write_file", {"path": str(folder / "copy.txt"), "content": pointer})
+            await client.call_tool(
+                "write_file", {"path": str(folder / "copy.txt"), "content": pointer}
+            )
 
     asyncio.run(run())
     assert (folder / "copy.txt").read_text() == (folder / "large.txt").read_text()
@@ -390,13 +453,20 @@ def test_a_pointer_is_written_to_a_file_as_its_value(npm_server: Callable[[str],
 
 def test_memory_is_the_same(npm_server: Callable[[str], list[str]], tmp_path: Path) -> None:
     people = [
-        {"name": f"person {number}", "entityType": "person", "observations": [f"observation {number}"] * 5}
+        {
+            "name": f"person {number}",
+            "entityType": "person",
+            "observations": [f"observation {number}"] * 5,
+        }
         for number in range(300)
     ]
     calls: Calls = [
         ("create_entities", {"entities": people[:3]}),
         ("create_entities", {"entities": people}),
-        ("create_relations", {"relations": [{"from": "person 1", "to": "person 2", "relationType": "knows"}]}),
+        (
+            "create_relations",
+            {"relations": [{"from": "person 1", "to": "person 2", "relationType": "knows"}]},
+        ),
         ("read_graph", {}),
         ("search_nodes", {"query": "person 7"}),
         ("open_nodes", {"names": ["person 1"]}),
@@ -415,10 +485,17 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "repository"
     folder.mkdir()
     git = functools.partial(subprocess.run, cwd=folder, check=True, capture_output=True)
-    who = {"GIT_AUTHOR_NAME": "A", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "A", "GIT_COMMITTER_EMAIL": "a@b"}
+    who = {
+        "GIT_AUTHOR_NAME": "A",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "A",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
     git(["git", "init", "-q", "-b", "main"])
     for number in range(3):
-        (folder / "file.txt").write_text("".join(f"line {line} in version {number}\n" for line in range(1_500)))
+        (folder / "file.txt").write_text(
+            "".join(f"line {line} in version {number}\n" for line in range(1_500))
+        )
         git(["git", "add", "."])
         git(["git", "commit", "-q", "-m", f"version {number}"], env={**os.environ, **who})
     (folder / "file.txt").write_text("changed\n")
@@ -445,7 +522,10 @@ def test_git_is_the_same(repository: Path, tmp_path: Path, mode: str) -> None:
 def test_time_is_the_same(place: Path) -> None:
     calls: Calls = [
         ("get_current_time", {"timezone": "Europe/Berlin"}),
-        ("convert_time", {"source_timezone": "Asia/Tokyo", "time": "12:00", "target_timezone": "Europe/Berlin"}),
+        (
+            "convert_time",
+            {"source_timezone": "Asia/Tokyo", "time": "12:00", "target_timezone": "Europe/Berlin"},
+        ),
         ("get_current_time", {"timezone": "Nowhere/AtAll"}),
     ]
     command = warm.command("mcp_server_time", "--local-timezone", "UTC")
@@ -458,7 +538,10 @@ def page() -> Iterator[str]:
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            lines = "".join(f"<p>Paragraph {number} of a long page with many words.</p>" for number in range(3_000))
+            lines = "".join(
+                f"<p>Paragraph {number} of a long page with many words.</p>"
+                for number in range(3_000)
+            )
             body = f"<html><head><title>long</title></head><body><article>{lines}</article></body></html>".encode()
             self.send_response(404 if self.path == "/missing" else 200)
             self.send_header("content-type", "text/html")
@@ -490,4 +573,6 @@ def test_fetch_is_the_same(page: str, place: Path) -> None:
     assert len(json.dumps(proxied[long])) < len(json.dumps(bare[long])) / 20
     cut = next(key for key in proxied if key.startswith("2 fetch"))
     assert "Call the fetch tool with a start_index of 60000" in json.dumps(bare[cut])
-    assert "incomplete: the fetch server left out what follows character 60,000; " in json.dumps(proxied[cut])
+    assert "incomplete: the fetch server left out what follows character 60,000; " in json.dumps(
+        proxied[cut]
+    )

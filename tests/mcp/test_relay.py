@@ -1,4 +1,5 @@
-"""Odd, late or unreadable messages in both directions: each request is answered once, the others go on."""
+"""Odd, late or unreadable messages in both directions: each request is answered once, the others go
+on."""
 
 from __future__ import annotations
 
@@ -41,17 +42,26 @@ def unanswered_call(speaker: Speaker, request_id: Any = None) -> Any:
 
 
 def result(request_id: Any, text: str) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": request_id, "result": {"content": [{"type": "text", "text": text}]}}
+    return {
+        "jsonrpc": "2.0",
+        "id": request_id,
+        "result": {"content": [{"type": "text", "text": text}]},
+    }
 
 
 @pytest.mark.parametrize("name", [["a list"], {"an": "object"}, None, 7, True])
 def test_a_call_whose_name_is_not_a_string_is_passed_to_the_server(one: Speaker, name: Any) -> None:
-    assert one.ask("tools/call", {"name": name, "arguments": {}})["error"]["message"] == f"it has no tool {name!r}"
+    assert (
+        one.ask("tools/call", {"name": name, "arguments": {}})["error"]["message"]
+        == f"it has no tool {name!r}"
+    )
     assert one.call("it_heard")
 
 
 @pytest.mark.parametrize("request_id", [0, -1, "", "0", 1.5, 2**70, "coatcheck-0", "ü\n"])
-def test_every_id_of_json_rpc_is_answered_and_its_result_slimmed(one: Speaker, request_id: Any) -> None:
+def test_every_id_of_json_rpc_is_answered_and_its_result_slimmed(
+    one: Speaker, request_id: Any
+) -> None:
     unanswered_call(one, request_id)
     say(one, result(request_id, LONG))
     assert stub_in(text_of(one.answer(request_id)["result"]))["size_bytes"] == len(LONG)
@@ -81,22 +91,38 @@ def big(**body: Any) -> str:
     return json.dumps({"jsonrpc": "2.0", **body, "params": {"data": "@"}})
 
 
-@pytest.mark.parametrize("line", [big(method="notifications/message"), big(method="from/the/future")], ids=["", "new"])
-def test_a_notification_that_is_too_large_does_not_affect_pending_requests(one: Speaker, line: str) -> None:
+@pytest.mark.parametrize(
+    "line", [big(method="notifications/message"), big(method="from/the/future")], ids=["", "new"]
+)
+def test_a_notification_that_is_too_large_does_not_affect_pending_requests(
+    one: Speaker, line: str
+) -> None:
     waiting = unanswered_call(one)
     say(one, line, result(waiting, "still there"), hex="78", times=2 << 20)
     assert text_of(one.answer(waiting)["result"]) == "still there"
 
 
 @pytest.mark.parametrize("id_first", [True, False])
-def test_a_request_of_the_server_that_is_too_large_gets_an_error(one: Speaker, id_first: bool) -> None:
-    waiting = unanswered_call(one)  # with the same id: both sides number their requests independently
+def test_a_request_of_the_server_that_is_too_large_gets_an_error(
+    one: Speaker, id_first: bool
+) -> None:
+    waiting = unanswered_call(
+        one
+    )  # with the same id: both sides number their requests independently
     ask = {"method": "sampling/createMessage"}
-    line = big(id=waiting, **ask) if id_first else json.dumps({**ask, "params": ["@"], "jsonrpc": "2.0", "id": waiting})
+    line = (
+        big(id=waiting, **ask)
+        if id_first
+        else json.dumps({**ask, "params": ["@"], "jsonrpc": "2.0", "id": waiting})
+    )
     say(one, line, hex="78", times=2 << 20)
     say(one, result(waiting, "still there"))
     assert text_of(one.answer(waiting)["result"]) == "still there"
-    errors = [found["error"] for found in heard(one, "it") if found.get("id") == waiting and "error" in found]
+    errors = [
+        found["error"]
+        for found in heard(one, "it")
+        if found.get("id") == waiting and "error" in found
+    ]
     assert [error["data"]["code"] for error in errors] == [FAILED]
 
 
@@ -104,7 +130,9 @@ def test_an_answer_of_the_client_that_is_too_large_becomes_an_error(one: Speaker
     say(one, {"jsonrpc": "2.0", "id": "sample", "method": "sampling/createMessage", "params": {}})
     one.until(lambda found: found.get("method") == "sampling/createMessage")
     one.send({"jsonrpc": "2.0", "id": "sample", "result": {"content": "x" * (2 << 20)}})
-    assert [found["error"]["data"]["code"] for found in heard(one, "it") if found.get("id") == "sample"] == [FAILED]
+    assert [
+        found["error"]["data"]["code"] for found in heard(one, "it") if found.get("id") == "sample"
+    ] == [FAILED]
     assert not [found for found in one.heard if found.get("id") == "sample"]
 
 
@@ -119,8 +147,15 @@ def test_a_request_that_timed_out_gets_no_second_answer(speak: Speak) -> None:
 @pytest.mark.parametrize("end", ["", None])
 def test_a_page_with_an_empty_cursor_is_the_last(speak: Speak, end: str | None) -> None:
     page = {"tools": [{"name": "x", "inputSchema": {"type": "object"}}], "nextCursor": end}
-    listed = speak(server=scripted_server("it", **{"tools/list": [page]})).ask("tools/list")["result"]["tools"]
-    assert [tool["name"] for tool in listed] == ["x", "get_artifact", "list_artifacts", "store_artifact"]
+    listed = speak(server=scripted_server("it", **{"tools/list": [page]})).ask("tools/list")[
+        "result"
+    ]["tools"]
+    assert [tool["name"] for tool in listed] == [
+        "x",
+        "get_artifact",
+        "list_artifacts",
+        "store_artifact",
+    ]
 
 
 def test_the_result_of_a_task_follows_the_rule_for_its_tool(speak: Speak) -> None:
@@ -128,7 +163,14 @@ def test_the_result_of_a_task_follows_the_rule_for_its_tool(speak: Speak) -> Non
     speaker = speak("--inline", "it_hold", server=scripted_server("it", **{"tasks/result": whole}))
     speaker.ask("tools/list")
     waiting = unanswered_call(speaker)
-    say(speaker, {"jsonrpc": "2.0", "id": waiting, "result": {"task": {"taskId": "mine", "status": "working"}}})
+    say(
+        speaker,
+        {
+            "jsonrpc": "2.0",
+            "id": waiting,
+            "result": {"task": {"taskId": "mine", "status": "working"}},
+        },
+    )
     assert speaker.answer(waiting)["result"]["task"]["taskId"] == "mine"
     assert speaker.ask("tasks/result", {"taskId": "mine"})["result"] == whole
     assert stub_in(text_of(speaker.ask("tasks/result", {"taskId": "another"})["result"]))
@@ -136,7 +178,12 @@ def test_the_result_of_a_task_follows_the_rule_for_its_tool(speak: Speak) -> Non
 
 def test_links_are_kept_when_many_blocks_become_one_stub(one: Speaker) -> None:
     waiting = unanswered_call(one)
-    link = {"type": "resource_link", "uri": "it://1", "name": "a link", "annotations": {"priority": 1.0}}
+    link = {
+        "type": "resource_link",
+        "uri": "it://1",
+        "name": "a link",
+        "annotations": {"priority": 1.0},
+    }
     texts = [{"type": "text", "text": f"row number {number}"} for number in range(3_000)]
     say(one, {"jsonrpc": "2.0", "id": waiting, "result": {"content": [*texts, link]}})
     stub, kept = one.answer(waiting)["result"]["content"]
@@ -145,7 +192,10 @@ def test_links_are_kept_when_many_blocks_become_one_stub(one: Speaker) -> None:
 
 
 def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:
-    calls = [{"jsonrpc": "2.0", "id": f"b{n}", "method": "tools/call", "params": {"name": "it_heard"}} for n in (1, 2)]
+    calls = [
+        {"jsonrpc": "2.0", "id": f"b{n}", "method": "tools/call", "params": {"name": "it_heard"}}
+        for n in (1, 2)
+    ]
     one.write(json.dumps([*calls, {"jsonrpc": "2.0", "method": "notifications/batched"}]).encode())
     assert [one.answer(call["id"])["id"] for call in calls] == ["b1", "b2"]
     assert "notifications/batched" in [found.get("method") for found in heard(one, "it")]
@@ -154,7 +204,9 @@ def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:
 @pytest.mark.parametrize("depth", [400, 800, 950])
 def test_a_call_with_arguments_of_any_depth_is_answered(one: Speaker, depth: int) -> None:
     params = {"name": "it_heard", "arguments": {"x": "@"}}
-    line = json.dumps({"jsonrpc": "2.0", "id": f"d{depth}", "method": "tools/call", "params": params})
+    line = json.dumps(
+        {"jsonrpc": "2.0", "id": f"d{depth}", "method": "tools/call", "params": params}
+    )
     one.write(line.replace('"@"', "[" * depth + '"art:000000000000"' + "]" * depth).encode())
     found = one.answer(f"d{depth}")
     assert "result" in found or "error" in found
@@ -177,7 +229,9 @@ SMALL = 20_000  # more bytes than an answer with only a stub or our own error me
         {"code": "odd", "message": {"not": LONG * 10}, "data": [LONG]},
     ],
 )
-def test_a_large_error_of_the_server_becomes_a_stub_that_can_be_read(one: Speaker, error: dict[str, Any]) -> None:
+def test_a_large_error_of_the_server_becomes_a_stub_that_can_be_read(
+    one: Speaker, error: dict[str, Any]
+) -> None:
     request = unanswered_call(one)
     say(one, {"jsonrpc": "2.0", "id": request, "error": error})
     answer = one.answer(request)
@@ -198,7 +252,11 @@ def test_a_small_error_passes_byte_for_byte(one: Speaker) -> None:
 @pytest.mark.parametrize("second", ["result", "error"])
 def test_a_second_answer_to_one_request_is_not_passed_on(one: Speaker, second: str) -> None:
     request = unanswered_call(one)
-    more = result(request, LONG) if second == "result" else {"id": request, "error": {"code": 1, "message": LONG}}
+    more = (
+        result(request, LONG)
+        if second == "result"
+        else {"id": request, "error": {"code": 1, "message": LONG}}
+    )
     say(one, result(request, "the answer"), more, result("of nobody", LONG))
     assert text_of(one.answer(request)["result"]) == "the answer"
     one.call("it_heard")
@@ -210,8 +268,16 @@ def test_a_second_answer_to_one_request_is_not_passed_on(one: Speaker, second: s
     [
         {"result": LONG},
         {"result": {"content": LONG}},
-        {"result": {"content": [], "structuredContent": {"content": [{"type": "text", "text": LONG}]}}},
-        {"result": {"content": [{"type": "text", "text": LONG}]}, "error": {"code": 1, "message": "both"}},
+        {
+            "result": {
+                "content": [],
+                "structuredContent": {"content": [{"type": "text", "text": LONG}]},
+            }
+        },
+        {
+            "result": {"content": [{"type": "text", "text": LONG}]},
+            "error": {"code": 1, "message": "both"},
+        },
     ],
 )
 def test_invalid_results_are_bounded_too(one: Speaker, body: dict[str, Any]) -> None:
@@ -222,7 +288,9 @@ def test_invalid_results_are_bounded_too(one: Speaker, body: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("contents", [LONG, [LONG], {"text": LONG}, None])
 def test_invalid_resource_contents_are_an_error(speak: Speak, contents: Any) -> None:
-    speaker = speak(server=scripted_server("it", **{"resources/read": {"contents": contents, "x": LONG}}))
+    speaker = speak(
+        server=scripted_server("it", **{"resources/read": {"contents": contents, "x": LONG}})
+    )
     assert speaker.ask("resources/read", {"uri": "it://x"})["error"]["data"]["code"] == FAILED
 
 

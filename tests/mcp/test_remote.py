@@ -1,5 +1,5 @@
-"""Remote servers with rare but valid behaviour: events of every shape, streams that break and are resumed, sessions
-that end, and messages whose order matters."""
+"""Remote servers with rare but valid behaviour: events of every shape, streams that break and are
+resumed, sessions that end, and messages whose order matters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Request:
         size = int(self.headers.get("content-length", 0))
         self.body: dict[str, Any] = json.loads(handler.rfile.read(size)) if size else {}
 
-    def begin(self, status: int = 200, kind: str | None = "application/json", **headers: str) -> None:
+    def begin(
+        self, status: int = 200, kind: str | None = "application/json", **headers: str
+    ) -> None:
         self._handler.send_response(status)
         if kind is not None:
             self._handler.send_header("Content-Type", kind)
@@ -51,13 +53,16 @@ class Request:
 
 
 class Script:
-    """A server scripted by HTTP verb and MCP method. It does the handshake and lists one tool by itself."""
+    """A server scripted by HTTP verb and MCP method. It does the handshake and lists one tool by
+    itself."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.handlers: dict[str, Callable[[Request], None]] = {
             "initialize": self.handshake,
-            "tools/list": lambda request: request.answer(tools=[{"name": "do", "inputSchema": {"type": "object"}}]),
+            "tools/list": lambda request: request.answer(
+                tools=[{"name": "do", "inputSchema": {"type": "object"}}]
+            ),
         }
 
     @staticmethod
@@ -65,7 +70,9 @@ class Script:
         request.begin(Mcp_Session_Id="first")
         version = request.body["params"]["protocolVersion"]
         info = {"name": "scripted", "version": "1"}
-        request.write(request.result(protocolVersion=version, capabilities={"tools": {}}, serverInfo=info))
+        request.write(
+            request.result(protocolVersion=version, capabilities={"tools": {}}, serverInfo=info)
+        )
 
     def __call__(self, request: Request) -> None:
         self.requests.append(request)
@@ -142,16 +149,24 @@ def _pretty(result: bytes) -> bytes:
     return "\n".join(f"data: {line}" for line in lines).encode()
 
 
-def test_an_event_over_several_lines_is_one_line_for_the_client(script: Script, client: Speaker) -> None:
+def test_an_event_over_several_lines_is_one_line_for_the_client(
+    script: Script, client: Speaker
+) -> None:
     script.handlers["tools/call"] = streamed("event: message\r\nid: 1\r\n", "PRETTY\n\n")
     client.begin()
     assert text_of(call(client)) == "streamed"
 
 
-def test_json_over_several_lines_is_one_line_for_the_client(script: Script, client: Speaker) -> None:
+def test_json_over_several_lines_is_one_line_for_the_client(
+    script: Script, client: Speaker
+) -> None:
     def pretty(request: Request) -> None:
         request.begin()
-        request.write(json.dumps(json.loads(request.result(**content("pretty"))), indent=1).replace("\n", "\r\n"))
+        request.write(
+            json.dumps(json.loads(request.result(**content("pretty"))), indent=1).replace(
+                "\n", "\r\n"
+            )
+        )
 
     script.handlers["tools/call"] = pretty
     client.begin()
@@ -192,7 +207,9 @@ def test_no_request_overtakes_the_initialized_notification(script: Script, clien
     begun, listed_early = threading.Event(), threading.Event()
 
     def initialized(request: Request) -> None:
-        assert not listed_early.wait(1.0)  # long enough for a request that was sent too early to arrive
+        assert not listed_early.wait(
+            1.0
+        )  # long enough for a request that was sent too early to arrive
         begun.set()
         request.begin(202, None)
 
@@ -207,7 +224,9 @@ def test_no_request_overtakes_the_initialized_notification(script: Script, clien
     assert not listed_early.is_set()
 
 
-def test_a_session_is_named_in_every_request_and_deleted_at_the_end(script: Script, client: Speaker) -> None:
+def test_a_session_is_named_in_every_request_and_deleted_at_the_end(
+    script: Script, client: Speaker
+) -> None:
     client.begin()
     client.ask("tools/list")
     client.leave()
@@ -226,13 +245,17 @@ def test_an_expired_session_is_started_again_and_the_request_repeated(
 
     def new_handshake(request: Request) -> None:
         request.begin(Mcp_Session_Id=alive[-1])
-        request.write(request.result(protocolVersion="2025-03-26", capabilities={"tools": {}}, serverInfo={}))
+        request.write(
+            request.result(protocolVersion="2025-03-26", capabilities={"tools": {}}, serverInfo={})
+        )
 
     def do(request: Request) -> None:
         if request.headers.get("mcp-session-id") != alive[-1]:
             request.begin(404, kind)
             error = {"code": -32001, "message": "Session not found"}
-            request.write(json.dumps({"jsonrpc": "2.0", "id": request.body.get("id"), "error": error}))
+            request.write(
+                json.dumps({"jsonrpc": "2.0", "id": request.body.get("id"), "error": error})
+            )
         else:
             request.answer(**content(alive[-1]))
 
@@ -245,18 +268,24 @@ def test_an_expired_session_is_started_again_and_the_request_repeated(
     assert len(script.seen("initialize")) == 2
     first, second = script.seen("initialize")
     assert first.body["params"] == second.body["params"]
-    assert [one.headers.get("mcp-session-id") for one in script.seen("notifications/initialized")] == alive
+    assert [
+        one.headers.get("mcp-session-id") for one in script.seen("notifications/initialized")
+    ] == alive
     assert not [one for one in client.heard if "id" in one]
 
 
-def test_a_server_that_forgets_every_session_is_an_error_not_an_endless_loop(script: Script, client: Speaker) -> None:
+def test_a_server_that_forgets_every_session_is_an_error_not_an_endless_loop(
+    script: Script, client: Speaker
+) -> None:
     script.handlers["tools/call"] = lambda request: request.begin(404, "text/plain")
     client.begin()
     assert call(client)["data"]["code"] == FAILED
     assert len(script.seen("initialize")) == 2
 
 
-def test_notifications_are_received_again_after_a_server_was_unavailable(script: Script, client: Speaker) -> None:
+def test_notifications_are_received_again_after_a_server_was_unavailable(
+    script: Script, client: Speaker
+) -> None:
     def listen(request: Request) -> None:
         count = len(script.seen("GET"))
         if count < 4:
@@ -282,7 +311,9 @@ def test_an_html_page_is_not_read_as_a_stream(script: Script, client: Speaker) -
     assert len(script.seen("GET")) == 1
 
 
-def test_notifications_of_a_server_without_sessions_are_received(script: Script, client: Speaker) -> None:
+def test_notifications_of_a_server_without_sessions_are_received(
+    script: Script, client: Speaker
+) -> None:
     def new_handshake(request: Request) -> None:
         request.answer(protocolVersion="2025-06-18", capabilities={"tools": {}}, serverInfo={})
 
@@ -295,9 +326,13 @@ def test_notifications_of_a_server_without_sessions_are_received(script: Script,
     client.until(lambda one: one.get("method") == "notifications/tools/list_changed")
 
 
-def test_a_server_that_requires_a_sign_in_is_reported_as_such(script: Script, client: Speaker) -> None:
+def test_a_server_that_requires_a_sign_in_is_reported_as_such(
+    script: Script, client: Speaker
+) -> None:
     def refuse(request: Request) -> None:
-        where = 'Bearer resource_metadata="https://example.org/.well-known/oauth-protected-resource"'
+        where = (
+            'Bearer resource_metadata="https://example.org/.well-known/oauth-protected-resource"'
+        )
         request.begin(401, WWW_Authenticate=where)
         request.write('{"error":"invalid_token","error_description":"Missing"}')
 

@@ -1,4 +1,5 @@
-"""The server for a store, with the official client: on stdio and over HTTP, in old and new protocol versions."""
+"""The server for a store, with the official client: on stdio and over HTTP, in old and new protocol
+versions."""
 
 from __future__ import annotations
 
@@ -75,11 +76,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextlib.contextmanager
 def served(
-    place: Path | str, *options: str, is_warm: bool = True, printed: list[str] | None = None, **env: str
+    place: Path | str,
+    *options: str,
+    is_warm: bool = True,
+    printed: list[str] | None = None,
+    **env: str,
 ) -> Iterator[Web]:
     """Start a server. At its end, `printed` gets the lines that it has written to stderr."""
     command = serve("--http", "--port", "0", *options, is_warm=is_warm)
-    process = subprocess.Popen(command, env=environment(place, **env), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(place, **env), stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
         first = process.stderr.readline()
@@ -133,7 +140,10 @@ def opened(request: pytest.FixtureRequest, place: Path) -> Open:
                 quiet = stack.enter_context(silence())
                 command = serve("--session", SESSION)
                 wire = stdio_client(
-                    StdioServerParameters(command=command[0], args=command[1:], env=environment(place)), errlog=quiet
+                    StdioServerParameters(
+                        command=command[0], args=command[1:], env=environment(place)
+                    ),
+                    errlog=quiet,
                 )
             yield await stack.enter_async_context(Client(wire, mode=mode, **options))
 
@@ -152,8 +162,14 @@ def test_the_tools_are_those_of_the_toolkit_with_annotations(opened: Open) -> No
     get, listing, store = run(look())
     with coatcheck.open("memory:") as memory:
         ours = [tool.as_mcp() for tool in coatcheck.toolkit(memory.session("any"))]
-    assert [tool.input_schema for tool in (get, listing, store)] == [tool["inputSchema"] for tool in ours]
-    assert [tool.annotations.read_only_hint for tool in (get, listing, store)] == [True, True, False]
+    assert [tool.input_schema for tool in (get, listing, store)] == [
+        tool["inputSchema"] for tool in ours
+    ]
+    assert [tool.annotations.read_only_hint for tool in (get, listing, store)] == [
+        True,
+        True,
+        False,
+    ]
     assert all(tool.annotations.idempotent_hint for tool in (get, listing, store))
     assert store.output_schema is not None
 
@@ -162,7 +178,9 @@ def test_a_server_can_offer_only_the_reading_tool(tmp_path: Path) -> None:
     async def look() -> list[str]:
         command = serve("--only", "get")
         with silence() as quiet:
-            wire = StdioServerParameters(command=command[0], args=command[1:], env=environment(tmp_path))
+            wire = StdioServerParameters(
+                command=command[0], args=command[1:], env=environment(tmp_path)
+            )
             async with Client(stdio_client(wire, errlog=quiet)) as client:
                 return [tool.name for tool in (await client.list_tools()).tools]
 
@@ -170,13 +188,19 @@ def test_a_server_can_offer_only_the_reading_tool(tmp_path: Path) -> None:
 
 
 def test_storing_returns_a_pointer_a_link_and_structured_content(opened: Open) -> None:
-    async def store() -> tuple[types.CallToolResult, types.ReadResourceResult, types.CallToolResult]:
+    async def store() -> tuple[
+        types.CallToolResult, types.ReadResourceResult, types.CallToolResult
+    ]:
         async with opened() as client:
             await client.list_tools()
-            stored = await client.call_tool("store_artifact", {"name": "kept", "value": "some words"})
+            stored = await client.call_tool(
+                "store_artifact", {"name": "kept", "value": "some words"}
+            )
             link = stored.content[1]
             assert isinstance(link, types.ResourceLink)
-            got = await client.call_tool("get_artifact", {"pointer": stored.structured_content["pointer"]})
+            got = await client.call_tool(
+                "get_artifact", {"pointer": stored.structured_content["pointer"]}
+            )
             return stored, await client.read_resource(link.uri), got
 
     stored, read, got = run(store())
@@ -262,10 +286,14 @@ def test_an_unknown_or_invalid_uri_is_an_error(place: Path, uri: str) -> None:
 def test_pointers_and_names_are_completed(opened: Open) -> None:
     async def complete() -> tuple[list[str], list[str]]:
         async with opened() as client:
-            by_id, by_name = (one.uri_template for one in (await client.list_resource_templates()).resource_templates)
+            by_id, by_name = (
+                one.uri_template
+                for one in (await client.list_resource_templates()).resource_templates
+            )
             listed = (await client.list_resources()).resources[0].uri.removeprefix("art://")
             ids = await client.complete(
-                types.ResourceTemplateReference(uri=by_id), {"name": "id", "value": f"art:{listed[:4]}"}
+                types.ResourceTemplateReference(uri=by_id),
+                {"name": "id", "value": f"art:{listed[:4]}"},
             )
             names = await client.complete(
                 types.ResourceTemplateReference(uri=by_name), {"name": "name", "value": "NOTE 1"}
@@ -282,7 +310,9 @@ def test_a_session_sees_only_its_own_artifacts(place: Path) -> None:
     async def look() -> tuple[int, bool]:
         command = serve("--session", "another")
         with silence() as quiet:
-            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
+            parameters = StdioServerParameters(
+                command=command[0], args=command[1:], env=environment(place)
+            )
             async with Client(stdio_client(parameters, errlog=quiet)) as client:
                 listed = await client.list_resources()
                 got = await client.call_tool("get_artifact", {"pointer": "a log"})
@@ -291,16 +321,22 @@ def test_a_session_sees_only_its_own_artifacts(place: Path) -> None:
     assert run(look()) == (0, True)
 
 
-@pytest.mark.parametrize(("before", "after"), [(60 * 86_400.0, 60 * 86_400.0), (None, None), (60.0, 30 * 86_400.0)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(60 * 86_400.0, 60 * 86_400.0), (None, None), (60.0, 30 * 86_400.0)]
+)
 def test_a_session_lives_at_least_thirty_days_and_keeps_a_longer_ttl(
     tmp_path: Path, before: float | None, after: float | None
 ) -> None:
     async def use() -> bool:
         command = serve("--session", "shared")
         with silence() as quiet:
-            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(tmp_path))
+            parameters = StdioServerParameters(
+                command=command[0], args=command[1:], env=environment(tmp_path)
+            )
             async with Client(stdio_client(parameters, errlog=quiet)) as client:
-                return (await client.call_tool("store_artifact", {"name": "n", "value": "v"})).is_error
+                return (
+                    await client.call_tool("store_artifact", {"name": "n", "value": "v"})
+                ).is_error
 
     with coatcheck.open(tmp_path) as store:
         store.session("shared", ttl=before, create=True)
@@ -336,9 +372,13 @@ def test_logs_and_change_notifications_reach_the_client(place: Path) -> None:
     async def work() -> None:
         command = serve("--session", SESSION)
         with silence() as quiet:
-            parameters = StdioServerParameters(command=command[0], args=command[1:], env=environment(place))
+            parameters = StdioServerParameters(
+                command=command[0], args=command[1:], env=environment(place)
+            )
             wire = stdio_client(parameters, errlog=quiet)
-            async with Client(wire, mode="legacy", logging_callback=log, message_handler=handle) as client:
+            async with Client(
+                wire, mode="legacy", logging_callback=log, message_handler=handle
+            ) as client:
                 await client.call_tool("list_artifacts", {})
                 assert not received
                 await client.session.set_logging_level("debug")
@@ -350,7 +390,9 @@ def test_logs_and_change_notifications_reach_the_client(place: Path) -> None:
     assert "notifications/resources/list_changed" in received
 
 
-def test_a_client_that_asks_for_progress_receives_it_while_a_call_runs(opened: Open, place: Path) -> None:
+def test_a_client_that_asks_for_progress_receives_it_while_a_call_runs(
+    opened: Open, place: Path
+) -> None:
     received: list[tuple[float, str | None]] = []
     lock = sqlite3.connect(place / "catalog.sqlite", isolation_level=None)
 
@@ -438,12 +480,16 @@ def test_a_request_with_the_token_is_accepted(web: Web) -> None:
     assert status_of(web, origin=f"http://127.0.0.1:{port}") not in (401, 403, 404)
 
 
-@pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}"])
+@pytest.mark.parametrize(
+    "token", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer x{}"]
+)
 def test_a_request_without_the_token_is_refused(web: Web, token: str | None) -> None:
     assert status_of(web, authorization=token if token is None else token.format(web.token)) == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "localhost", "127.0.0.1.evil.example:{}", "0.0.0.0:{}"]
+)
 def test_a_foreign_host_is_refused_even_with_the_token(web: Web, host: str) -> None:
     assert status_of(web, host=host.format(web.url.split(":")[2].split("/")[0])) == 403
 
@@ -479,18 +525,28 @@ def test_a_page_from_an_allowed_origin_can_make_requests(place: Path) -> None:
         assert before.status_code == 200
         assert before.headers["access-control-allow-origin"] == friend
         assert before.headers["access-control-allow-headers"] == wanted
-        assert {"POST", "GET", "DELETE"} == set(before.headers["access-control-allow-methods"].split(", "))
+        assert {"POST", "GET", "DELETE"} == set(
+            before.headers["access-control-allow-methods"].split(", ")
+        )
         given = {**HEADERS, "authorization": f"Bearer {found.token}"}
         answered = client.post(found.url, json=PING, headers={**given, "origin": friend})
         assert answered.headers["access-control-allow-origin"] == friend
         assert "mcp-session-id" in answered.headers["access-control-expose-headers"]
         refused = client.post(found.url, json=PING, headers={**HEADERS, "origin": friend})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, friend)
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (
+            401,
+            friend,
+        )
         for foreign in (client.options(found.url, headers={"origin": "https://evil.example", **preflight}),
                         client.post(found.url, json=PING, headers={**given, "origin": "https://evil.example"}),
                         client.post(found.url, json=PING, headers=given)):  # fmt: skip
             assert not [name for name in foreign.headers if name.startswith("access-control")]
-        assert client.options(found.url, headers={"origin": "https://evil.example", **preflight}).status_code == 403
+        assert (
+            client.options(
+                found.url, headers={"origin": "https://evil.example", **preflight}
+            ).status_code
+            == 403
+        )
         assert client.options(found.url).status_code == 401
 
 
@@ -543,7 +599,11 @@ def test_a_connection_is_closed_unless_a_token_arrives() -> None:
 
 
 def test_an_unfinished_handshake_is_freed() -> None:
-    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "tests", "version": "1"},
+    }
 
     async def work() -> tuple[int, list[int]]:
         with coatcheck.open("memory:") as store:
@@ -560,19 +620,25 @@ def test_an_unfinished_handshake_is_freed() -> None:
             wire = httpx2.ASGITransport(app=UnfinishedHandshakes(counting, seconds=1, max_open=3))
             async with (
                 app.router.lifespan_context(app),
-                httpx2.AsyncClient(transport=wire, base_url="http://127.0.0.1", headers=HEADERS) as client,
+                httpx2.AsyncClient(
+                    transport=wire, base_url="http://127.0.0.1", headers=HEADERS
+                ) as client,
             ):
 
                 async def post(session: str | None, method: str, **more: Any) -> httpx2.Response:
                     headers = {"mcp-session-id": session} if session else {}
-                    return await client.post("/mcp", json={"jsonrpc": "2.0", "method": method, **more}, headers=headers)
+                    return await client.post(
+                        "/mcp", json={"jsonrpc": "2.0", "method": method, **more}, headers=headers
+                    )
 
                 begun = [
-                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"] for _ in range(3)
+                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"]
+                    for _ in range(3)
                 ]
                 await post(begun[2], "notifications/initialized")
                 begun += [
-                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"] for _ in range(2)
+                    (await post(None, "initialize", id=1, params=hello)).headers["mcp-session-id"]
+                    for _ in range(2)
                 ]
                 for _ in range(4):
                     await asyncio.wait_for(freed.acquire(), 60)
@@ -588,12 +654,16 @@ def test_an_unfinished_handshake_is_freed() -> None:
 @pytest.fixture(scope="module")
 def behind(web: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     env = environment(tmp_path_factory.mktemp("behind") / "store", TOKEN=web.token)
-    with Speaker(proxy("--url", web.url, "--header", "Authorization: Bearer ${TOKEN}"), env) as speaker:
+    with Speaker(
+        proxy("--url", web.url, "--header", "Authorization: Bearer ${TOKEN}"), env
+    ) as speaker:
         speaker.begin()
         yield speaker
 
 
-def test_a_proxy_in_front_of_a_url_passes_everything_and_prefixes_its_own_tools(behind: Speaker) -> None:
+def test_a_proxy_in_front_of_a_url_passes_everything_and_prefixes_its_own_tools(
+    behind: Speaker,
+) -> None:
     names = [tool["name"] for tool in behind.ask("tools/list")["result"]["tools"]]
     assert names[:3] == [one.removeprefix("coatcheck_") for one in names[3:]]
     assert "line 4999" in text_of(behind.call("get_artifact", pointer="a log", lines="-1:"))
@@ -603,7 +673,9 @@ def test_a_proxy_in_front_of_a_url_passes_everything_and_prefixes_its_own_tools(
 
 def test_concurrent_calls_to_a_url_are_not_swapped(behind: Speaker) -> None:
     waiting = {
-        behind.start("tools/call", {"name": "get_artifact", "arguments": {"pointer": f"note {n}"}}): n
+        behind.start(
+            "tools/call", {"name": "get_artifact", "arguments": {"pointer": f"note {n}"}}
+        ): n
         for n in range(60)
     }
     for request_id, number in waiting.items():
@@ -611,10 +683,16 @@ def test_concurrent_calls_to_a_url_are_not_swapped(behind: Speaker) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-def test_everything_over_http_is_the_same_behind_a_proxy(web: Web, tmp_path: Path, mode: str) -> None:
+def test_everything_over_http_is_the_same_behind_a_proxy(
+    web: Web, tmp_path: Path, mode: str
+) -> None:
     async def look(wire: Any) -> list[Any]:
         async with Client(wire, mode=mode) as client:
-            tools = [tool for tool in (await client.list_tools()).tools if not tool.name.startswith("coatcheck_")]
+            tools = [
+                tool
+                for tool in (await client.list_tools()).tools
+                if not tool.name.startswith("coatcheck_")
+            ]
             listed = await client.list_resources()
             read = await client.read_resource("art://name/note%201")
             return [client.protocol_version, client.server_info, tools, listed, read]
@@ -635,9 +713,15 @@ def test_everything_over_http_is_the_same_behind_a_proxy(web: Web, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("url", "reason"),
-    [("http://127.0.0.1:1/mcp", "cannot be reached"), ("{}", "answered 401"), ("{}/elsewhere", "answered 401")],
+    [
+        ("http://127.0.0.1:1/mcp", "cannot be reached"),
+        ("{}", "answered 401"),
+        ("{}/elsewhere", "answered 401"),
+    ],
 )
-def test_an_unusable_url_is_an_error_for_each_request(web: Web, tmp_path: Path, url: str, reason: str) -> None:
+def test_an_unusable_url_is_an_error_for_each_request(
+    web: Web, tmp_path: Path, url: str, reason: str
+) -> None:
     with Speaker(proxy("--url", url.format(web.url)), environment(tmp_path / "store")) as speaker:
         error = speaker.ask("initialize", {"protocolVersion": "2025-06-18"})["error"]
         assert reason in error["message"]
@@ -674,7 +758,9 @@ def test_a_missing_extra_names_its_fix(tmp_path: Path, command: list[str]) -> No
 
 def test_incompatible_options_are_a_usage_error(tmp_path: Path) -> None:
     for options in ([], ["--url", "http://x", "--config", "y"], ["--header", "a: b", "--", *ODD]):
-        done = subprocess.run(proxy(*options), env=environment(tmp_path), capture_output=True, check=False)
+        done = subprocess.run(
+            proxy(*options), env=environment(tmp_path), capture_output=True, check=False
+        )
         assert done.returncode == 2
 
 
@@ -684,7 +770,9 @@ SLOW = {"grep": "(a?){1000}a{1000}b"}
 
 
 def children_of(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
     return [int(one) for one in listed.stdout.split()]
 
 
@@ -696,7 +784,9 @@ def with_long_line(place: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["server", "proxy"])
-def test_a_short_call_is_answered_during_slow_ones_and_a_signal_ends_them_all(tmp_path: Path, kind: str) -> None:
+def test_a_short_call_is_answered_during_slow_ones_and_a_signal_ends_them_all(
+    tmp_path: Path, kind: str
+) -> None:
     pointer = with_long_line(tmp_path / "store")
     if kind == "server":
         command = serve("--session", SESSION, is_warm=False)
@@ -705,7 +795,9 @@ def test_a_short_call_is_answered_during_slow_ones_and_a_signal_ends_them_all(tm
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()
         slow = [
-            speaker.start("tools/call", {"name": "get_artifact", "arguments": {"pointer": pointer, **SLOW}})
+            speaker.start(
+                "tools/call", {"name": "get_artifact", "arguments": {"pointer": pointer, **SLOW}}
+            )
             for _ in range(41)
         ]
         answer = speaker.call("get_artifact", pointer=pointer, lines="1")
@@ -722,7 +814,9 @@ def test_a_short_call_is_answered_during_slow_ones_and_a_signal_ends_them_all(tm
 def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path) -> None:
     pointer = with_long_line(tmp_path / "store")
     command = serve("--http", "--port", "0", "--session", SESSION, is_warm=False)
-    process = subprocess.Popen(command, env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(tmp_path / "store"), stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     url = process.stderr.readline().split()[-1]
     token = process.stderr.readline().split()[-1]
@@ -732,9 +826,12 @@ def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path
         headers = {"authorization": f"Bearer {token}"}
         async with contextlib.AsyncExitStack() as stack:
             http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
-            client = await stack.enter_async_context(Client(streamable_http_client(url, http_client=http)))
+            client = await stack.enter_async_context(
+                Client(streamable_http_client(url, http_client=http))
+            )
             slow = [
-                asyncio.create_task(client.call_tool("get_artifact", {"pointer": pointer, **SLOW})) for _ in range(41)
+                asyncio.create_task(client.call_tool("get_artifact", {"pointer": pointer, **SLOW}))
+                for _ in range(41)
             ]
             answer = await client.call_tool("get_artifact", {"pointer": pointer, "lines": "1"})
             assert "aaaa" in str(answer.content[0])
@@ -746,7 +843,9 @@ def test_a_server_over_http_ends_on_a_signal_while_slow_calls_run(tmp_path: Path
                 one.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
 
-    with contextlib.suppress(ExceptionGroup, httpx2.HTTPError, MCPError):  # the server ends before the client
+    with contextlib.suppress(
+        ExceptionGroup, httpx2.HTTPError, MCPError
+    ):  # the server ends before the client
         asyncio.run(main())
     try:
         assert process.wait(30) == 128 + 15

@@ -1,4 +1,5 @@
-"""Several servers behind one proxy: their configuration, their names, and what happens when one ends."""
+"""Several servers behind one proxy: their configuration, their names, and what happens when one
+ends."""
 
 from __future__ import annotations
 
@@ -40,8 +41,16 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Speaker]:
     """Two odd servers with the same names, and the time server with other names."""
     place = tmp_path_factory.mktemp("several")
     entry = {"command": ODD[0], "args": ODD[1:]}
-    config = written(place / "servers.json", one=entry, two=entry, time=time_server(), off={**entry, "disabled": True})
-    with Speaker(proxy("--config", str(config), "--inline", "two_typed"), environment(place / "store")) as speaker:
+    config = written(
+        place / "servers.json",
+        one=entry,
+        two=entry,
+        time=time_server(),
+        off={**entry, "disabled": True},
+    )
+    with Speaker(
+        proxy("--config", str(config), "--inline", "two_typed"), environment(place / "store")
+    ) as speaker:
         speaker.begin()
         yield speaker
 
@@ -90,8 +99,12 @@ def test_a_newer_handshake_is_declined_so_that_clients_fall_back(both: Speaker) 
     assert both.ask("server/discover")["error"]["code"] == -32601
 
 
-def test_capabilities_and_instructions_of_all_servers_are_reported(speak: Speak, tmp_path: Path) -> None:
-    config = written(tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=time_server())
+def test_capabilities_and_instructions_of_all_servers_are_reported(
+    speak: Speak, tmp_path: Path
+) -> None:
+    config = written(
+        tmp_path / "servers.json", odd={"command": ODD[0], "args": ODD[1:]}, time=time_server()
+    )
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         result = speaker.begin()["result"]
     assert result["serverInfo"]["name"] == "coatcheck"
@@ -102,7 +115,9 @@ def test_capabilities_and_instructions_of_all_servers_are_reported(speak: Speak,
 
 def test_the_other_servers_keep_running_when_one_ends(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
-    config = written(tmp_path / "servers.json", one=entry, two=entry, gone={"command": "no-such-command"})
+    config = written(
+        tmp_path / "servers.json", one=entry, two=entry, gone={"command": "no-such-command"}
+    )
     with Speaker(proxy("--config", str(config)), environment(tmp_path / "store")) as speaker:
         speaker.begin()
         assert "exit status 3" in speaker.call("one_die")["message"]
@@ -125,7 +140,11 @@ def test_servers_that_end_because_the_client_leaves_are_not_logged(tmp_path: Pat
 def test_a_request_sent_right_before_the_client_leaves_is_answered(tmp_path: Path) -> None:
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(tmp_path / "servers.json", one=entry, two=entry)
-    client = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": {"name": "tests", "version": "1"}}
+    client = {
+        "protocolVersion": VERSION,
+        "capabilities": {},
+        "clientInfo": {"name": "tests", "version": "1"},
+    }
     asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}) + "\n"
     env = environment(tmp_path / "store")
     command = proxy("--config", str(config))
@@ -165,20 +184,25 @@ def test_a_file_may_have_a_byte_order_mark_comments_and_trailing_commas(tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000, "\udcff", None]
+    "text",
+    ["", "[]", "{}", '{"mcpServers": {}}', '{"mcpServers": 1}', "[" * 100_000, "\udcff", None],
 )
 def test_a_file_without_servers_is_an_error(tmp_path: Path, text: str | None) -> None:
     config = tmp_path / "servers.json"
     if text is not None:
         config.write_text(text, "utf-8", "surrogateescape")
-    done = CliRunner().invoke(main, ["proxy", "--config", str(config)], env={"COATCHECK_STORE": str(tmp_path / "s")})
+    done = CliRunner().invoke(
+        main, ["proxy", "--config", str(config)], env={"COATCHECK_STORE": str(tmp_path / "s")}
+    )
     assert done.exit_code == 2
     assert done.stderr.startswith("coatcheck: ")
 
 
 def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COATCHECK_TEST_TOKEN", "secret")
-    assert remote_headers(["Authorization: Bearer ${COATCHECK_TEST_TOKEN}"]) == {"Authorization": "Bearer secret"}
+    assert remote_headers(["Authorization: Bearer ${COATCHECK_TEST_TOKEN}"]) == {
+        "Authorization": "Bearer secret"
+    }
     assert expanded("${COATCHECK_TEST_MISSING:-else} $HOME") == "else $HOME"
     assert expanded("${env:COATCHECK_TEST_TOKEN}") == "secret"
     for unknown in ("${env:COATCHECK_TEST_MISSING}", "${input:token}", "${workspaceFolder}"):
@@ -191,8 +215,14 @@ def test_environment_variables_are_expanded(monkeypatch: pytest.MonkeyPatch) -> 
 NAMES = st.text("ab", min_size=1, max_size=3)
 
 
-@given(st.dictionaries(st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)))
-def test_every_tool_has_a_unique_name_that_is_prefixed_only_on_a_clash(listed: dict[str, list[str]]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(["x", "y", "x y", "z"]), st.lists(NAMES, unique=True, max_size=4)
+    )
+)
+def test_every_tool_has_a_unique_name_that_is_prefixed_only_on_a_clash(
+    listed: dict[str, list[str]],
+) -> None:
     owned = [(server, name) for server, names in listed.items() for name in names]
     shown = merged_server.unique_names(owned)
     assert len(set(shown)) == len(owned)
@@ -204,8 +234,12 @@ def test_a_rule_for_a_plain_name_applies_to_its_prefixed_names(tmp_path: Path) -
     entry = {"command": ODD[0], "args": ODD[1:]}
     config = written(tmp_path / "servers.json", one=entry, two=entry)
     large = "row of the table\n" * 5_000
-    (tmp_path / "coatcheck.toml").write_text('[policy.tools]\necho = "never"\ntwo_echo = "always"\n')
-    with Speaker(proxy("--config", str(config)), environment(tmp_path / "store"), cwd=tmp_path) as speaker:
+    (tmp_path / "coatcheck.toml").write_text(
+        '[policy.tools]\necho = "never"\ntwo_echo = "always"\n'
+    )
+    with Speaker(
+        proxy("--config", str(config)), environment(tmp_path / "store"), cwd=tmp_path
+    ) as speaker:
         speaker.begin()
         speaker.ask("tools/list")
         assert "row of the table" in text_of(speaker.call("one_echo", text=large))

@@ -1,4 +1,5 @@
-"""Signals end a server or a proxy with its store closed, so that nothing is lost that was counted."""
+"""Signals end a server or a proxy with its store closed, so that nothing is lost that was
+counted."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def end(speaker: Speaker, ending: str) -> int:
 def reported(place: Path) -> Any:
     """What `coatcheck proxy --report` prints about a store."""
     command = proxy("--report", "--json")
-    return json.loads(subprocess.run(command, env=environment(place), capture_output=True, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, env=environment(place), capture_output=True, check=True).stdout
+    )
 
 
 @endings
@@ -70,7 +73,8 @@ def test_the_savings_of_a_proxy_are_in_the_report_after(tmp_path: Path, ending: 
 
 
 def test_a_proxy_has_written_its_counts_before_it_waits_for_its_server(tmp_path: Path) -> None:
-    """A client that ends a proxy by signals kills it half a second later, while a slow server has not ended."""
+    """A client that ends a proxy by signals kills it half a second later, while a slow server has
+    not ended."""
     deaf = tmp_path / "deaf.py"  # ends neither with its stdin nor by a signal
     deaf.write_text(
         "import runpy, signal, sys, time\n"

@@ -1,4 +1,5 @@
-"""Several servers behind one proxy, seen from both sides: routing, cancellation and the end of a server."""
+"""Several servers behind one proxy, seen from both sides: routing, cancellation and the end of a
+server."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from tests.mcp.speaking import Speaker, environment, heard, proxy, scripted_serv
 
 Board = Callable[..., Speaker]
 FAILED = "upstream_failed"
-RESOURCES: dict[str, Any] = {"resources/list": {"resources": []}, "resources/templates/list": {"resourceTemplates": []}}
+RESOURCES: dict[str, Any] = {
+    "resources/list": {"resources": []},
+    "resources/templates/list": {"resourceTemplates": []},
+}
 NOT_FOUND = {"code": -32002, "message": "Resource not found"}
 NO_TASK = {"code": -32602, "message": "no such task"}
 UNKNOWN = {"code": -32601, "message": "Method not found"}
@@ -28,7 +32,9 @@ def board(tmp_path: Path) -> Iterator[Board]:
         def start(*options: str, version: str = "2025-06-18", **servers: dict[str, Any]) -> Speaker:
             config = tmp_path / "servers.json"
             commands = {name: scripted_server(name, **answers) for name, answers in servers.items()}
-            entries = {name: {"command": words[0], "args": words[1:]} for name, words in commands.items()}
+            entries = {
+                name: {"command": words[0], "args": words[1:]} for name, words in commands.items()
+            }
             config.write_text(json.dumps({"mcpServers": entries}))
             inline = [word for name in servers for word in ("--inline", f"{name}_heard")]
             command = proxy("--config", str(config), *inline, *options)
@@ -53,15 +59,27 @@ def test_requests_of_two_servers_with_the_same_id_each_get_their_own_answer(boar
     client = board(a={}, b={})
     meta = {"_meta": {"progressToken": 5}}
     for server in "ab":
-        say(client, server, {"id": 1, "method": "sampling/createMessage", "params": {"from": server, **meta}})
+        say(
+            client,
+            server,
+            {"id": 1, "method": "sampling/createMessage", "params": {"from": server, **meta}},
+        )
     asked = [client.until(lambda one: one.get("method") == "sampling/createMessage") for _ in "ab"]
-    assert len({one["id"] for one in asked}) == len({one["params"]["_meta"]["progressToken"] for one in asked}) == 2
+    assert (
+        len({one["id"] for one in asked})
+        == len({one["params"]["_meta"]["progressToken"] for one in asked})
+        == 2
+    )
     for one in asked:
         token = one["params"]["_meta"]["progressToken"]
         client.tell("notifications/progress", {"progressToken": token, "progress": 1})
         client.send({"jsonrpc": "2.0", "id": one["id"], "result": {"to": one["params"]["from"]}})
     for server in "ab":
-        seen = [one for one in heard(client, server) if one.get("id") == 1 or "progress" in one.get("method", "")]
+        seen = [
+            one
+            for one in heard(client, server)
+            if one.get("id") == 1 or "progress" in one.get("method", "")
+        ]
         assert [one.get("params", {}).get("progressToken") for one in seen] == [5, None]
         assert seen[1]["result"] == {"to": server}
 
@@ -70,8 +88,14 @@ def test_a_server_cancels_its_request_under_the_id_that_the_client_knows(board: 
     client = board(a={}, b={})
     say(client, "b", {"id": "x", "method": "elicitation/create", "params": {}})
     asked = client.until(lambda one: one.get("method") == "elicitation/create")
-    say(client, "a", {"method": "notifications/cancelled", "params": {"requestId": "x"}})  # not its own
-    say(client, "b", {"method": "notifications/cancelled", "params": {"requestId": "x", "reason": "why"}})
+    say(
+        client, "a", {"method": "notifications/cancelled", "params": {"requestId": "x"}}
+    )  # not its own
+    say(
+        client,
+        "b",
+        {"method": "notifications/cancelled", "params": {"requestId": "x", "reason": "why"}},
+    )
     back = client.until(lambda one: one.get("method") == "notifications/cancelled")
     assert back["params"] == {"requestId": asked["id"], "reason": "why"}
 
@@ -84,7 +108,9 @@ def test_a_call_is_answered_under_any_valid_id(board: Board, request_id: Any) ->
     assert client.answer(request_id)["result"]
 
 
-@pytest.mark.parametrize("line", [b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}', b"{nonsense", b"[]", b"[1]"])
+@pytest.mark.parametrize(
+    "line", [b'{"jsonrpc":"2.0","id":null,"method":"tools/list"}', b"{nonsense", b"[]", b"[1]"]
+)
 def test_an_invalid_request_is_refused_and_reaches_no_server(board: Board, line: bytes) -> None:
     client = board(a={}, b={})
     client.write(line)
@@ -111,15 +137,22 @@ def test_an_unknown_method_has_no_timeout_and_can_be_cancelled(board: Board) -> 
     client.tell("notifications/cancelled", {"requestId": waiting})
     while "notifications/cancelled" not in methods(client, "b"):
         pass
-    cancelled = next(one for one in heard(client, "b") if one.get("method") == "notifications/cancelled")
+    cancelled = next(
+        one for one in heard(client, "b") if one.get("method") == "notifications/cancelled"
+    )
     assert cancelled["params"]["requestId"] == asked["id"]
 
 
 def test_a_task_is_found_at_the_server_that_has_it(board: Board) -> None:
     tasks: dict[str, Any] = {"capabilities": {"tasks": {"list": {}}}}
-    mine = {"tasks/get": {"taskId": "t", "status": "working"}, "tasks/list": {"tasks": [{"taskId": "t"}]}}
+    mine = {
+        "tasks/get": {"taskId": "t", "status": "working"},
+        "tasks/list": {"tasks": [{"taskId": "t"}]},
+    }
     client = board(
-        a={**tasks, "tasks/get": NO_TASK, "tasks/list": {"tasks": [{"taskId": "s"}]}}, b={**tasks, **mine}, c={}
+        a={**tasks, "tasks/get": NO_TASK, "tasks/list": {"tasks": [{"taskId": "s"}]}},
+        b={**tasks, **mine},
+        c={},
     )
     assert client.ask("tasks/get", {"taskId": "t"})["result"]["status"] == "working"
     assert [one["taskId"] for one in client.ask("tasks/list")["result"]["tasks"]] == ["s", "t"]
@@ -146,9 +179,13 @@ def test_the_most_specific_template_decides_which_server_reads_a_uri(board: Boar
         }  # fmt: skip
 
     client = board(
-        a=has("x://{+a_long_name_for_a_path}", "a"), b=has("x://items/{id}", "b"), c=has("x://items/{id}/parts", "c")
+        a=has("x://{+a_long_name_for_a_path}", "a"),
+        b=has("x://items/{id}", "b"),
+        c=has("x://items/{id}/parts", "c"),
     )
-    assert client.ask("resources/read", {"uri": "x://items/5"})["result"]["contents"][0]["text"] == "b"
+    assert (
+        client.ask("resources/read", {"uri": "x://items/5"})["result"]["contents"][0]["text"] == "b"
+    )
 
 
 def test_the_end_of_a_server_cancels_its_requests_and_reports_changed_lists(board: Board) -> None:
@@ -176,7 +213,11 @@ def test_the_timeout_resumes_when_the_server_that_paused_it_has_ended(board: Boa
 def test_a_tool_keeps_the_name_that_it_was_given_first(board: Board) -> None:
     def has(server: str) -> dict[str, Any]:
         names = ["shared", f"{server}_say", f"{server}_heard", f"{server}_hold", f"{server}_end"]
-        return {"tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]}}
+        return {
+            "tools/list": {
+                "tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]
+            }
+        }
 
     client = board(a=has("a"), b=has("b"))
     client.ask("tools/list")
@@ -198,9 +239,14 @@ def test_paging_stops_when_a_cursor_is_empty_or_repeats(board: Board, cursor: st
 
 def test_the_pages_of_all_servers_are_merged(board: Board) -> None:
     def page(*names: str, **more: str) -> dict[str, Any]:
-        return {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names], **more}
+        return {
+            "tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names],
+            **more,
+        }
 
-    client = board(a={"tools/list": [page("x", nextCursor="1"), page("y", nextCursor="2"), page("z")]}, b={})
+    client = board(
+        a={"tools/list": [page("x", nextCursor="1"), page("y", nextCursor="2"), page("z")]}, b={}
+    )
     names = [tool["name"] for tool in client.ask("tools/list")["result"]["tools"]]
     assert names == [
         "x",
@@ -216,15 +262,25 @@ def test_the_pages_of_all_servers_are_merged(board: Board) -> None:
     ]
 
 
-@pytest.mark.parametrize(("wanted", "spoken"), [("2024-11-05", "2024-11-05"), ("2025-06-18", "2025-11-25")])
-def test_the_clients_protocol_version_is_used_if_a_server_supports_it(board: Board, wanted: str, spoken: str) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "spoken"), [("2024-11-05", "2024-11-05"), ("2025-06-18", "2025-11-25")]
+)
+def test_the_clients_protocol_version_is_used_if_a_server_supports_it(
+    board: Board, wanted: str, spoken: str
+) -> None:
     client = board(version=wanted, a={"version": spoken}, b={"version": "2025-11-25"})
     assert client.hello["protocolVersion"] == spoken  # type: ignore[attr-defined]
 
 
 def test_a_log_level_that_every_server_refuses_is_refused(board: Board) -> None:
-    logs = {"capabilities": {"logging": {}}, "logging/setLevel": {"code": -32602, "message": "no such level"}}
-    assert board(a=logs, b={}).ask("logging/setLevel", {"level": "loud"})["error"]["message"] == "no such level"
+    logs = {
+        "capabilities": {"logging": {}},
+        "logging/setLevel": {"code": -32602, "message": "no such level"},
+    }
+    assert (
+        board(a=logs, b={}).ask("logging/setLevel", {"level": "loud"})["error"]["message"]
+        == "no such level"
+    )
 
 
 def test_a_server_that_does_not_start_does_not_block_the_others(board: Board) -> None:

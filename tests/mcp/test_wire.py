@@ -12,7 +12,11 @@ from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp.wire import LineBuffer, UnparsedLine, encode, failure, parse, response, rewritten
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
 )
 
@@ -31,10 +35,14 @@ def cut(data: bytes, sizes: list[int]) -> list[bytes]:
 
 
 @given(st.lists(st.binary().filter(lambda line: b"\n" not in line)), st.lists(st.integers(0, 20)))
-def test_lines_are_the_same_however_the_stream_is_split(lines: list[bytes], sizes: list[int]) -> None:
+def test_lines_are_the_same_however_the_stream_is_split(
+    lines: list[bytes], sizes: list[int]
+) -> None:
     cutter = LineBuffer()
     found = [
-        whole(line) for piece in cut(b"".join(line + b"\n" for line in lines), sizes) for line in cutter.feed(piece)
+        whole(line)
+        for piece in cut(b"".join(line + b"\n" for line in lines), sizes)
+        for line in cutter.feed(piece)
     ]
     assert found == lines
     assert list(cutter.end()) == []
@@ -60,7 +68,11 @@ def test_the_size_and_id_of_a_line_over_the_limit_are_reported(
 ) -> None:
     named = f'"id":{json.dumps(request_id)}'
     inside = '"result":{"id":5,"text":"' + "x" * size + '"}'
-    line = (f'{{"jsonrpc":"2.0",{named},{inside}}}' if first else f'{{{inside},"jsonrpc":"2.0",{named}}}').encode()
+    line = (
+        f'{{"jsonrpc":"2.0",{named},{inside}}}'
+        if first
+        else f'{{{inside},"jsonrpc":"2.0",{named}}}'
+    ).encode()
     cutter = LineBuffer(max_size=200)  # the id is within this
     found = [one for piece in cut(line + b"\nnext\n", sizes) for one in cutter.feed(piece)]
     assert isinstance(found[0], UnparsedLine)
@@ -110,4 +122,8 @@ def test_endless_brackets_are_not_a_message() -> None:
 def test_answers_have_the_shape_of_json_rpc() -> None:
     assert response("a", {"b": 1}).body == {"jsonrpc": "2.0", "id": "a", "result": {"b": 1}}
     error = failure(None, UpstreamFailed("it ended", hint="start it")).body["error"]
-    assert error == {"code": -32000, "message": "it ended (start it)", "data": {"code": "upstream_failed"}}
+    assert error == {
+        "code": -32000,
+        "message": "it ended (start it)",
+        "data": {"code": "upstream_failed"},
+    }

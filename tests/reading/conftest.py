@@ -23,7 +23,8 @@ def content_of() -> ContentOf:
 
 @pytest.fixture(scope="module", params=["bytes", "fleet"])
 def each_source(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a module with contents of plain bytes, then with artifacts in a fleet's store, which are read by range."""
+    """Run a module with contents of plain bytes, then with artifacts in a fleet's store, which are
+    read by range."""
     if request.param == "bytes":
         yield
         return

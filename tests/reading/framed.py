@@ -1,4 +1,5 @@
-"""Contents for tests: from a store, from plain bytes, and ones that record which frames were read."""
+"""Contents for tests: from a store, from plain bytes, and ones that record which frames were
+read."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -47,7 +48,11 @@ def kept(session: Session, data: bytes, **about: Any) -> Content:
 def content_of(data: bytes | str) -> Content:
     """The content of a text, with frames if it has more than one."""
     data = data if isinstance(data, bytes) else data.encode()
-    return kept(kept_in, data, media_type="text/plain", kind="log") if kept_in else Framed(data).content()
+    return (
+        kept(kept_in, data, media_type="text/plain", kind="log")
+        if kept_in
+        else Framed(data).content()
+    )
 
 
 def make_content(data: bytes, media_type: str = "application/octet-stream") -> Content:

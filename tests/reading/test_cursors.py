@@ -44,7 +44,9 @@ POSITIONS = st.lists(st.integers(0, 2**60), max_size=5).map(tuple)
 
 
 @given(REQUESTS, POSITIONS)
-def test_a_cursor_with_its_request_gives_back_the_position(request: Request, position: tuple) -> None:
+def test_a_cursor_with_its_request_gives_back_the_position(
+    request: Request, position: tuple
+) -> None:
     cursor = seal(KEY, ARTIFACT, request, position)
     again, at = unseal(KEY, ARTIFACT, cursor, request)
     assert at == position
@@ -52,9 +54,14 @@ def test_a_cursor_with_its_request_gives_back_the_position(request: Request, pos
 
 
 @given(REQUESTS, POSITIONS)
-def test_a_cursor_alone_gives_back_a_request_that_reads_the_same(request: Request, position: tuple) -> None:
+def test_a_cursor_alone_gives_back_a_request_that_reads_the_same(
+    request: Request, position: tuple
+) -> None:
     cursor = seal(KEY, ARTIFACT, request, position)
-    assume(sum(len(part.encode()) for part in (request.grep, request.query, request.diff) if part) < 120)
+    assume(
+        sum(len(part.encode()) for part in (request.grep, request.query, request.diff) if part)
+        < 120
+    )
     again, at = unseal(KEY, ARTIFACT, cursor)
     assert at == position
     assert seal(KEY, ARTIFACT, again, at) == cursor
@@ -80,7 +87,9 @@ def test_typical_cursors_have_at_most_24_characters(request_: Request, position:
 
 
 @given(REQUESTS, POSITIONS, st.data())
-def test_a_changed_cursor_is_refused(request: Request, position: tuple, data: st.DataObject) -> None:
+def test_a_changed_cursor_is_refused(
+    request: Request, position: tuple, data: st.DataObject
+) -> None:
     cursor = seal(KEY, ARTIFACT, request, position)
     at = data.draw(st.integers(0, len(cursor) - 1))
     other = data.draw(st.sampled_from("ABCxyz019_-").filter(lambda c: c != cursor[at]))
@@ -137,7 +146,9 @@ def test_a_slice_written_in_another_way_is_the_same_slice() -> None:
 
 def test_the_limit_of_the_next_page_is_the_one_given_with_the_cursor() -> None:
     cursor = seal(KEY, ARTIFACT, Request(lines="1:", max_chars=20_000), (77,))
-    assert unseal(KEY, ARTIFACT, cursor, Request(max_chars=500))[0] == Request(lines="1:", max_chars=500)
+    assert unseal(KEY, ARTIFACT, cursor, Request(max_chars=500))[0] == Request(
+        lines="1:", max_chars=500
+    )
 
 
 def test_a_long_pattern_is_not_part_of_the_cursor_and_has_to_be_repeated() -> None:

@@ -43,7 +43,9 @@ def make_pdf(*pages: bytes, coding: str = "", font: bytes = HELVETICA) -> Conten
     for number, stream in enumerate(pages):
         around = f"/Parent 2 0 R/MediaBox[0 0 200 200]/Resources<</Font<</F1 3 0 R>>>>/Contents {5 + 2 * number} 0 R"
         objects.append(f"<</Type/Page{around}>>".encode())
-        objects.append(f"<</Length {len(stream)}{coding}>>stream\n".encode() + stream + b"\nendstream")
+        objects.append(
+            f"<</Length {len(stream)}{coding}>>stream\n".encode() + stream + b"\nendstream"
+        )
     out, places = b"%PDF-1.4\n", []
     for number, made in enumerate(objects, 1):
         places.append(len(out))
@@ -51,7 +53,9 @@ def make_pdf(*pages: bytes, coding: str = "", font: bytes = HELVETICA) -> Conten
     table = b"".join(f"{place:010} 00000 n \n".encode() for place in places)
     size = len(objects) + 1
     end = f"trailer<</Size {size}/Root 1 0 R>>\nstartxref\n{len(out)}\n%%EOF".encode()
-    return make_content(out + f"xref\n0 {size}\n0000000000 65535 f \n".encode() + table + end, "application/pdf")
+    return make_content(
+        out + f"xref\n0 {size}\n0000000000 65535 f \n".encode() + table + end, "application/pdf"
+    )
 
 
 def text_page(text: str) -> bytes:
@@ -63,7 +67,10 @@ def text_page(text: str) -> bytes:
     [
         ("image/png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 640, 480)),
         ("image/gif", b"GIF89a" + struct.pack("<HH", 640, 480)),
-        ("image/jpeg", b"\xff\xd8\xff\xe0\0\x04ab\xff\xc0\0\x11\x08" + struct.pack(">HH", 480, 640) + b"\x03"),
+        (
+            "image/jpeg",
+            b"\xff\xd8\xff\xe0\0\x04ab\xff\xc0\0\x11\x08" + struct.pack(">HH", 480, 640) + b"\x03",
+        ),
         ("image/webp", b"RIFF\0\0\0\0WEBPVP8X\n\0\0\0\0\0\0\0" + b"\x7f\x02\0" + b"\xdf\x01\0"),
         ("image/bmp", b"BM" + b"\0" * 16 + struct.pack("<ii", 640, -480)),
     ],
@@ -79,10 +86,13 @@ def test_the_description_of_an_image_has_its_dimensions(media_type: str, head: b
      "application/zstd", "application/vnd.sqlite3", "audio/wav", "application/pdf", "video/mp4"],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "data", [b"", b"x", b"\xff\xd8\xff\xff", b"\xff\xd8\xff\xc0", b"RIFF", b"PK\x05\x06" + b"\xff" * 18]
+    "data",
+    [b"", b"x", b"\xff\xd8\xff\xff", b"\xff\xd8\xff\xc0", b"RIFF", b"PK\x05\x06" + b"\xff" * 18],
 )
 def test_damaged_content_is_described_too(media_type: str, data: bytes) -> None:
-    assert describe(make_content(data, media_type)).text.startswith(f"{media_type}, {len(data)} byte")
+    assert describe(make_content(data, media_type)).text.startswith(
+        f"{media_type}, {len(data)} byte"
+    )
 
 
 def test_gzip_is_described_and_never_unpacked() -> None:
@@ -104,13 +114,17 @@ def test_an_archive_shows_its_names_and_claimed_sizes() -> None:
 
 
 def test_a_description_is_never_longer_than_its_page() -> None:
-    answer = describe(make_content(bytes(range(256)) * 10, "application/octet-stream"), max_chars=100)
+    answer = describe(
+        make_content(bytes(range(256)) * 10, "application/octet-stream"), max_chars=100
+    )
     assert len(answer.text) == 100
     assert answer.note == "the description is cut"
 
 
 def test_other_content_is_described_by_its_first_bytes() -> None:
-    assert "0000  00 01 41 42" in describe(make_content(b"\0\1ABC", "application/octet-stream")).text
+    assert (
+        "0000  00 01 41 42" in describe(make_content(b"\0\1ABC", "application/octet-stream")).text
+    )
 
 
 def test_the_description_of_a_pdf_has_its_number_of_pages() -> None:
@@ -150,7 +164,11 @@ PDFS = Path(__file__).parent / "pdfs"
 
 @pytest.mark.parametrize(
     ("name", "text", "title"),
-    [("chromium", "Zürich – 42 €", "Größe"), ("pdftex", "The first offer — Straße", ""), ("groff", "Groff — page", "")],
+    [
+        ("chromium", "Zürich – 42 €", "Größe"),
+        ("pdftex", "The first offer — Straße", ""),
+        ("groff", "Groff — page", ""),
+    ],
 )
 def test_the_text_of_a_pdf_from_a_real_program_is_read(name: str, text: str, title: str) -> None:
     content = make_content((PDFS / f"{name}.pdf").read_bytes(), "application/pdf")
@@ -182,7 +200,9 @@ def test_every_codec_is_looked_up_before_files_are_out_of_reach() -> None:
         "        codecs.lookup(name)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, folder], capture_output=True, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -21,7 +21,10 @@ TEXTS = st.tuples(LINES, st.booleans()).map(lambda made: "\n".join(made[0]) + "\
 
 def compare(old: str, new: str, *, context: int = 3, limit: int = 4_000_000) -> QueryResult:
     return diff(
-        make_content(old.encode(), "text/plain"), make_content(new.encode(), "text/plain"), context=context, limit=limit
+        make_content(old.encode(), "text/plain"),
+        make_content(new.encode(), "text/plain"),
+        context=context,
+        limit=limit,
     )
 
 
@@ -58,11 +61,18 @@ def test_a_diff_names_both_artifacts_and_shows_context() -> None:
 
 
 def test_a_missing_line_feed_at_the_end_is_a_change() -> None:
-    assert compare("a\n", "a").text.split("\n")[2:] == ["@@ -1 +1 @@", "-a", "+a", "\\ No newline at end of file"]
+    assert compare("a\n", "a").text.split("\n")[2:] == [
+        "@@ -1 +1 @@",
+        "-a",
+        "+a",
+        "\\ No newline at end of file",
+    ]
 
 
 @given(TEXTS, TEXTS, st.integers(0, 4))
-def test_applying_a_diff_to_the_old_text_gives_the_new_one(old: str, new: str, context: int) -> None:
+def test_applying_a_diff_to_the_old_text_gives_the_new_one(
+    old: str, new: str, context: int
+) -> None:
     answer = compare(old, new, context=context)
     assert (applied(old, answer.text) if answer.text else old) == new
     assert compare(old, new, context=context) == answer
@@ -79,9 +89,19 @@ def test_a_coarse_diff_is_still_correct(old: str, new: str) -> None:
 @pytest.mark.skipif(shutil.which("patch") is None, reason="no patch(1)")
 def test_patch_applies_the_diff(tmp_path: Path) -> None:
     old = "\n".join(f"line {n}" for n in range(200)) + "\n"
-    new = old.replace("line 7\n", "").replace("line 100\n", "line 100\nmore\n").replace("line 199\n", "the end")
+    new = (
+        old.replace("line 7\n", "")
+        .replace("line 100\n", "line 100\nmore\n")
+        .replace("line 199\n", "the end")
+    )
     (tmp_path / "file").write_text(old)
-    subprocess.run(["patch", "-s", "file"], input=compare(old, new).text + "\n", text=True, cwd=tmp_path, check=True)
+    subprocess.run(
+        ["patch", "-s", "file"],
+        input=compare(old, new).text + "\n",
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
     assert (tmp_path / "file").read_text() == new
 
 

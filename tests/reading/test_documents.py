@@ -59,13 +59,16 @@ def slides(*texts: str) -> bytes:
     space = f'xmlns:a="a" xmlns:p="p" xmlns:r="{RELATIONS}"'
     ids = "".join(f'<p:sldId id="{256 + at}" r:id="s{at}"/>' for at in range(len(texts)))
     targets = "".join(
-        f'<Relationship Id="s{at}" Type="{RELATIONS}/slide" Target="slides/slide{at}.xml"/>' for at in range(len(texts))
+        f'<Relationship Id="s{at}" Type="{RELATIONS}/slide" Target="slides/slide{at}.xml"/>'
+        for at in range(len(texts))
     )
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("_rels/.rels", relations(officeDocument="ppt/presentation.xml"))
         archive.writestr("ppt/presentation.xml", f"<p:presentation {space}>{ids}</p:presentation>")
-        archive.writestr("ppt/_rels/presentation.xml.rels", f"<Relationships>{targets}</Relationships>")
+        archive.writestr(
+            "ppt/_rels/presentation.xml.rels", f"<Relationships>{targets}</Relationships>"
+        )
         for at, text in enumerate(texts):
             body = f"<p:sp><a:p><a:r><a:t>{text}</a:t></a:r></a:p></p:sp>"
             archive.writestr(f"ppt/slides/slide{at}.xml", f"<p:sld {space}>{body}</p:sld>")
@@ -78,7 +81,10 @@ def slides(*texts: str) -> bytes:
 def test_grep_searches_the_text_of_a_pdf_and_names_the_page(session: Session) -> None:
     ref = session.put((PDFS / "columns.pdf").read_bytes())
     page = session.read(ref, grep="internationalization|efficient|workflow")
-    assert page.text == "p1:2:An efficient office offers\np1:4:of internationalization\np2:9:Last page: the workflow."
+    assert (
+        page.text
+        == "p1:2:An efficient office offers\np1:4:of internationalization\np2:9:Last page: the workflow."
+    )
     assert page.shown == "matches 1-3 of 3 in 9 lines, of the text of pages 1-2 of 2"
 
 
@@ -121,7 +127,9 @@ def test_the_next_page_of_a_grep_continues_in_the_text(session: Session) -> None
 
 
 def test_pages_that_take_too_long_are_read_by_the_next_call() -> None:
-    content = make_content((PDFS / "columns.pdf").read_bytes() + b"\n% another one", "application/pdf")
+    content = make_content(
+        (PDFS / "columns.pdf").read_bytes() + b"\n% another one", "application/pdf"
+    )
     assert pdf.pdf_text(content, 1, 2, limit=1_000).shown == "pages 1-2 of 2"  # a warm child
     parts = [pdf.pdf_text(content, 1, 2, seconds=0.000_1).shown for _ in range(2)]
     assert parts == ["page 1 of 2", "pages 1-2 of 2"]
@@ -152,7 +160,21 @@ def test_a_web_page_is_readable_text(source: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["<", "<!--", "<a ", '<a x="', "<!", "</", "<div>", "<p hidden>", "<a href=/x>y", "<ul><li>", "&", "<td>x"]
+    "piece",
+    [
+        "<",
+        "<!--",
+        "<a ",
+        '<a x="',
+        "<!",
+        "</",
+        "<div>",
+        "<p hidden>",
+        "<a href=/x>y",
+        "<ul><li>",
+        "&",
+        "<td>x",
+    ],
 )
 def test_a_hostile_page_takes_linear_time(piece: str) -> None:
     # The standard library's parser takes a minute for some of these. The child has ten seconds.
@@ -181,7 +203,9 @@ def test_the_long_text_of_a_page_becomes_a_separate_artifact(session: Session) -
 
 
 @pytest.mark.parametrize("name", ["report.docx", "report.odt"])
-def test_headings_links_tables_and_lists_of_an_office_file_are_text(session: Session, name: str) -> None:
+def test_headings_links_tables_and_lists_of_an_office_file_are_text(
+    session: Session, name: str
+) -> None:
     ref = session.put((OFFICE / name).read_bytes())
     assert session.read(ref, query="text").text == (
         "# Quarterly report\n"
@@ -209,7 +233,9 @@ def test_slides_are_read_one_at_a_time_and_named_by_a_grep(session: Session) -> 
     assert session.read(ref, query="page 3").text == "--- slide 3 ---\n --- slide 9 ---"
 
 
-@pytest.mark.parametrize("prolog", ['<!DOCTYPE x [<!ENTITY e "y">]>', '<!DOCTYPE x SYSTEM "file:///etc/passwd">'])
+@pytest.mark.parametrize(
+    "prolog", ['<!DOCTYPE x [<!ENTITY e "y">]>', '<!DOCTYPE x SYSTEM "file:///etc/passwd">']
+)
 def test_a_document_with_entities_is_refused(prolog: str) -> None:
     with pytest.raises(InvalidArgument, match="document type"):
         documents.extract(make_content(word("<w:p/>", prolog), DOCX), "office")
@@ -248,12 +274,18 @@ def test_unknown_bytes_declared_as_text_are_described(session: Session) -> None:
     assert page.text.startswith("application/octet-stream, 5,120 bytes")
 
 
-@pytest.mark.parametrize("text", [b"ok\xff ok \0 ok\n" * 50, b"ID3 tags are old\n", "é\n".encode("utf-16")])
+@pytest.mark.parametrize(
+    "text", [b"ok\xff ok \0 ok\n" * 50, b"ID3 tags are old\n", "é\n".encode("utf-16")]
+)
 def test_text_with_a_few_odd_bytes_is_still_text(session: Session, text: bytes) -> None:
-    assert session.read(session.put(text, media_type="text/plain"), lines="1").shown.startswith("line 1 of ")
+    assert session.read(session.put(text, media_type="text/plain"), lines="1").shown.startswith(
+        "line 1 of "
+    )
 
 
-def test_the_query_text_on_unsuitable_content_is_an_error_that_says_what_to_do(session: Session) -> None:
+def test_the_query_text_on_unsuitable_content_is_an_error_that_says_what_to_do(
+    session: Session,
+) -> None:
     with pytest.raises(InvalidArgument, match="text already"):
         session.read(session.put("a\nb\n"), query="text")
     with pytest.raises(InvalidArgument, match="no text to read"):
@@ -264,7 +296,11 @@ def test_the_query_text_on_unsuitable_content_is_an_error_that_says_what_to_do(s
     ("file", "header", "ask"),
     [
         (PDFS / "chromium.pdf", "PDF 1.4 “Größe”, 1 page", 'query="text"'),
-        (PDFS / "columns.pdf", "PDF 1.5, 2 pages", 'query="text"'),  # its pages are in a packed stream
+        (
+            PDFS / "columns.pdf",
+            "PDF 1.5, 2 pages",
+            'query="text"',
+        ),  # its pages are in a packed stream
         (PDFS / "libreoffice.pdf", "PDF 1.6, 1 page", 'query="text"'),
         (OFFICE / "report.docx", "Word document", 'query="text"'),
         (OFFICE / "report.odt", "OpenDocument text", 'query="text"'),
@@ -280,9 +316,14 @@ def test_the_preview_of_a_document_shows_its_pages_and_how_to_read_it(
 
 def test_a_presentation_of_a_thousand_slides_is_read(session: Session) -> None:
     """Its directory is longer than the last bytes by which a file is recognized."""
-    ref = session.put(slides(*(f"Slide number {number}, with its own words." for number in range(1, 1_001))))
+    ref = session.put(
+        slides(*(f"Slide number {number}, with its own words." for number in range(1, 1_001)))
+    )
     assert session.preview(ref, limit=500).text.startswith("PowerPoint presentation, 1003 entries")
-    assert session.read(ref, query="slide 1000").text == "--- slide 1000 ---\nSlide number 1000, with its own words."
+    assert (
+        session.read(ref, query="slide 1000").text
+        == "--- slide 1000 ---\nSlide number 1000, with its own words."
+    )
     page = session.read(ref, query="text")
     assert page.text.startswith("--- slide 1 ---\nSlide number 1, with its own words.")
     assert session.read(ref, grep="number 777,").matches == 1

@@ -21,9 +21,13 @@ from tests.reading.framed import Framed, content_of, make_content, pages, read
 
 pytestmark = pytest.mark.usefixtures("each_source")
 
-LOG = "".join(f"line {number}{' ERROR' if number % 100 == 0 else ''}\n" for number in range(1, 12_032))
+LOG = "".join(
+    f"line {number}{' ERROR' if number % 100 == 0 else ''}\n" for number in range(1, 12_032)
+)
 
-WORDS = st.sampled_from(["a", "ab", "ERROR", "error", "x" * 30, "x" * 700, "é", "語", " ", "", "\r", "a.c", "42"])
+WORDS = st.sampled_from(
+    ["a", "ab", "ERROR", "error", "x" * 30, "x" * 700, "é", "語", " ", "", "\r", "a.c", "42"]
+)
 LINES = st.lists(st.lists(WORDS, max_size=4).map("".join), max_size=60)
 TEXTS = st.tuples(LINES, st.sampled_from(["\n", "\r\n"]), st.booleans()).map(
     lambda drawn: drawn[1].join(drawn[0]) + (drawn[1] if drawn[2] and drawn[0] else "")
@@ -66,8 +70,13 @@ def found_by_hand(text: str, request: Request) -> list[int]:
 
 
 def weighed_by_hand(text: str, request: Request) -> list[tuple[int, int]]:
-    """Return the lines that match, and what each adds to the count: one, or one per occurrence on a long line."""
-    source = re.escape(request.grep or "") if request.literal else (request.grep or "").replace("\\z", "\\Z")
+    """Return the lines that match, and what each adds to the count: one, or one per occurrence on a
+    long line."""
+    source = (
+        re.escape(request.grep or "")
+        if request.literal
+        else (request.grep or "").replace("\\z", "\\Z")
+    )
     pattern = re.compile(source, (re.IGNORECASE if request.ignore_case else 0) | re.ASCII)
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[-1] == "":
@@ -93,7 +102,9 @@ def shown_parts(found: list[Page], number: int) -> list[tuple[int, str]]:
     for page in found:
         for line in page.text.split("\n"):
             entry = re.fullmatch(
-                rf"{number}:(?:\[([\d,]+) \w+ left out\])?(.*?)(?:\[[\d,]+ \w+ left out\])?", line, re.DOTALL
+                rf"{number}:(?:\[([\d,]+) \w+ left out\])?(.*?)(?:\[[\d,]+ \w+ left out\])?",
+                line,
+                re.DOTALL,
             )
             if entry is not None:
                 parts.append((int((entry[1] or "0").replace(",", "")), entry[2]))
@@ -122,13 +133,20 @@ def numbers(found: list[Page], mark: str) -> list[int]:
         max_chars=st.integers(200, 1_500),
     ),
 )
-def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str, request: Request) -> None:
+def test_all_pages_have_every_line_that_matches_once_with_its_context(
+    text: str, request: Request
+) -> None:
     found = list(pages(content_of(text), request))
     wanted = found_by_hand(text, request)
     assert list(dict.fromkeys(numbers(found, ":"))) == wanted
     total = len(text.split("\n")) - (text.endswith("\n") or not text)
     context = request.context if isinstance(request.context, int) else 0
-    around = {near for number in wanted for near in range(number - context, number + context + 1) if 1 <= near <= total}
+    around = {
+        near
+        for number in wanted
+        for near in range(number - context, number + context + 1)
+        if 1 <= near <= total
+    }
     assert numbers(found, "-") == sorted(around.difference(wanted))
     matches = sum(weight for _, weight in weighed_by_hand(text, request))
     assert all(page.matches == matches and page.matches_exact for page in found)
@@ -139,7 +157,11 @@ def test_all_pages_have_every_line_that_matches_once_with_its_context(text: str,
 @given(
     TEXTS,
     st.builds(
-        Request, exact=st.just(True), grep=PATTERNS, invert=st.booleans(), lines=st.sampled_from(["3:9", "-5:", "4"])
+        Request,
+        exact=st.just(True),
+        grep=PATTERNS,
+        invert=st.booleans(),
+        lines=st.sampled_from(["3:9", "-5:", "4"]),
     ),
 )
 def test_a_grep_of_some_lines_searches_only_those(text: str, request: Request) -> None:
@@ -151,7 +173,9 @@ def test_a_grep_of_some_lines_searches_only_those(text: str, request: Request) -
     assert list(dict.fromkeys(numbers(list(pages(content_of(text), request)), ":"))) == wanted
 
 
-FILLERS = st.sampled_from(["x", "é" * 7, "needle", "語", "z" * 90, "y" * 700, " ", "Needle", "needleneedle"])
+FILLERS = st.sampled_from(
+    ["x", "é" * 7, "needle", "語", "z" * 90, "y" * 700, " ", "Needle", "needleneedle"]
+)
 
 
 @given(
@@ -168,7 +192,9 @@ def test_every_occurrence_on_a_long_line_is_counted_and_shown(
     found = list(pages(content_of(text), request))
     weights = dict(weighed_by_hand(text, request))
     assert all(page.matches == sum(weights.values()) for page in found)
-    assert [number for page in found for number in matches_of(page)] == list(range(1, sum(weights.values()) + 1))
+    assert [number for page in found for number in matches_of(page)] == list(
+        range(1, sum(weights.values()) + 1)
+    )
     number = 1 + bool(before)
     if weights.get(number, 1) == 1:
         return
@@ -191,7 +217,10 @@ JSON_WORDS = ["é", "Zürich", "😀", 'say "yes"', "a/b", "C:\\dir", "plain", "
 
 @given(
     st.lists(
-        st.lists(st.sampled_from([*JSON_WORDS, "filler", "line\nbreak", "\t", "-" * 300]), max_size=8), max_size=30
+        st.lists(
+            st.sampled_from([*JSON_WORDS, "filler", "line\nbreak", "\t", "-" * 300]), max_size=8
+        ),
+        max_size=30,
     ),
     st.sampled_from(JSON_WORDS),
     st.sampled_from([None, 1]),
@@ -218,8 +247,18 @@ def test_grep_of_json_finds_the_decoded_text_of_strings(
 
 
 def test_grep_of_json_still_finds_the_source_text() -> None:
-    content = make_content(b'{"name": "caf\\u00e9", "path": "C:\\\\dir\\/x", "text": "one\\ntwo"}', "application/json")
-    for pattern in ("caf\\\\u00e9", "café", r"C:\\dir/x", r"dir\\/x", r"\btwo", "one two", r"one\\ntwo"):
+    content = make_content(
+        b'{"name": "caf\\u00e9", "path": "C:\\\\dir\\/x", "text": "one\\ntwo"}', "application/json"
+    )
+    for pattern in (
+        "caf\\\\u00e9",
+        "café",
+        r"C:\\dir/x",
+        r"dir\\/x",
+        r"\btwo",
+        "one two",
+        r"one\\ntwo",
+    ):
         assert read(content, Request(grep=pattern)).matches == 1, pattern
     assert read(content, Request(grep="café", invert=True)).matches == 0
     plain = content_of(b'{"name": "caf\\u00e9"}')
@@ -235,13 +274,21 @@ def test_an_escape_at_the_border_of_two_parts_of_a_line_is_found() -> None:
         assert (page.matches, page.matches_exact) == (10, True)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"context": 3}, {"context": 100}, {"invert": True}, {"ignore_case": True}])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"context": 3}, {"context": 100}, {"invert": True}, {"ignore_case": True}]
+)
 @pytest.mark.parametrize(
     "ends",
     [
         [b"needle here\n", b"nothing\n", b"caf\xc3 \xff\n"],
         [b"needle\n" + b"long \xff" * 300_000 + b"\n", b"broken \xff\n" * 90, b"the last needle"],
-        [b"NEEDLE \xff\n", b"nee\x1b[31mdle\n", b"50%\r60% needle\n", b"need\xffle\n", b"crlf needle\r\n"],
+        [
+            b"NEEDLE \xff\n",
+            b"nee\x1b[31mdle\n",
+            b"50%\r60% needle\n",
+            b"need\xffle\n",
+            b"crlf needle\r\n",
+        ],
     ],
 )
 def test_a_plain_text_is_found_like_any_pattern_among_invalid_bytes_and_colours(
@@ -250,7 +297,10 @@ def test_a_plain_text_is_found_like_any_pattern_among_invalid_bytes_and_colours(
     filler = "ordinary line é\n".encode() * (2 * PIECE // 16)
     content = content_of(b"".join(filler + end for end in ends) + b"\n\xff after\n" * 5)
     plain, pattern = (
-        [(page.text, page.shown, page.matches, page.hits) for page in islice(pages(content, request), 3)]
+        [
+            (page.text, page.shown, page.matches, page.hits)
+            for page in islice(pages(content, request), 3)
+        ]
         for request in (Request(grep=text, **arguments) for text in ("needle", "needl[e]"))
     )
     assert plain == pattern
@@ -269,14 +319,26 @@ def test_a_page_looks_like_grep_with_line_numbers() -> None:
     content = content_of("one\ntwo\nthree\nfour\nfive\nsix\nseven\neight\n")
     page = read(content, Request(grep="two|three|seven", context=1))
     assert page.text == "1-one\n2:two\n3:three\n4-four\n--\n6-six\n7:seven\n8-eight"
-    assert (page.shown, page.matches, page.matches_exact) == ("matches 1-3 of 3 in 8 lines", 3, True)
+    assert (page.shown, page.matches, page.matches_exact) == (
+        "matches 1-3 of 3 in 8 lines",
+        3,
+        True,
+    )
     assert page.cursor is None
 
 
 def test_no_match_is_reported_with_the_number_of_lines() -> None:
     page = read(content_of(LOG), Request(grep="panic"))
-    assert (page.text, page.shown, page.matches, page.cursor) == ("", "no match in 12,031 lines", 0, None)
-    assert read(content_of(LOG), Request(grep="ERROR", lines="1:99")).shown == "no match in lines 1-99 of 12,031"
+    assert (page.text, page.shown, page.matches, page.cursor) == (
+        "",
+        "no match in 12,031 lines",
+        0,
+        None,
+    )
+    assert (
+        read(content_of(LOG), Request(grep="ERROR", lines="1:99")).shown
+        == "no match in lines 1-99 of 12,031"
+    )
     assert read(content_of(""), Request(grep="x")).shown == "no match: the artifact is empty"
 
 
@@ -301,7 +363,9 @@ def test_a_count_that_takes_too_long_says_at_least(monkeypatch: pytest.MonkeyPat
     assert numbers(found, ":") == list(range(1, 12_032))
 
 
-def test_many_occurrences_on_few_long_lines_are_counted_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_occurrences_on_few_long_lines_are_counted_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grep, "DENSE_SECONDS", -1.0)
     line = "import one " * 60 + "x" * 400 + "\n"
     text = (line + "short\n" * 3) * 200 + "import import\n"
@@ -323,7 +387,10 @@ def test_a_search_that_takes_too_long_continues_by_cursor(monkeypatch: pytest.Mo
 
 
 def test_matches_are_counted_by_runs_and_one_by_one_alike() -> None:
-    text = "".join(f"{'hit' if number % 7 and number % 1000 < 900 else 'miss'} {number}\n" for number in range(50_000))
+    text = "".join(
+        f"{'hit' if number % 7 and number % 1000 < 900 else 'miss'} {number}\n"
+        for number in range(50_000)
+    )
     for invert in (False, True):
         request = Request(grep="hit", invert=invert, max_chars=200)
         assert read(content_of(text), request).matches == len(found_by_hand(text, request))
@@ -331,11 +398,20 @@ def test_matches_are_counted_by_runs_and_one_by_one_alike() -> None:
 
 def test_lines_and_context_that_span_pieces_are_whole() -> None:
     filler = "y" * 99 + "\n"
-    text = filler * (PIECE // 100) + "a" * 300 + "\nneedle one\n" + "b" * 200 + "\n" + filler * 30_000 + "needle two"
+    text = (
+        filler * (PIECE // 100)
+        + "a" * 300
+        + "\nneedle one\n"
+        + "b" * 200
+        + "\n"
+        + filler * 30_000
+        + "needle two"
+    )
     page = read(content_of(text), Request(grep="needle", context=2))
     line = PIECE // 100 + 2
     assert (
-        f"{line - 2}-{filler.strip()}\n{line - 1}-{'a' * 300}\n{line}:needle one\n{line + 1}-{'b' * 200}\n" in page.text
+        f"{line - 2}-{filler.strip()}\n{line - 1}-{'a' * 300}\n{line}:needle one\n{line + 1}-{'b' * 200}\n"
+        in page.text
     )
     assert page.text.endswith(f"{line + 30_002}:needle two")
     assert page.matches == 2
@@ -376,7 +452,12 @@ def test_notes_are_about_the_lines_that_a_page_shows() -> None:
 
 
 def test_text_that_was_put_with_lone_surrogates_can_be_searched() -> None:
-    assert read(content_of("a\ud800b\nb\n".encode("utf-8", "surrogatepass")), Request(grep="b")).matches == 2
+    assert (
+        read(
+            content_of("a\ud800b\nb\n".encode("utf-8", "surrogatepass")), Request(grep="b")
+        ).matches
+        == 2
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
@@ -385,7 +466,9 @@ def test_other_encodings_are_searched_as_text(encoding: str) -> None:
     page = read(content_of(text.encode(encoding)), Request(grep="gr.ße .$"))
     assert page.text == "12032:größe 😀"
     assert "decoded from UTF-" in page.shown
-    found = list(pages(content_of(text.encode(encoding)), Request(grep="ERROR", context=1, max_chars=900)))
+    found = list(
+        pages(content_of(text.encode(encoding)), Request(grep="ERROR", context=1, max_chars=900))
+    )
     assert numbers(found, ":") == list(range(100, 12_001, 100))
 
 
@@ -395,19 +478,26 @@ def test_the_byte_order_mark_is_not_part_of_the_first_line() -> None:
 
 def test_a_long_line_shows_the_part_around_the_match() -> None:
     page = read(content_of("x" * 10_000 + "needle" + "é" * 10_000 + "\n"), Request(grep="needle"))
-    match = re.fullmatch(r"1:\[([\d,]+) characters left out](.*)\[([\d,]+) characters left out]", page.text)
+    match = re.fullmatch(
+        r"1:\[([\d,]+) characters left out](.*)\[([\d,]+) characters left out]", page.text
+    )
     assert match is not None
     left, middle, right = match.groups()
     assert "needle" in middle
     assert int(left.replace(",", "")) + len(middle) + int(right.replace(",", "")) == 20_006
     assert "shown in part" in page.shown
     assert 'lines="N"' not in page.shown  # the line is longer than a page
-    assert 'lines="N" reads line N whole' in read(content_of("a\n" + "x" * 4_000 + "b"), Request(grep="b$")).shown
+    assert (
+        'lines="N" reads line N whole'
+        in read(content_of("a\n" + "x" * 4_000 + "b"), Request(grep="b$")).shown
+    )
 
 
 def test_very_long_lines_are_searched_in_parts() -> None:
     giant = "x" * 3_000_000 + "needle" + "x" * 3_000_000
-    content = content_of("before\n" + giant + "\nafter needle\n" + giant.replace("needle", "nothing"))
+    content = content_of(
+        "before\n" + giant + "\nafter needle\n" + giant.replace("needle", "nothing")
+    )
     page = read(content, Request(grep="needle", context=1))
     first, second, third, fourth = page.text.split("\n")
     assert (first, third) == ("1-before", "3:after needle")
@@ -415,7 +505,13 @@ def test_very_long_lines_are_searched_in_parts() -> None:
     assert re.fullmatch(r"4-x+\[[\d,]+ bytes left out\]", fourth)
     assert page.matches == 2
     assert "lines over 2 MiB were searched in parts" in page.shown
-    for pattern, matches in (("^x", 2), ("x$", 2), ("^needle", 0), ("needle$", 1), (r"\bneedle", 1)):
+    for pattern, matches in (
+        ("^x", 2),
+        ("x$", 2),
+        ("^needle", 0),
+        ("needle$", 1),
+        (r"\bneedle", 1),
+    ):
         assert read(content, Request(grep=pattern)).matches == matches
     assert read(content, Request(grep="needle", invert=True)).matches == 2
 
@@ -429,9 +525,13 @@ def test_a_match_at_the_border_of_two_parts_of_a_line_is_found() -> None:
         assert read(content, Request(grep="x$")).matches == 1
 
 
-def test_a_line_that_takes_too_long_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_takes_too_long_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grep, "LINE_SECONDS", -1.0)
-    with pytest.raises(LimitExceeded, match="line 2 has 4,194,304 bytes, too many for this pattern"):
+    with pytest.raises(
+        LimitExceeded, match="line 2 has 4,194,304 bytes, too many for this pattern"
+    ):
         read(content_of("short\n" + "x" * (4 << 20)), Request(grep="needle"))
 
 
@@ -477,7 +577,9 @@ def test_ignore_case_and_literal_have_their_usual_meaning() -> None:
         ("x" * 1_001, "the limit is 1,000", "shorter"),
     ],
 )
-def test_a_pattern_that_is_refused_says_why_and_what_to_write(pattern: str, found: str, hint: str) -> None:
+def test_a_pattern_that_is_refused_says_why_and_what_to_write(
+    pattern: str, found: str, hint: str
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
         read(content_of("x"), Request(grep=pattern))
     assert found in caught.value.message
@@ -524,11 +626,15 @@ def test_other_threads_run_while_a_pattern_is_searched() -> None:
 
 
 def test_a_grep_of_several_slices_searches_only_those() -> None:
-    page = read(content_of(LOG), Request(grep="ERROR", lines="950:1001,90:110, 95:120,-31:", context=2))
+    page = read(
+        content_of(LOG), Request(grep="ERROR", lines="950:1001,90:110, 95:120,-31:", context=2)
+    )
     assert numbers([page], ":") == [100, 1_000]
     assert page.shown == "matches 1-2 of 2 in lines 90-120, 950-1001, 12001-12031 of 12,031"
     assert "--" in page.text
-    found = list(pages(content_of(LOG), Request(grep="line", lines="1:50,500:560,900:903", max_chars=300)))
+    found = list(
+        pages(content_of(LOG), Request(grep="line", lines="1:50,500:560,900:903", max_chars=300))
+    )
     assert numbers(found, ":") == [*range(1, 51), *range(500, 561), *range(900, 904)]
     assert {page.matches for page in found} == {50 + 61 + 4}
 
@@ -536,10 +642,19 @@ def test_a_grep_of_several_slices_searches_only_those() -> None:
 def test_context_is_shown_by_default_where_a_single_line_says_little() -> None:
     rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(200)]
     indented = json.dumps(rows, indent=2).encode()
-    assert '"id": 7,' in read(make_content(indented, "application/json"), Request(grep='"item 7"')).text
-    assert '"id"' not in read(make_content(indented, "application/json"), Request(grep='"item 7"', context=0)).text
+    assert (
+        '"id": 7,'
+        in read(make_content(indented, "application/json"), Request(grep='"item 7"')).text
+    )
+    assert (
+        '"id"'
+        not in read(
+            make_content(indented, "application/json"), Request(grep='"item 7"', context=0)
+        ).text
+    )
     snapshot = "- main [ref=e1]:\n" + "".join(
-        f'  - link "Item {n}" [ref=e{n}]:\n    - /url: /items/{n}\n    - text: Price {n}\n' for n in range(2, 60)
+        f'  - link "Item {n}" [ref=e{n}]:\n    - /url: /items/{n}\n    - text: Price {n}\n'
+        for n in range(2, 60)
     )
     assert "/url: /items/7\n" in read(content_of(snapshot), Request(grep="Item 7")).text + "\n"
     assert "3-" not in read(content_of(LOG), Request(grep="line 4$")).text
@@ -547,21 +662,31 @@ def test_context_is_shown_by_default_where_a_single_line_says_little() -> None:
 
 def test_default_context_is_left_out_if_many_lines_match() -> None:
     rows = [{"id": number, "name": f"item {number}", "size": number * 7} for number in range(500)]
-    page = read(make_content(json.dumps(rows, indent=2).encode(), "application/json"), Request(grep="name"))
+    page = read(
+        make_content(json.dumps(rows, indent=2).encode(), "application/json"), Request(grep="name")
+    )
     assert page.matches == 500
     assert numbers([page], "-") == []
 
 
 def test_each_alternative_of_a_pattern_is_counted_and_one_without_a_match_named() -> None:
-    text = "".join(f"{word} {number}\n" for number in range(20) for word in ("error", "warning", "info"))
+    text = "".join(
+        f"{word} {number}\n" for number in range(20) for word in ("error", "warning", "info")
+    )
     for pattern in ("error|warn|panic", "(error|warn|panic)", "(?:error|warn|panic)"):
         assert read(content_of(text), Request(grep=pattern)).shown == (
             "matches 1-40 of 40 in 60 lines; error: 20, warn: 20, panic: none"
         )
     assert "(?i)ERROR: 20" in read(content_of(text), Request(grep="(?i)ERROR|PANIC")).shown
-    assert read(content_of(text), Request(grep="error 1$|info 2$")).shown == "matches 1-2 of 2 in 60 lines"
+    assert (
+        read(content_of(text), Request(grep="error 1$|info 2$")).shown
+        == "matches 1-2 of 2 in 60 lines"
+    )
     one_line = ("needle-" * 9 + "pin " * 4) * 100
-    assert "needle: 900, pin: 400, hay: none" in read(content_of(one_line), Request(grep="needle|pin|hay")).shown
+    assert (
+        "needle: 900, pin: 400, hay: none"
+        in read(content_of(one_line), Request(grep="needle|pin|hay")).shown
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Expensive reads run in a child process and end with an error at a limit; short reads stay in this process."""
+"""Expensive reads run in a child process and end with an error at a limit; short reads stay in this
+process."""
 
 import json
 import os
@@ -36,7 +37,9 @@ from tests.repeated import shown_by_first
 SLOW = "(a?){1000}a{1000}b"
 LINE = "a" * 1_000_000
 JSON = "application/json"
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs the limits and /proc of Linux")
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs the limits and /proc of Linux"
+)
 
 
 def empty_arrays(count: int) -> bytes:
@@ -108,7 +111,9 @@ def test_a_slow_pattern_is_stopped_by_its_cpu_time(
 
 
 @pytest.mark.parametrize("pattern", [r"(\p{L}{30}){5}", r"((\pL|\pN){100})+"])
-def test_a_pattern_that_compiles_to_too_much_is_refused_with_a_hint(session: Session, pattern: str) -> None:
+def test_a_pattern_that_compiles_to_too_much_is_refused_with_a_hint(
+    session: Session, pattern: str
+) -> None:
     text, document = session.put("some text"), session.put(["some text"])
     with pytest.raises(InvalidArgument) as raised:
         session.read(text, grep=pattern)
@@ -157,10 +162,19 @@ print((after - before) // 1024, resource.getrusage(resource.RUSAGE_CHILDREN).ru_
 
 
 @linux_only
-def test_a_large_document_takes_its_memory_in_the_child_and_within_the_limit(tmp_path: Path) -> None:
+def test_a_large_document_takes_its_memory_in_the_child_and_within_the_limit(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "document").write_bytes(empty_arrays(1_500_000))
     asked = ["get", "$..x", "shape", "$[?@ == 1]"]
-    command = [sys.executable, "-c", _PEAKS, str(tmp_path / "store"), str(tmp_path / "document"), *asked]
+    command = [
+        sys.executable,
+        "-c",
+        _PEAKS,
+        str(tmp_path / "store"),
+        str(tmp_path / "document"),
+        *asked,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     ours, theirs = done.stdout.split()
     assert int(ours) < 50, done.stderr  # parsed here, it would be 100 and more
@@ -188,19 +202,25 @@ WAYS: dict[str, Callable[[Session, str, Path], object]] = {
     "get": lambda session, pointer, folder: session.get(pointer),
     "open": lambda session, pointer, folder: session.open(pointer).read(),
     "read": lambda session, pointer, folder: session.read(pointer).text,
-    "materialize": lambda session, pointer, folder: session.materialize(pointer, folder).read_text(),
+    "materialize": lambda session, pointer, folder: session.materialize(
+        pointer, folder
+    ).read_text(),
     "argument of a tool": lambda session, pointer, folder: read_as_argument(session, pointer),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_part_of_a_document_over_the_size_limit_is_refused(session: Session, tmp_path: Path, way: str) -> None:
+def test_a_part_of_a_document_over_the_size_limit_is_refused(
+    session: Session, tmp_path: Path, way: str
+) -> None:
     with pytest.raises(LimitExceeded, match="67,108,864"):
         WAYS[way](session, too_large(session), tmp_path)
 
 
 @pytest.mark.parametrize("way", shown_by_first(WAYS))
-def test_a_part_of_a_document_of_too_many_values_is_refused(session: Session, tmp_path: Path, way: str) -> None:
+def test_a_part_of_a_document_of_too_many_values_is_refused(
+    session: Session, tmp_path: Path, way: str
+) -> None:
     ref = session.put(b"[" + b"0," * 10_100_000 + b"0]", media_type=JSON)
     with pytest.raises(LimitExceeded, match="10,000,000"):
         WAYS[way](session, ref.pointer + "#/0", tmp_path)
@@ -213,7 +233,10 @@ def test_a_part_of_a_document_that_is_nested_too_deeply_is_refused(session: Sess
 
 
 def test_parts_of_a_large_document_are_exact(session: Session) -> None:
-    rows = [{"id": number, "text": f"é \ud83d\ude00 \ud800 {number}", "share": number / 7} for number in range(17_000)]
+    rows = [
+        {"id": number, "text": f"é \ud83d\ude00 \ud800 {number}", "share": number / 7}
+        for number in range(17_000)
+    ]
     ref = session.put({"rows": rows, "big": 10**50})
     assert ref.size_bytes > heavy.SMALL_PART
     assert session.get(f"{ref.pointer}#/rows/16999") == rows[16_999]
@@ -241,19 +264,33 @@ def outcome_of(call: Callable[[], QueryResult | PageDraft]) -> object:
         return type(error), error.message, error.hint
 
 
-DOCUMENT = json.dumps({"rows": [{"id": number, "text": f"é{number}"} for number in range(300)]}).encode()
+DOCUMENT = json.dumps(
+    {"rows": [{"id": number, "text": f"é{number}"} for number in range(300)]}
+).encode()
 LINES = b'{"a": 1}\nnot json\n{"a": [1, 2]}\n'
 
 
-@pytest.mark.parametrize("path", ["$.rows[3]", "$..id", "$.rows[?search(@.text, '9$')]", "$.none", "$[", "$.rows[?"])
-@pytest.mark.parametrize(("data", "media_type"), [(DOCUMENT, JSON), (LINES, "application/x-ndjson"), (b"no", JSON)])
-def test_a_path_has_the_same_answer_in_the_child(all_in_child: None, path: str, data: bytes, media_type: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["$.rows[3]", "$..id", "$.rows[?search(@.text, '9$')]", "$.none", "$[", "$.rows[?"]
+)
+@pytest.mark.parametrize(
+    ("data", "media_type"), [(DOCUMENT, JSON), (LINES, "application/x-ndjson"), (b"no", JSON)]
+)
+def test_a_path_has_the_same_answer_in_the_child(
+    all_in_child: None, path: str, data: bytes, media_type: str
+) -> None:
     content = make_content(data, media_type)
-    assert outcome_of(lambda: heavy.find(content, path)) == outcome_of(lambda: jsonpath.find(content, path))
+    assert outcome_of(lambda: heavy.find(content, path)) == outcome_of(
+        lambda: jsonpath.find(content, path)
+    )
 
 
-@pytest.mark.parametrize(("data", "media_type"), [(DOCUMENT, JSON), (LINES, "application/x-ndjson"), (b"no", JSON)])
-def test_an_outline_has_the_same_answer_in_the_child(all_in_child: None, data: bytes, media_type: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "media_type"), [(DOCUMENT, JSON), (LINES, "application/x-ndjson"), (b"no", JSON)]
+)
+def test_an_outline_has_the_same_answer_in_the_child(
+    all_in_child: None, data: bytes, media_type: str
+) -> None:
     content = make_content(data, media_type)
     expected = outcome_of(lambda: json_content.shape(content, max_chars=900))
     assert outcome_of(lambda: heavy.shape(content, max_chars=900)) == expected
@@ -266,14 +303,20 @@ def test_a_diff_has_the_same_answer_in_the_child(all_in_child: None) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 def test_a_grep_has_the_same_pages_in_the_child(all_in_child: None, encoding: str) -> None:
-    text = "\ufeff" + "".join(f"línea {number}\n" for number in range(10_000))  # few enough to be counted in time
+    text = "\ufeff" + "".join(
+        f"línea {number}\n" for number in range(10_000)
+    )  # few enough to be counted in time
     content = content_of(text.encode(encoding) + b"\xff\xff\xff\xff")
     request = Request(grep=r"\p{L}+ \d*7$", context=1, max_chars=500)
     position: tuple[int, ...] | None = None
     for _ in range(3):
         page = heavy.search(content, request, position)
         expected = grep.search(DecodedText(content), request, position)
-        assert (page.text, page.shown, page.position) == (expected.text, expected.shown, expected.position)
+        assert (page.text, page.shown, page.position) == (
+            expected.text,
+            expected.shown,
+            expected.position,
+        )
         position = page.position
         assert position is not None
 
@@ -369,8 +412,12 @@ def test_the_time_limit_of_a_call_begins_when_its_child_has_started(
     pool.close()
 
 
-def test_a_call_that_gets_no_free_child_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "odd_waiting.py").write_text("import time\ndef main(folder):\n    time.sleep(600)\n")
+def test_a_call_that_gets_no_free_child_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd_waiting.py").write_text(
+        "import time\ndef main(folder):\n    time.sleep(600)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sandbox, "QUEUE", 0.5)
     pool = Pool("odd_waiting")
@@ -437,7 +484,9 @@ def test_a_child_that_is_killed_at_work_is_an_error_and_its_work_is_not_repeated
 def test_sizes_over_the_limit_are_refused_without_reading(session: Session) -> None:
     content = make_content(b"", JSON)
     large = Content(
-        coatcheck.Ref(content.ref.artifact_id, "s", 1 << 40, JSON, "data"), b"", lambda offset, length: b"["
+        coatcheck.Ref(content.ref.artifact_id, "s", 1 << 40, JSON, "data"),
+        b"",
+        lambda offset, length: b"[",
     )
     with pytest.raises(TooLarge):
         heavy.find(large, "$")

@@ -100,7 +100,9 @@ def test_lines_that_are_not_json_are_skipped_and_reported() -> None:
 
 def test_an_overlong_line_is_skipped_in_bounded_memory() -> None:
     lines = list(
-        json_content.lines(make_content(b"1\n" + b"x" * 1000 + b"\n2\n" + b"y" * 1000, "application/x-ndjson"), 100)
+        json_content.lines(
+            make_content(b"1\n" + b"x" * 1000 + b"\n2\n" + b"y" * 1000, "application/x-ndjson"), 100
+        )
     )
     assert lines == [(1, b"1"), (2, None), (3, b"2"), (4, None)]
 
@@ -135,14 +137,18 @@ def test_one_result_over_the_limit_is_cut_and_says_so() -> None:
         ("", r"not a JSONPath"),
     ],
 )
-def test_an_invalid_path_is_refused_with_its_position_and_an_example(path: str, expected: str) -> None:
+def test_an_invalid_path_is_refused_with_its_position_and_an_example(
+    path: str, expected: str
+) -> None:
     with pytest.raises(InvalidArgument, match=expected) as raised:
         find(document(SHOP), path)
     assert "$.items[0].name" in raised.value.hint
     assert len(str(raised.value)) < 700
 
 
-@pytest.mark.parametrize("data", [b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000])
+@pytest.mark.parametrize(
+    "data", [b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000]
+)
 def test_a_hundred_thousand_brackets_are_an_error(data: bytes) -> None:
     with pytest.raises(LimitExceeded, match="nested too deeply"):
         find(make_content(data, "application/json"), "$..a")
@@ -198,6 +204,8 @@ def test_a_lone_surrogate_matches_nothing_and_breaks_nothing() -> None:
 
 
 def test_real_data_can_be_queried(corpus: Path) -> None:
-    api = make_content((corpus / "content/json/openai-openapi.json").read_bytes(), "application/json")
+    api = make_content(
+        (corpus / "content/json/openai-openapi.json").read_bytes(), "application/json"
+    )
     assert values(find(api, "$.info.title").text) == ["OpenAI API"]
     assert find(api, "$.paths.*[?@.operationId].operationId").text.count("\n") > 100

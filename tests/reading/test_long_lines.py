@@ -12,8 +12,14 @@ from coatcheck.reading import Request
 from coatcheck.reading.long_lines import RECORD, Decoded, Structure, decoded_lines
 from tests.reading.framed import content_of, make_content, pages, read
 
-ROWS = [(f"id-{n}", "Dana O'Neil" if n == 7 else 'Al "x"', None, f"2024-01-{n:02}", n / 2) for n in range(1, 29)]
-ITEMS = [{"id": n, "name": f"item {n}", "tags": ["new", f"tag-{n}"], "at": {"lat": n, "lon": -n}} for n in range(40)]
+ROWS = [
+    (f"id-{n}", "Dana O'Neil" if n == 7 else 'Al "x"', None, f"2024-01-{n:02}", n / 2)
+    for n in range(1, 29)
+]
+ITEMS = [
+    {"id": n, "name": f"item {n}", "tags": ["new", f"tag-{n}"], "at": {"lat": n, "lon": -n}}
+    for n in range(40)
+]
 
 
 def grep_json(value: Any, pattern: str, **options: Any) -> str:
@@ -39,13 +45,21 @@ def test_a_row_of_a_python_repr_is_shown_whole_with_its_number() -> None:
 
 
 def test_a_call_in_a_row_is_part_of_the_row() -> None:
-    rows = "[" + ", ".join(f"('n{n}', datetime.datetime(2024, 1, {n}), None)" for n in range(1, 60)) + "]"
+    rows = (
+        "["
+        + ", ".join(f"('n{n}', datetime.datetime(2024, 1, {n}), None)" for n in range(1, 60))
+        + "]"
+    )
     page = read(content_of(rows), Request(grep=r"2024, 1, 31\)"))
     assert page.text == "1:row 31 ('n31', datetime.datetime(2024, 1, 31), None)"
 
 
 def test_a_record_is_shown_once_and_all_its_matches_are_counted() -> None:
-    value = [{"a": "needle", "b": ["needle", "needle"], "c": "x" * 100}, *ITEMS, {"z": "needle", "y": "w" * 100}]
+    value = [
+        {"a": "needle", "b": ["needle", "needle"], "c": "x" * 100},
+        *ITEMS,
+        {"z": "needle", "y": "w" * 100},
+    ]
     content = make_content(json.dumps(value).encode(), "application/json")
     page = read(content, Request(grep="needle"))
     assert page.shown == "matches 1-4 of 4 in 1 line, 2 records"
@@ -54,7 +68,12 @@ def test_a_record_is_shown_once_and_all_its_matches_are_counted() -> None:
 
 def test_a_small_part_of_a_large_record_is_shown_with_its_surroundings() -> None:
     value = [
-        {"id": n, "tags": [{"k": "Name", "v": f"web-{n}"}], **{f"key{k}": "v" * 40 for k in range(90)}} for n in (1, 2)
+        {
+            "id": n,
+            "tags": [{"k": "Name", "v": f"web-{n}"}],
+            **{f"key{k}": "v" * 40 for k in range(90)},
+        }
+        for n in (1, 2)
     ]
     text = grep_json(value, "web-2")
     assert text.startswith('1:#/1 …"id": 2, "tags": [{"k": "Name", "v": "web-2"}], "key0"')
@@ -79,14 +98,20 @@ def test_a_json_line_or_csv_line_is_shown_whole_up_to_the_size_of_a_record() -> 
     content = make_content("\n".join(lines).encode(), "application/x-ndjson")
     assert read(content, Request(grep='"n": 4')).text == f"5:{lines[4]}"
     csv = "a,b\n" + "".join(f"{n},{'word ' * 150}\n" for n in range(9))
-    assert read(make_content(csv.encode(), "text/csv"), Request(grep="^4,")).text == f"6:4,{'word ' * 150}"
+    assert (
+        read(make_content(csv.encode(), "text/csv"), Request(grep="^4,")).text
+        == f"6:4,{'word ' * 150}"
+    )
 
 
-WRAPPED = {"content": [{"type": "text", "text": json.dumps({"total": 40, "items": ITEMS}, indent=2)}]}
+WRAPPED = {
+    "content": [{"type": "text", "text": json.dumps({"total": 40, "items": ITEMS}, indent=2)}]
+}
 
 
 @pytest.mark.parametrize(
-    "wrapped", [json.dumps(WRAPPED), repr(WRAPPED), f"content=[Text(text={WRAPPED['content'][0]['text']!r})]"]
+    "wrapped",
+    [json.dumps(WRAPPED), repr(WRAPPED), f"content=[Text(text={WRAPPED['content'][0]['text']!r})]"],
 )
 def test_records_of_json_in_a_string_are_shown_decoded(wrapped: str) -> None:
     page = read(content_of(wrapped), Request(grep='"name": "item 12"'))
@@ -100,12 +125,16 @@ def test_nested_strings_are_decoded_before_they_are_matched() -> None:
     for pattern in ('say "yes" — é', "one say", r"one\nsay", "line one\nsay"):
         found = list(pages(make_content(twice.encode(), "application/json"), Request(grep=pattern)))
         assert {page.matches for page in found} == {60}
-    page = read(make_content(twice.encode(), "application/json"), Request(grep="yes", max_chars=400))
+    page = read(
+        make_content(twice.encode(), "application/json"), Request(grep="yes", max_chars=400)
+    )
     assert 'line one\n  say "yes" — é\n' in page.text
 
 
 def test_a_pattern_with_a_line_break_matches_only_a_line_break_of_a_string() -> None:
-    content = make_content(json.dumps({"a": "one\ntwo", "b": "one two"}).encode(), "application/json")
+    content = make_content(
+        json.dumps({"a": "one\ntwo", "b": "one two"}).encode(), "application/json"
+    )
     assert read(content, Request(grep=r"one\ntwo")).matches == 1
     assert read(content, Request(grep="one\ntwo", literal=True)).matches == 1
     assert read(content, Request(grep="one two")).matches == 2
@@ -125,9 +154,12 @@ def test_records_in_a_very_long_line_are_shown() -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.integers(-9, 9) | st.sampled_from(["needle", 'q"[', "a'(", "\\", "x,y", "é\n", "z" * 90]),
+    st.none()
+    | st.integers(-9, 9)
+    | st.sampled_from(["needle", 'q"[', "a'(", "\\", "x,y", "é\n", "z" * 90]),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["k", "/~", 'a"]', "é"]), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["k", "/~", 'a"]', "é"]), inner, max_size=4)
     ),
     max_leaves=30,
 )
@@ -151,7 +183,9 @@ def test_every_path_leads_to_a_value_with_the_match(values: list[Any]) -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["[", "]", "{", "}", "(", ")", '"', "'", "\\", ",", ":", "needle", "é", " ", "x" * 40])
+        st.sampled_from(
+            ["[", "]", "{", "}", "(", ")", '"', "'", "\\", ",", ":", "needle", "é", " ", "x" * 40]
+        )
     ).map("".join)
 )
 def test_any_text_has_a_record_around_a_match_or_none(text: str) -> None:
@@ -164,7 +198,11 @@ def test_any_text_has_a_record_around_a_match_or_none(text: str) -> None:
             assert len(found.text) <= 2 * RECORD
 
 
-@given(st.lists(st.sampled_from(["\\", '"', "'", "n", "u00e9", "\\u00e9", "\\n", "é", "x", "/"])).map("".join))
+@given(
+    st.lists(st.sampled_from(["\\", '"', "'", "n", "u00e9", "\\u00e9", "\\n", "é", "x", "/"])).map(
+        "".join
+    )
+)
 def test_offsets_in_decoded_text_map_back_to_the_source(text: str) -> None:
     view = Decoded(text.encode())
     assert view.data == decoded_lines(text.encode())
@@ -173,7 +211,9 @@ def test_offsets_in_decoded_text_map_back_to_the_source(text: str) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("filler", ["[", '"\\"', "'\\'", '{"a":', "(,", "\\\\", '"', "'x ", '\\"', "[1],"])
+@pytest.mark.parametrize(
+    "filler", ["[", '"\\"', "'\\'", '{"a":', "(,", "\\\\", '"', "'x ", '\\"', "[1],"]
+)
 def test_hostile_lines_are_scanned_once(filler: str) -> None:
     data = (filler * (400_000 // len(filler)) + "needle").encode()
     began = time.process_time()

@@ -13,7 +13,8 @@ from tests.reading.framed import make_content
 VALUES = st.recursive(
     st.none() | st.integers(0, 3) | st.sampled_from(["a", "b c"]),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "A", "b-c", "'"]), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["a", "A", "b-c", "'"]), inner, max_size=3)
     ),
     max_leaves=10,
 )
@@ -62,7 +63,10 @@ def test_the_intended_path_of_a_query_is_computed_from_the_content(query: str, p
 def test_a_query_that_fits_nowhere_is_answered_with_the_available_keys() -> None:
     content = make_content(json.dumps(DOCUMENT).encode(), "application/json")
     assert jsonpath.nearest(content, "$.foo.bar") == ("", "$ has total, Items, meta, labels")
-    assert jsonpath.nearest(content, "$.Items[?@.x == 'y']") == ("", "$.Items[*] has id, title, a-b")
+    assert jsonpath.nearest(content, "$.Items[?@.x == 'y']") == (
+        "",
+        "$.Items[*] has id, title, a-b",
+    )
     assert jsonpath.nearest(content, "two words") == ("", "")
     assert jsonpath.nearest(content, "word") == ("", "")
 

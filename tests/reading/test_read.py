@@ -1,4 +1,5 @@
-"""`session.read` end to end: which part answers, how a large result is stored, and what is recorded as shown."""
+"""`session.read` end to end: which part answers, how a large result is stored, and what is recorded
+as shown."""
 
 import json
 from collections import Counter
@@ -10,7 +11,14 @@ import pytest
 
 import coatcheck
 from coatcheck import Session, Store, toolkit
-from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired, InvalidArgument, InvalidPointer, NotFound
+from coatcheck.errors import (
+    AmbiguousPointer,
+    CoatcheckError,
+    Expired,
+    InvalidArgument,
+    InvalidPointer,
+    NotFound,
+)
 from coatcheck.reading import Page
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Staged
@@ -34,7 +42,9 @@ def pages(session: Session, target: str, **request: str | int) -> Iterator[Page]
     page = session.read(target, **request)  # type: ignore[arg-type]
     yield page
     while page.cursor is not None:
-        page = session.read(target, cursor=page.cursor, max_chars=int(request.get("max_chars", 8_000)))
+        page = session.read(
+            target, cursor=page.cursor, max_chars=int(request.get("max_chars", 8_000))
+        )
         yield page
 
 
@@ -63,7 +73,9 @@ def test_a_cursor_works_in_another_process_and_after_a_restart(lasting: Backend)
     assert LOG.startswith(first.text + second.text)
 
 
-def test_a_cursor_of_another_artifact_or_store_is_a_clear_error(session: Session, backend: Backend) -> None:
+def test_a_cursor_of_another_artifact_or_store_is_a_clear_error(
+    session: Session, backend: Backend
+) -> None:
     one, other = session.put(LOG), session.put(LOG + "more")
     cursor = session.read(one).cursor
     with pytest.raises(InvalidArgument, match="cursor"):
@@ -84,14 +96,22 @@ def test_a_path_a_shape_and_sql_are_distinguished(session: Session) -> None:
     ref = session.put(ROWS)
     assert session.read(ref, query="$[1].name").text == '"item 1"'
     assert "price" in session.read(ref, query="shape").text
-    assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text.split() == ["n", "500"]
+    assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text.split() == [
+        "n",
+        "500",
+    ]
     with pytest.raises(InvalidArgument, match="JSONPath"):
         session.read(ref, query="cheapest item")
 
 
-def test_sql_joins_other_artifacts_of_the_session_and_no_others(store: Store, session: Session) -> None:
+def test_sql_joins_other_artifacts_of_the_session_and_no_others(
+    store: Store, session: Session
+) -> None:
     items, names = session.put(ROWS), session.put("id,owner\n3,ann\n4,bob\n", name="owners.csv")
-    page = session.read(items, query=f'SELECT owner, price FROM artifact JOIN "{names.pointer}" USING (id) ORDER BY id')
+    page = session.read(
+        items,
+        query=f'SELECT owner, price FROM artifact JOIN "{names.pointer}" USING (id) ORDER BY id',
+    )
     assert page.text.split() == ["owner,price", "ann,1.5", "bob,2.0"]
     secret = store.session("other").put("id,secret\n1,x\n", name="secret.csv")
     with pytest.raises(NotFound):
@@ -111,7 +131,9 @@ def test_a_fragment_is_read_like_an_artifact(session: Session) -> None:
 
 def test_a_diff_shows_what_changed_since_another_artifact(session: Session) -> None:
     old, new = session.put(LOG), session.put(LOG.replace("request 500 ", "REQUEST 500 "))
-    changed = [line for line in session.read(new, diff=old.pointer).text.splitlines() if line[:1] in "+-"][2:]
+    changed = [
+        line for line in session.read(new, diff=old.pointer).text.splitlines() if line[:1] in "+-"
+    ][2:]
     assert [line[:1] for line in changed] == ["-", "+"]
     assert "REQUEST 500" in changed[1]
 
@@ -121,16 +143,24 @@ def test_a_diff_of_documents_compares_their_texts(session: Session) -> None:
     page = session.read(new, diff=old.pointer)
     assert "-An efficient office offers" in page.text.splitlines()
     assert f"{old.pointer}: the text of pages 1-2 of 2" in page.shown
-    page = session.read(session.put("--- page 1 ---\nAn efficient office offers\n"), diff=old.pointer)
+    page = session.read(
+        session.put("--- page 1 ---\nAn efficient office offers\n"), diff=old.pointer
+    )
     assert " An efficient office offers" in page.text.splitlines()
 
 
-def test_a_diff_of_a_document_that_cannot_be_read_says_where_the_bytes_differ(session: Session) -> None:
-    page = session.read(session.put(b"%PDF-1.4 " + bytes(500)), diff=session.put(b"%PDF-1.4 no").pointer)
+def test_a_diff_of_a_document_that_cannot_be_read_says_where_the_bytes_differ(
+    session: Session,
+) -> None:
+    page = session.read(
+        session.put(b"%PDF-1.4 " + bytes(500)), diff=session.put(b"%PDF-1.4 no").pointer
+    )
     assert "equal up to byte 9" in page.text
 
 
-def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_on_record(session: Session) -> None:
+def test_a_result_over_the_cap_becomes_an_artifact_with_its_parent_and_request_on_record(
+    session: Session,
+) -> None:
     ref = session.put(ROWS)
     page = session.read(ref, query="$[*].name", max_chars=1_000)
     assert len(page.text) <= 1_000
@@ -170,7 +200,9 @@ def test_coverage_survives_a_restart(lasting: Backend) -> None:
         ref = store.session("s").put(LOG)
         store.session("s").read(ref, lines="1:10")
     with lasting.open() as store:
-        assert store.session("s").coverage(ref).shown == len("".join(LOG.splitlines(keepends=True)[:10]))
+        assert store.session("s").coverage(ref).shown == len(
+            "".join(LOG.splitlines(keepends=True)[:10])
+        )
 
 
 def test_a_read_keeps_the_session_alive(store: Store, clock: Clock) -> None:
@@ -191,12 +223,19 @@ def test_a_missing_artifact_is_reported(session: Session) -> None:
         session.read("no such name")
 
 
-def test_a_preview_is_the_same_for_the_same_content_wherever_it_is_stored(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_preview_is_the_same_for_the_same_content_wherever_it_is_stored(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     found = []
     for url in ("memory:", tmp_path / "store", fleet.new_url()):
         with coatcheck.open(url) as store:
             session = store.session("s")
-            found.append([session.preview(session.put(value)) for value in (LOG, LOG[:500], ROWS, "", b"\x00\x01")])
+            found.append(
+                [
+                    session.preview(session.put(value))
+                    for value in (LOG, LOG[:500], ROWS, "", b"\x00\x01")
+                ]
+            )
     assert found[0] == found[1] == found[2]
     assert "empty" in found[0][3].text
     assert all(len(preview.text) <= 200 for preview in found[0])
@@ -226,15 +265,17 @@ def test_an_ambiguous_pointer_in_a_diff_is_an_error_too(session: Session) -> Non
 
 
 class CountingBlobs(BlobStore):
-    """A blob store around another one that counts how often a copy is opened, and how often each of its frames is
-    read."""
+    """A blob store around another one that counts how often a copy is opened, and how often each of
+    its frames is read."""
 
     def __init__(self, inner: BlobStore) -> None:
         self.inner = inner
         self.opens = 0
         self.frames: Counter[int] = Counter()
 
-    def stage(self, chunks: Iterable[bytes], digest: str | None = None) -> AbstractContextManager[Staged]:
+    def stage(
+        self, chunks: Iterable[bytes], digest: str | None = None
+    ) -> AbstractContextManager[Staged]:
         return self.inner.stage(chunks, digest)
 
     def read(self, blob: Blob, offset: int, length: int) -> bytes:
@@ -295,7 +336,9 @@ DOCUMENT = {"rows": [{"id": i, "name": f"item {i}"} for i in range(40_000)]}
         "grep in JSON", "SQL", "grep in a long line", "path in a child", "path", "shape", "binary",
     ],
 )  # fmt: skip
-def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: dict[str, str | int]) -> None:
+def test_a_page_opens_its_blob_once(
+    tmp_path: Path, value: object, request_of: dict[str, str | int]
+) -> None:
     inner, catalog = open_folder_store(tmp_path / "store", Disk())
     blobs = CountingBlobs(inner)
     with Store(blobs, catalog, Passages(None), url="counting", session_type=Session) as store:
@@ -305,15 +348,23 @@ def test_a_page_opens_its_blob_once(tmp_path: Path, value: object, request_of: d
         assert session.read(ref, **request_of).text  # type: ignore[arg-type]
         assert blobs.opens == 1
         assert blobs.frames[0] == 1
-        assert "grep" not in request_of or max(blobs.frames.values()) <= 2  # twice if a line spans two pieces
-        session.read(f"{ref.pointer}#/rows/3") if ref.media_type == "application/json" else session.preview(ref)
+        assert (
+            "grep" not in request_of or max(blobs.frames.values()) <= 2
+        )  # twice if a line spans two pieces
+        session.read(
+            f"{ref.pointer}#/rows/3"
+        ) if ref.media_type == "application/json" else session.preview(ref)
         assert blobs.opens == 2
         assert session.externalize(ref).is_stub
         assert blobs.opens == 3
 
 
-@pytest.mark.parametrize("request_of", [{"grep": "efficient|flat"}, {"lines": "1:3"}, {"query": "text"}])
-def test_a_page_of_a_document_opens_its_blob_once(tmp_path: Path, request_of: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "request_of", [{"grep": "efficient|flat"}, {"lines": "1:3"}, {"query": "text"}]
+)
+def test_a_page_of_a_document_opens_its_blob_once(
+    tmp_path: Path, request_of: dict[str, str]
+) -> None:
     data = (PDFS / "columns.pdf").read_bytes() + b"%" * 300_000
     inner, catalog = open_folder_store(tmp_path / "store", Disk())
     blobs = CountingBlobs(inner)
@@ -332,7 +383,9 @@ def test_a_tool_that_tries_other_ways_to_search_opens_its_blob_once(tmp_path: Pa
         session = store.session("s")
         ref = session.put(LOG)
         blobs.opens = 0
-        assert "no match in" in toolkit(session)[0].run(pointer=ref.pointer, grep="nothing (like) that")
+        assert "no match in" in toolkit(session)[0].run(
+            pointer=ref.pointer, grep="nothing (like) that"
+        )
         assert blobs.opens == 1
         answer = toolkit(session)[0].run(pointer=ref.pointer, grep="12:00:07 info")
         assert "no match as written, ignoring case" in answer
@@ -341,7 +394,9 @@ def test_a_tool_that_tries_other_ways_to_search_opens_its_blob_once(tmp_path: Pa
 
 def test_a_page_follows_a_blob_that_was_compressed_meanwhile(tmp_path: Path) -> None:
     inner, catalog = open_folder_store(tmp_path / "store", Disk())
-    with Store(CountingBlobs(inner), catalog, Passages(None), url="moving", session_type=Session) as store:
+    with Store(
+        CountingBlobs(inner), catalog, Passages(None), url="moving", session_type=Session
+    ) as store:
         session = store.session("s")
         ref = session.put(LOG)
         content = session.content(ref)

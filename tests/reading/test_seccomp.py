@@ -1,4 +1,5 @@
-"""The confinement of a child process by seccomp: what it refuses, tried from inside, and the filter itself."""
+"""The confinement of a child process by seccomp: what it refuses, tried from inside, and the filter
+itself."""
 
 from __future__ import annotations
 
@@ -82,7 +83,11 @@ def tried(attempt: str, folder: Path, port: int = 9) -> str:
     """Try something in a confined process, and return what happened."""
     script = f"{BEFORE}\ndef attempt():\n    return {attempt}\n{AFTER}"
     done = subprocess.run(
-        [sys.executable, "-c", script, str(folder), str(port)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, str(folder), str(port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     if done.stdout == "no seccomp\n":
@@ -92,7 +97,9 @@ def tried(attempt: str, folder: Path, port: int = 9) -> str:
 
 @pytest.mark.parametrize("attempt", REFUSED.values(), ids=REFUSED)
 def test_a_confined_process_is_refused(attempt: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # so that only the filter can refuse a connection
+    with socket.create_server(
+        ("127.0.0.1", 0)
+    ) as listening:  # so that only the filter can refuse a connection
         assert tried(attempt, tmp_path, listening.getsockname()[1]) == f"refused {errno.EPERM}"
 
 
@@ -112,8 +119,11 @@ def test_a_child_that_reads_content_says_how_it_is_confined(tmp_path: Path) -> N
 # The filter, for machines that the tests do not run on
 
 
-def result_of(machine: seccomp._Machine, number: int, *, first: int = 0, mark: int | None = None) -> int | str:
-    """Run the filter for a call as the kernel does. Return "allowed", or the error number of the call."""
+def result_of(
+    machine: seccomp._Machine, number: int, *, first: int = 0, mark: int | None = None
+) -> int | str:
+    """Run the filter for a call as the kernel does. Return "allowed", or the error number of the
+    call."""
     program = seccomp._program(machine, pid=1_234)
     data = struct.pack("<IIQQ", number, machine.mark if mark is None else mark, 0, first)
     at, loaded = 0, 0

@@ -23,7 +23,15 @@ def outline(value: Any, max_chars: int = 8000) -> list[str]:
 
 def test_keys_types_lengths_and_samples_are_shown() -> None:
     assert outline(
-        {"name": "x", "n": 1.5, "none": None, "ok": True, "list": [1, 2, 3, 4], "empty": [], "in": {"a": "b"}}
+        {
+            "name": "x",
+            "n": 1.5,
+            "none": None,
+            "ok": True,
+            "list": [1, 2, 3, 4],
+            "empty": [],
+            "in": {"a": "b"},
+        }
     ) == [
         "object of 7 keys",
         '  name: string "x"',
@@ -58,11 +66,15 @@ def test_records_of_jsonl_are_merged() -> None:
 
 def test_the_first_of_many_records_are_merged_and_all_are_counted() -> None:
     answer = shape(records(*('{"a": 1}' for _ in range(5000))))
-    assert answer.text.startswith("5,000 records, one JSON value per line, shape of the first 1,000")
+    assert answer.text.startswith(
+        "5,000 records, one JSON value per line, shape of the first 1,000"
+    )
 
 
 def test_the_top_level_is_complete_before_anything_deeper_is_shown() -> None:
-    lines = outline({f"key{n}": {"deep": {"deeper": list(range(9))}} for n in range(12)}, max_chars=900)
+    lines = outline(
+        {f"key{n}": {"deep": {"deeper": list(range(9))}} for n in range(12)}, max_chars=900
+    )
     assert sum(line.startswith("  key") for line in lines) == 12
 
 
@@ -108,7 +120,9 @@ def test_a_deep_document_says_that_it_continues() -> None:
 
 
 def test_a_large_document_fits_on_a_page(corpus: Path) -> None:
-    answer = shape(make_content((corpus / "content/json/openai-openapi.json").read_bytes(), "application/json"))
+    answer = shape(
+        make_content((corpus / "content/json/openai-openapi.json").read_bytes(), "application/json")
+    )
     assert len(answer.text) <= 8000
     assert "  paths: object of " in answer.text
     assert '    title: string "OpenAI API"' in answer.text

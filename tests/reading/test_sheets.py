@@ -33,7 +33,10 @@ def table(*rows: list[sheets.Cell]) -> tuple[int, list[str], list[list[sheets.Ce
 def rezipped(**replaced: bytes) -> bytes:
     """The workbook with other bytes in some of its files."""
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(SALES)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(SALES)) as old,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for name in old.namelist():
             new.writestr(name, replaced.get(Path(name).stem, old.read(name)))
     return file.getvalue()
@@ -53,7 +56,9 @@ def test_a_workbook_is_read_as_cells_with_addresses(session: Session, query: str
         "B4: Region,City,Units,Price,Sold on,Order no",
         "B5: North,Oslo,12,9.5,2025-07-01,00041",
     ]
-    assert '4 sheets: "Q3 figures" B2:G10, "Staff" A1:D3, "Empty" empty, "numbers" A1:C2' in page.shown
+    assert (
+        '4 sheets: "Q3 figures" B2:G10, "Staff" A1:D3, "Empty" empty, "numbers" A1:C2' in page.shown
+    )
 
 
 def test_a_match_names_its_sheet_and_address(session: Session) -> None:
@@ -99,7 +104,9 @@ def test_the_preview_names_the_sheets_and_their_ranges_and_asks_for_rows() -> No
 
 
 def test_a_preview_of_a_damaged_workbook_counts_its_sheets() -> None:
-    shown = preview(Sample.of(rezipped(workbook=b"\xff<sheet name=")), media_type="application/zip", limit=200).text
+    shown = preview(
+        Sample.of(rezipped(workbook=b"\xff<sheet name=")), media_type="application/zip", limit=200
+    ).text
     assert shown.startswith("Excel workbook, 4 sheets")
 
 
@@ -121,18 +128,19 @@ def test_a_single_row_is_data_and_an_empty_sheet_has_no_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [SALES[:3_000], rezipped(sheet1=b"<worksheet><sheetData><row"), rezipped(workbook=b"")]
+    "broken",
+    [SALES[:3_000], rezipped(sheet1=b"<worksheet><sheetData><row"), rezipped(workbook=b"")],
 )
 def test_a_damaged_workbook_is_an_error(session: Session, broken: bytes) -> None:
-    ref = session.put(broken, media_type="application/vnd.openxmlformats-officedocument.spreadsheetml.sheet")
+    ref = session.put(
+        broken, media_type="application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"
+    )
     with pytest.raises(CoatcheckError):
         session.read(ref, query="SELECT * FROM artifact")
 
 
 def test_a_cell_far_away_does_not_exhaust_memory(session: Session) -> None:
-    far = (
-        b'<worksheet><sheetData><row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>2</v></c>'
-    )
+    far = b'<worksheet><sheetData><row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>2</v></c>'
     ref = session.put(rezipped(sheet1=far + b"</row></sheetData></worksheet>"))
     with pytest.raises(CoatcheckError, match=r"memory|limit|read"):
         session.read(ref, query="text")
@@ -140,13 +148,22 @@ def test_a_cell_far_away_does_not_exhaust_memory(session: Session) -> None:
 
 
 def test_column_letters_match_those_of_a_spreadsheet() -> None:
-    assert [sheets._letters(column) for column in (0, 25, 26, 701, 702, 16_383)] == ["A", "Z", "AA", "ZZ", "AAA", "XFD"]
+    assert [sheets._letters(column) for column in (0, 25, 26, 701, 702, 16_383)] == [
+        "A",
+        "Z",
+        "AA",
+        "ZZ",
+        "AAA",
+        "XFD",
+    ]
 
 
 # Merged ranges
 
 
-def filled(rows: list[list[sheets.Cell]], *ranges: tuple[int, int, int, int]) -> list[list[sheets.Cell]]:
+def filled(
+    rows: list[list[sheets.Cell]], *ranges: tuple[int, int, int, int]
+) -> list[list[sheets.Cell]]:
     copied = [list(row) for row in rows]
     sheets._fill_merged(copied, [sheets._Range(*one) for one in ranges])
     return copied

@@ -45,7 +45,9 @@ def table(data: bytes = CSV, media_type: str = "text/csv") -> dict[str, Content]
 
 @of_each_source
 def test_a_select_returns_csv_in_which_null_is_empty_and_an_empty_text_is_two_quotes() -> None:
-    answer = run_sql("SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table())
+    answer = run_sql(
+        "SELECT id, name, price, '' AS nothing FROM artifact ORDER BY id DESC", table()
+    )
     assert answer.text == 'id,name,price,nothing\n3,,2.25,""\n2,pear,,""\n1,apple,1.5,""'
     assert (answer.media_type, answer.shown, answer.note) == ("text/csv", "3 rows, 4 columns", "")
 
@@ -64,22 +66,29 @@ def test_a_select_returns_csv_in_which_null_is_empty_and_an_empty_text_is_two_qu
 @of_each_source
 def test_every_tabular_format_is_a_table(data: bytes, media_type: str) -> None:
     assert (
-        run_sql("SELECT id, name FROM artifact ORDER BY id", table(data, media_type)).text == "id,name\n1,apple\n2,pear"
+        run_sql("SELECT id, name FROM artifact ORDER BY id", table(data, media_type)).text
+        == "id,name\n1,apple\n2,pear"
     )
 
 
 @of_each_source
 def test_parquet_is_a_table(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    duckdb.execute("COPY (SELECT range AS n FROM range(1000)) TO $path (FORMAT parquet)", {"path": str(path)})
-    answer = run_sql("SELECT sum(n) AS s FROM artifact", table(path.read_bytes(), "application/vnd.apache.parquet"))
+    duckdb.execute(
+        "COPY (SELECT range AS n FROM range(1000)) TO $path (FORMAT parquet)", {"path": str(path)}
+    )
+    answer = run_sql(
+        "SELECT sum(n) AS s FROM artifact",
+        table(path.read_bytes(), "application/vnd.apache.parquet"),
+    )
     assert answer.text == "s\n499500"
 
 
 @of_each_source
 def test_nested_values_are_returned_as_json_and_odd_types_as_text() -> None:
     answer = run_sql(
-        "SELECT [1, 2] AS l, {'a': 'x'} AS s, DATE 'infinity' AS d, 170141183460469231731::HUGEINT AS h", table()
+        "SELECT [1, 2] AS l, {'a': 'x'} AS s, DATE 'infinity' AS d, 170141183460469231731::HUGEINT AS h",
+        table(),
     )
     assert answer.text == 'l,s,d,h\n"[1,2]","{""a"":""x""}",infinity,170141183460469231731'
 
@@ -89,14 +98,17 @@ def test_other_artifacts_join_under_their_pointers() -> None:
     other = make_content(b'[{"id": 1, "qty": 10}, {"id": 3, "qty": 30}]', "application/json")
     question = 'SELECT name, qty FROM artifact JOIN "art:0123456789ab" AS o USING (id) ORDER BY id'
     assert pointers_in(question) == ["art:0123456789ab"]
-    assert run_sql(question, table() | {"art:0123456789ab": other}).text == "name,qty\napple,10\n,30"
+    assert (
+        run_sql(question, table() | {"art:0123456789ab": other}).text == "name,qty\napple,10\n,30"
+    )
 
 
 @of_each_source
 def test_one_content_under_two_names_is_loaded_once() -> None:
     given = table()
     answer = run_sql(
-        'SELECT count(*) AS n FROM artifact, "art:0123456789ab"', given | {"art:0123456789ab": given["artifact"]}
+        'SELECT count(*) AS n FROM artifact, "art:0123456789ab"',
+        given | {"art:0123456789ab": given["artifact"]},
     )
     assert answer.text == "n\n9"
 
@@ -116,7 +128,9 @@ def test_sql_is_distinguished_from_other_queries(query: str, expected: bool) -> 
     assert is_sql(query) is expected
 
 
-@pytest.mark.parametrize("question", ["DESCRIBE artifact", "SUMMARIZE artifact", "FROM artifact", "TABLE artifact;"])
+@pytest.mark.parametrize(
+    "question", ["DESCRIBE artifact", "SUMMARIZE artifact", "FROM artifact", "TABLE artifact;"]
+)
 def test_statements_that_inspect_a_table_count_as_select(question: str) -> None:
     assert run_sql(question, table()).text.count("\n") == 3
 
@@ -138,7 +152,9 @@ def test_rows_over_the_limit_are_left_out_and_the_answer_says_so() -> None:
 
 @of_each_source
 def test_characters_over_the_limit_are_left_out_by_whole_rows() -> None:
-    answer = run_sql("SELECT repeat('x', 100) AS t FROM range(1000)", table(), limits=SqlLimits(chars=1000))
+    answer = run_sql(
+        "SELECT repeat('x', 100) AS t FROM range(1000)", table(), limits=SqlLimits(chars=1000)
+    )
     assert len(answer.text) <= 1000
     assert set(map(len, answer.text.split("\n")[1:])) == {100}
     assert "left out" in answer.note
@@ -171,12 +187,17 @@ def test_an_unknown_table_is_reported_with_the_existing_ones() -> None:
     ],
 )
 @of_each_source
-def test_content_that_is_not_a_table_is_an_error_that_says_why(data: bytes, media_type: str, expected: str) -> None:
+def test_content_that_is_not_a_table_is_an_error_that_says_why(
+    data: bytes, media_type: str, expected: str
+) -> None:
     with pytest.raises(InvalidArgument, match=expected):
         run_sql("SELECT * FROM artifact", table(data, media_type))
 
 
-LOG = "".join(f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} took 3 ms\n" for n in range(9_000))
+LOG = "".join(
+    f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} took 3 ms\n"
+    for n in range(9_000)
+)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +215,9 @@ LOG = "".join(f"2026-01-01 12:{n // 60 % 60:02}:{n % 60:02} INFO request {n} too
     ],
 )
 @of_each_source
-def test_text_that_is_not_a_table_is_an_error_that_says_what_works(text: str, media_type: str) -> None:
+def test_text_that_is_not_a_table_is_an_error_that_says_what_works(
+    text: str, media_type: str
+) -> None:
     with pytest.raises(InvalidArgument) as refused:
         run_sql("SELECT count(*) FROM artifact", table(text.encode(), media_type))
     assert "not a table" in str(refused.value)
@@ -210,7 +233,10 @@ def test_text_that_is_not_a_table_is_an_error_that_says_what_works(text: str, me
     ("data", "media_type"),
     [
         ("id,name\n" + "".join(f"{n},apple\n" for n in range(50)), "text/plain"),
-        (",".join(f"column_{n}" for n in range(200)) + "\n" + (",".join("1" * 200) + "\n") * 50, "text/plain"),
+        (
+            ",".join(f"column_{n}" for n in range(200)) + "\n" + (",".join("1" * 200) + "\n") * 50,
+            "text/plain",
+        ),
         ("id\tname\n" + "".join(f"{n}\tapple\n" for n in range(50)), "text/x-unknown"),
         ("id,name\n" + "".join(f"{n},apple\n" for n in range(50)), "application/csv"),
         ('{"id": 1}\n{"id": 2}\n' * 25, "text/plain"),
@@ -219,7 +245,10 @@ def test_text_that_is_not_a_table_is_an_error_that_says_what_works(text: str, me
 )
 @of_each_source
 def test_a_table_is_recognized_whatever_its_media_type(data: str, media_type: str) -> None:
-    assert run_sql("SELECT count(*) AS n FROM artifact", table(data.encode(), media_type)).text == "n\n50"
+    assert (
+        run_sql("SELECT count(*) AS n FROM artifact", table(data.encode(), media_type)).text
+        == "n\n50"
+    )
 
 
 PYTHON_ROWS = [
@@ -232,7 +261,15 @@ PYTHON_ROWS = [
         UUID(int=7),
         True,
     ),
-    ('it\'s "a" pear\n', 2, float("nan"), Decimal("2.25"), datetime(2026, 1, 3, tzinfo=UTC), None, False),
+    (
+        'it\'s "a" pear\n',
+        2,
+        float("nan"),
+        Decimal("2.25"),
+        datetime(2026, 1, 3, tzinfo=UTC),
+        None,
+        False,
+    ),
     ("plum", 3),
 ]
 
@@ -244,7 +281,10 @@ PYTHON_ROWS = [
         (repr(PYTHON_ROWS), "text/plain"),
         (repr(tuple(PYTHON_ROWS)), "text/x-python-repr"),
         (pprint.pformat(PYTHON_ROWS, width=20), "text/plain"),
-        ("Retrieved 30 entries. Displaying the first 3.\n" + repr(PYTHON_ROWS) + "\n", "text/plain"),
+        (
+            "Retrieved 30 entries. Displaying the first 3.\n" + repr(PYTHON_ROWS) + "\n",
+            "text/plain",
+        ),
         (repr({"rowcount": 3, "rows": PYTHON_ROWS}), "text/x-python-repr"),
     ],
 )
@@ -252,16 +292,18 @@ def test_rows_that_python_printed_are_a_table(text: str, media_type: str) -> Non
     given = table(text.encode(), media_type)
     answer = run_sql("SELECT c1, c2, c3, c4 FROM artifact WHERE c2 < 3 ORDER BY c4 DESC", given)
     assert answer.text == 'c1,c2,c3,c4\n"it\'s ""a"" pear\n",2,,2.25\napple,1,,1.5'
-    assert run_sql("SELECT count(*) AS n, min(c5)::DATE AS d, max(c6) AS u FROM artifact WHERE c7", given).text == (
-        "n,d,u\n1,2026-01-02,00000000-0000-0000-0000-000000000007"
-    )
+    assert run_sql(
+        "SELECT count(*) AS n, min(c5)::DATE AS d, max(c6) AS u FROM artifact WHERE c7", given
+    ).text == ("n,d,u\n1,2026-01-02,00000000-0000-0000-0000-000000000007")
 
 
 def test_paths_fragments_and_shapes_work_on_values_that_python_printed() -> None:
     with coatcheck.open("memory:") as store:
         session = store.session("s")
         ref = session.put(repr({"rows": PYTHON_ROWS}))
-        assert session.read(ref, query="$.rows[?@[1] == 2][4]").text == '"2026-01-03 00:00:00+00:00"'
+        assert (
+            session.read(ref, query="$.rows[?@[1] == 2][4]").text == '"2026-01-03 00:00:00+00:00"'
+        )
         assert session.read(f"{ref.pointer}#/rows/2").text == '["plum",3]'
         assert "rows: array of 3 arrays" in session.read(ref, query="shape").text
 
@@ -270,14 +312,25 @@ def test_paths_fragments_and_shapes_work_on_values_that_python_printed() -> None
     ("text", "note"),
     [
         (repr([{"id": 1, "name": "apple"}, {"id": 2, "name": None}]), ""),
-        ('12:00:01 INFO started\n[INFO] reading\n[{"id": 1, "name": "apple"},\n {"id": 2}]', "2 lines around"),
-        ('loading…\n{"took": 3, "items": [{"id": 1, "name": "apple"}, {"id": 2}]}\ndone\n', "rows of /items; 2 lines"),
-        ('Output:\n{"id": 1, "name": "apple"}\n{"id": 2, "name": null}\nexit code 0\n', "2 lines around"),
+        (
+            '12:00:01 INFO started\n[INFO] reading\n[{"id": 1, "name": "apple"},\n {"id": 2}]',
+            "2 lines around",
+        ),
+        (
+            'loading…\n{"took": 3, "items": [{"id": 1, "name": "apple"}, {"id": 2}]}\ndone\n',
+            "rows of /items; 2 lines",
+        ),
+        (
+            'Output:\n{"id": 1, "name": "apple"}\n{"id": 2, "name": null}\nexit code 0\n',
+            "2 lines around",
+        ),
         ('[{"id": 1, "name": "apple"}, {"id": 2, "name": NaN}]', ""),
     ],
 )
 @pytest.mark.parametrize("size", [1, 20_000])
-def test_json_after_other_lines_and_python_dicts_are_tables(text: str, note: str, size: int) -> None:
+def test_json_after_other_lines_and_python_dicts_are_tables(
+    text: str, note: str, size: int
+) -> None:
     given = table(text.replace("apple", "apple" * size).encode(), "text/plain")
     answer = run_sql("SELECT id, name[:5] AS name FROM artifact ORDER BY id", given)
     assert answer.text == "id,name\n1,apple\n2,"
@@ -302,21 +355,29 @@ def test_a_document_that_is_cut_or_the_smaller_part_of_a_text_is_not_a_table(tex
 
 def test_an_array_of_arrays_has_numbered_columns() -> None:
     given = table(b'[["apple", 1.5], ["pear", 2, "x"]]', "application/json")
-    assert run_sql("SELECT c1, c2 + 1 AS c2, c3 FROM artifact", given).text == "c1,c2,c3\napple,2.5,\npear,3.0,x"
+    assert (
+        run_sql("SELECT c1, c2 + 1 AS c2, c3 FROM artifact", given).text
+        == "c1,c2,c3\napple,2.5,\npear,3.0,x"
+    )
 
 
 def test_a_column_with_values_of_several_types_is_text() -> None:
-    given = table(b'[{"a": 1, "b": {"c": 1}}, {"a": "two", "b": ""}, {"a": null, "b": [3]}]', "application/json")
-    answer = run_sql("SELECT a, b->>'$.c' AS c FROM artifact WHERE a = 'two' OR a = '1' ORDER BY a", given)
+    given = table(
+        b'[{"a": 1, "b": {"c": 1}}, {"a": "two", "b": ""}, {"a": null, "b": [3]}]',
+        "application/json",
+    )
+    answer = run_sql(
+        "SELECT a, b->>'$.c' AS c FROM artifact WHERE a = 'two' OR a = '1' ORDER BY a", given
+    )
     assert answer.text == "a,c\n1,1\ntwo,"
     assert answer.note == '"a" with values of several types: as text'
 
 
 def test_nested_values_are_reached_in_the_usual_ways() -> None:
-    given = table(b'[{"u": {"login": "ada"}, "l": [{"name": "x"}]}, {"u": null, "l": []}]', "application/json")
-    question = (
-        "SELECT u.login AS a, u->>'$.login' AS b, l[1].name AS c, len(l) AS n FROM artifact ORDER BY n DESC LIMIT 1"
+    given = table(
+        b'[{"u": {"login": "ada"}, "l": [{"name": "x"}]}, {"u": null, "l": []}]', "application/json"
     )
+    question = "SELECT u.login AS a, u->>'$.login' AS b, l[1].name AS c, len(l) AS n FROM artifact ORDER BY n DESC LIMIT 1"
     assert run_sql(question, given).text == "a,b,c,n\nada,ada,x,1"
 
 
@@ -359,7 +420,9 @@ def test_tables_over_the_size_limit_are_refused_before_they_are_read() -> None:
 
 def test_a_missing_extra_is_reported() -> None:
     with pytest.raises(MissingExtra, match=r"coatcheck\[sql\]"):
-        Pool("coatcheck.reading.sql", extra="sql", package="no_such_package_here").ask({}, seconds=1, max_chars=1)
+        Pool("coatcheck.reading.sql", extra="sql", package="no_such_package_here").ask(
+            {}, seconds=1, max_chars=1
+        )
 
 
 WAYS_OUT = {
@@ -438,7 +501,9 @@ WAYS_OUT = {
 
 
 @pytest.mark.parametrize("way", WAYS_OUT)
-def test_no_statement_escapes_the_sandbox(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_statement_escapes_the_sandbox(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CANARY", SECRET)
     secret = tmp_path / "secret.csv"
     secret.write_text(f"word\n{SECRET}\n")
@@ -488,7 +553,8 @@ def test_a_name_defined_by_with_is_a_table_in_its_scope(statement: str) -> None:
 
 
 def test_the_database_refuses_each_statement_by_itself(tmp_path: Path) -> None:
-    """The database refuses these statements by itself, without the check of the statement's tree."""
+    """The database refuses these statements by itself, without the check of the statement's
+    tree."""
     script = f"""
 import os, sys
 from coatcheck.reading import sql
@@ -565,7 +631,9 @@ def test_a_child_that_exceeds_its_time_limit_is_killed_and_the_next_call_is_serv
     limits = asdict(SqlLimits(seconds=600))
     message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
     with pytest.raises(LimitExceeded, match="stopped"):
-        sql.pool.ask(message, files=files, loaded="x", seconds=-0.5, cpu_seconds=600, max_chars=1000)
+        sql.pool.ask(
+            message, files=files, loaded="x", seconds=-0.5, cpu_seconds=600, max_chars=1000
+        )
     assert run_sql("SELECT 1 AS one", table()).text == "one\n1"
 
 
@@ -583,7 +651,10 @@ def _crash_children() -> None:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"coatcheck.reading.sql" in (entry / "cmdline").read_bytes():
+            if (
+                parent == os.getpid()
+                and b"coatcheck.reading.sql" in (entry / "cmdline").read_bytes()
+            ):
                 os.kill(int(entry.name), signal.SIGSEGV)
         except OSError:
             continue
@@ -595,7 +666,9 @@ def test_the_child_sees_no_environment() -> None:
     environ = Path(f"/proc/{pid}/environ")
     if not environ.exists():
         pytest.skip("no /proc")
-    assert [entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry] == [b"LC_ALL"]
+    assert [entry.partition(b"=")[0] for entry in environ.read_bytes().split(b"\0") if entry] == [
+        b"LC_ALL"
+    ]
 
 
 def test_no_content_stays_on_disk() -> None:
@@ -653,7 +726,11 @@ def test_a_long_running_statement_does_not_delay_another() -> None:
 
     def run_on(seconds: float) -> None:
         try:
-            run_sql(WAYS_OUT["an endless recursion"], table(), limits=SqlLimits(seconds=seconds, memory=256 << 20))
+            run_sql(
+                WAYS_OUT["an endless recursion"],
+                table(),
+                limits=SqlLimits(seconds=seconds, memory=256 << 20),
+            )
         except CoatcheckError as error:
             failed.append(error)
 
@@ -675,12 +752,18 @@ def test_a_long_running_statement_does_not_delay_another() -> None:
 def test_real_data_can_be_queried(corpus: Path) -> None:
     heroes = make_content((corpus / "content/csv/marvel-wikia-data.csv").read_bytes(), "text/csv")
     answer = run_sql(
-        'SELECT "ALIGN", count(*) AS n FROM artifact GROUP BY ALL ORDER BY n DESC LIMIT 2', {"artifact": heroes}
+        'SELECT "ALIGN", count(*) AS n FROM artifact GROUP BY ALL ORDER BY n DESC LIMIT 2',
+        {"artifact": heroes},
     )
     assert answer.shown == "2 rows, 2 columns"
-    chunks = make_content((corpus / "retrieval/codebase_chunks.json").read_bytes(), "application/json")
+    chunks = make_content(
+        (corpus / "retrieval/codebase_chunks.json").read_bytes(), "application/json"
+    )
     rows = json.loads((corpus / "retrieval/codebase_chunks.json").read_bytes())
-    assert run_sql("SELECT count(*) AS n FROM artifact", {"artifact": chunks}).text == f"n\n{len(rows)}"
+    assert (
+        run_sql("SELECT count(*) AS n FROM artifact", {"artifact": chunks}).text
+        == f"n\n{len(rows)}"
+    )
 
 
 def test_a_table_in_an_encoding_that_sql_does_not_read_is_refused() -> None:

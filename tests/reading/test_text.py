@@ -18,15 +18,30 @@ LOG = "".join(f"line {number}\n" for number in range(1, 12_032))
 
 
 def decoded(data: bytes) -> str:
-    """Decode bytes without a declared encoding as pages show them: UTF-8, with U+FFFD for each invalid byte."""
+    """Decode bytes without a declared encoding as pages show them: UTF-8, with U+FFFD for each
+    invalid byte."""
     text = data.decode("utf-8", "surrogateescape")
-    return "".join("\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text)
+    return "".join(
+        "\ufffd" if "\udc80" <= character <= "\udcff" else character for character in text
+    )
 
 
 PIECES = st.one_of(
     st.binary(max_size=40),
     st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
-    st.sampled_from([b"\n", b"\r\n", b"\n\n\n", b"\r", b"", "é€😀".encode(), b"\xff", b"\xe2\x82", b"\xf0\x9f\x98"]),
+    st.sampled_from(
+        [
+            b"\n",
+            b"\r\n",
+            b"\n\n\n",
+            b"\r",
+            b"",
+            "é€😀".encode(),
+            b"\xff",
+            b"\xe2\x82",
+            b"\xf0\x9f\x98",
+        ]
+    ),
     st.integers(150, 700).map(lambda size: b"x" * size),
     st.integers(60, 300).map(lambda size: "語".encode() * size),
 )
@@ -35,7 +50,9 @@ CONTENTS = (
     .map(b"".join)
     .filter(
         lambda data: (
-            not data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
+            not data.startswith(
+                (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+            )
         )
     )
 )
@@ -51,7 +68,9 @@ def test_all_pages_put_together_are_the_text(data: bytes, cap: int) -> None:
 
 
 @given(CONTENTS, CAPS, st.data())
-def test_all_pages_of_some_lines_are_those_lines(data: bytes, cap: int, draw: st.DataObject) -> None:
+def test_all_pages_of_some_lines_are_those_lines(
+    data: bytes, cap: int, draw: st.DataObject
+) -> None:
     lines = decoded(data).split("\n")
     lines = [line + "\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]
     if not lines:
@@ -66,13 +85,18 @@ def test_all_pages_of_some_lines_are_those_lines(data: bytes, cap: int, draw: st
 
 
 @given(CONTENTS, CAPS, st.data())
-def test_all_pages_of_some_characters_are_those_characters(data: bytes, cap: int, draw: st.DataObject) -> None:
+def test_all_pages_of_some_characters_are_those_characters(
+    data: bytes, cap: int, draw: st.DataObject
+) -> None:
     text = decoded(data)
     if not text:
         return
     first = draw.draw(st.integers(0, len(text) - 1))
     last = draw.draw(st.integers(first + 1, len(text) + 3))
-    for spec, wanted in ((f"{first}:{last}", text[first:last]), (f"{first - len(text)}:", text[first:])):
+    for spec, wanted in (
+        (f"{first}:{last}", text[first:last]),
+        (f"{first - len(text)}:", text[first:]),
+    ):
         found = list(pages(content_of(data), Request(chars=spec, max_chars=cap)))
         assert "".join(page.text for page in found) == wanted
         assert all(len(page.text) <= cap for page in found)
@@ -88,7 +112,10 @@ def test_pages_of_text_in_another_encoding_are_the_text(text: str, encoding: str
     content = content_of(("\ufeff" + text).encode(encoding))
     found = list(pages(content, Request(max_chars=cap, exact=True)))
     assert "".join(page.text for page in found) == text
-    assert f"decoded from {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}" in found[0].shown
+    assert (
+        f"decoded from {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+        in found[0].shown
+    )
 
 
 @given(CONTENTS, CAPS)
@@ -118,15 +145,25 @@ def test_pages_end_with_a_line_where_a_line_end_fits(data: bytes, cap: int) -> N
 def test_lines_count_from_one_and_both_ends_are_included(spec: str, first: int, last: int) -> None:
     page = read(content_of(LOG), Request(lines=spec))
     assert page.text == "".join(f"line {number}\n" for number in range(first, last + 1))
-    assert page.shown == (f"line {first} of 12,031" if first == last else f"lines {first}-{last} of 12,031")
+    assert page.shown == (
+        f"line {first} of 12,031" if first == last else f"lines {first}-{last} of 12,031"
+    )
     assert page.cursor is None
 
 
 @pytest.mark.parametrize(
     ("spec", "begin", "end"),
-    [("0:2000", 0, 2_000), ("500:600", 500, 600), (":10", 0, 10), ("-20:", -20, None), ("-20:-10", -20, -10)],
+    [
+        ("0:2000", 0, 2_000),
+        ("500:600", 500, 600),
+        (":10", 0, 10),
+        ("-20:", -20, None),
+        ("-20:-10", -20, -10),
+    ],
 )
-def test_characters_count_from_zero_and_the_end_is_left_out(spec: str, begin: int, end: int | None) -> None:
+def test_characters_count_from_zero_and_the_end_is_left_out(
+    spec: str, begin: int, end: int | None
+) -> None:
     page = read(content_of(LOG), Request(chars=spec))
     assert page.text == LOG[begin:end]
     first = begin % len(LOG)
@@ -178,7 +215,9 @@ def test_a_slice_past_the_end_says_how_much_there_is() -> None:
         {"lines": 7},
     ],
 )
-def test_invalid_values_and_combinations_in_a_request_are_refused_with_a_hint(members: dict) -> None:
+def test_invalid_values_and_combinations_in_a_request_are_refused_with_a_hint(
+    members: dict,
+) -> None:
     with pytest.raises(InvalidArgument) as caught:
         Request(**members)
     assert caught.value.hint
@@ -202,7 +241,14 @@ def test_empty_content_is_an_empty_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", [codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE]
+    "mark",
+    [
+        codecs.BOM_UTF8,
+        codecs.BOM_UTF16_LE,
+        codecs.BOM_UTF16_BE,
+        codecs.BOM_UTF32_LE,
+        codecs.BOM_UTF32_BE,
+    ],
 )
 def test_a_byte_order_mark_alone_is_empty_content(mark: bytes) -> None:
     page = read(content_of(mark))
@@ -302,13 +348,18 @@ def test_a_single_line_of_50_megabytes_is_paged_from_anywhere() -> None:
     assert first.shown == "characters 0-8000 of line 1 (52,428,800)"
     assert first.cursor is not None
     assert len(first.cursor) <= 24
-    assert read(content, cursor=first.cursor).shown == "characters 8000-16000 of line 1 (52,428,800)"
+    assert (
+        read(content, cursor=first.cursor).shown == "characters 8000-16000 of line 1 (52,428,800)"
+    )
     page = read(content, Request(chars="52428790:"))
     assert (page.text, page.shown) == ("0123456789", "characters 52428790-52428800 of 52,428,800")
 
 
 def numbered(lines: int) -> bytes:
-    return b"".join(b"%011d of a log with lines of fifty bytes each\n" % number for number in range(1, lines + 1))
+    return b"".join(
+        b"%011d of a log with lines of fifty bytes each\n" % number
+        for number in range(1, lines + 1)
+    )
 
 
 def test_reading_lines_touches_only_their_frames_and_the_ends() -> None:

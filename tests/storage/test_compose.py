@@ -1,4 +1,5 @@
-"""deploy/compose.yaml: start its object store with exactly the command, rights and bucket from the file."""
+"""deploy/compose.yaml: start its object store with exactly the command, rights and bucket from the
+file."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def found(pattern: str) -> str:
     return match[1]
 
 
-def test_the_object_store_of_the_compose_file_works_as_documented(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_object_store_of_the_compose_file_works_as_documented(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     weed = find_weed()
     assert weed is not None
     (tmp_path / "s3.json").write_text(found(r"content: \|\n((?: {6}.+\n)+)"))
@@ -40,9 +43,16 @@ def test_the_object_store_of_the_compose_file_works_as_documented(fleet: Fleet, 
     server.start()
     try:
         wait_until_healthy(server)
-        create, master = found(r"echo '(.+?)'"), f"127.0.0.1:{ports['master'][0]}.{ports['master'][1]}"
+        create, master = (
+            found(r"echo '(.+?)'"),
+            f"127.0.0.1:{ports['master'][0]}.{ports['master'][1]}",
+        )
         subprocess.run(
-            [str(weed), "shell", f"-master={master}"], input=create + "\n", text=True, check=True, timeout=60
+            [str(weed), "shell", f"-master={master}"],
+            input=create + "\n",
+            text=True,
+            check=True,
+            timeout=60,
         )
         url = found(r'--store "(s3://.+?)"').replace("http://127.0.0.1:8333", server.url)
         schema = parse(fleet.new_url()).schema

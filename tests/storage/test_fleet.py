@@ -1,4 +1,5 @@
-"""The fleet's backend conforms to both protocols and to its documentation, on a real SeaweedFS and PostgreSQL."""
+"""The fleet's backend conforms to both protocols and to its documentation, on a real SeaweedFS and
+PostgreSQL."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ class TestPostgresCatalog(CatalogSuite):
 
 @pytest.fixture
 def workers(fleet: Fleet) -> str:
-    """Url of a store for a role that owns nothing: an owner created the schema and granted the documented rights."""
+    """Url of a store for a role that owns nothing: an owner created the schema and granted the
+    documented rights."""
     owner, worker = (f"{who}_{parse(fleet.new_url()).schema}" for who in ("owner", "worker"))
     url = fleet.new_url()
     schema = parse(url).schema
@@ -85,7 +87,9 @@ def workers(fleet: Fleet) -> str:
             admin.execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOBYPASSRLS")
         admin.execute(f"GRANT CREATE ON DATABASE postgres TO {owner}")
     coatcheck.open(url.replace("postgres@", f"{owner}@")).close()
-    with psycopg.connect(fleet.database.url.replace("postgres@", f"{owner}@"), autocommit=True) as db:
+    with psycopg.connect(
+        fleet.database.url.replace("postgres@", f"{owner}@"), autocommit=True
+    ) as db:
         for granted in (
             f"USAGE ON SCHEMA {schema}",
             f"SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema}",
@@ -96,10 +100,15 @@ def workers(fleet: Fleet) -> str:
     return url.replace("postgres@", f"{worker}@")
 
 
-def test_a_role_with_the_documented_rights_can_do_everything_that_an_agent_needs(workers: str) -> None:
+def test_a_role_with_the_documented_rights_can_do_everything_that_an_agent_needs(
+    workers: str,
+) -> None:
     with coatcheck.open(workers) as store:
         session = store.session("s")
-        small, large = session.put("small words", name="small"), session.put("x" * LARGE, name="large")
+        small, large = (
+            session.put("small words", name="small"),
+            session.put("x" * LARGE, name="large"),
+        )
         assert (session.get(small), session.get(large)) == ("small words", "x" * LARGE)
         assert len(session.list()) == 2
         assert [hit.ref.name for hit in session.search("words")] == ["small"]
@@ -171,7 +180,12 @@ def command(*words: str, stdin: bytes = b"", **options: Any) -> subprocess.Compl
     env = {name: value for name, value in os.environ.items() if not name.startswith("COATCHECK_")}
     env |= {"PYTHONPATH": ":".join(sys.path)} | options.pop("env", {})
     done = subprocess.run(
-        warm.command("coatcheck", *words), input=stdin, capture_output=True, timeout=60, env=env, **options
+        warm.command("coatcheck", *words),
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        env=env,
+        **options,
     )
     assert done.returncode == 0, done.stderr
     assert_no_secret(done.stdout, done.stderr)
@@ -239,7 +253,8 @@ def test_a_command_that_fails_on_a_fleet_shows_no_secret(
 
 
 def take_turns(url: str, worker: int, rounds: int) -> list[int]:
-    """Put, name, record and claim in one session, concurrently with others. Return the numbers of the records."""
+    """Put, name, record and claim in one session, concurrently with others. Return the numbers of
+    the records."""
     numbers = []
     with coatcheck.open(url) as store:
         session = store.session("shared")
@@ -279,7 +294,9 @@ def test_two_processes_in_one_session_lose_and_duplicate_nothing(fleet: Fleet) -
         assert store.verify().problems == []
 
 
-def test_a_search_fetches_large_artifacts_all_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_fetches_large_artifacts_all_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, together = fleet.new_url(), threading.Barrier(4)
     fetched = S3Blobs._fetched
 

@@ -1,5 +1,5 @@
-"""A fleet's schema is migrated in numbered steps while processes of the previous version keep using it. The steps here
-are made up: the first released schema has no history."""
+"""A fleet's schema is migrated in numbered steps while processes of the previous version keep using
+it. The steps here are made up: the first released schema has no history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from coatcheck.storage.fleet import Place, parse
 from coatcheck.storage.postgres import STEPS, Connections, Step
 from tests.backends import Fleet
 
-# A new table that a trigger fills for processes of both versions, a column with a default, and an index.
+# A new table that a trigger fills for processes of both versions, a column with a default, and an
+# index.
 MADE_UP = (
     Step(
         (
@@ -56,7 +57,8 @@ def first(fleet: Fleet) -> str:
 
 @pytest.fixture
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A function that makes this process open stores like the next version. Stores already open stay at the first."""
+    """A function that makes this process open stores like the next version. Stores already open
+    stay at the first."""
     return lambda: monkeypatch.setattr(postgres, "STEPS", [*STEPS, *MADE_UP])
 
 
@@ -150,13 +152,20 @@ def test_sessions_from_before_a_migration_expire_and_lose_their_tombstones(
             store.session(f"old {i}").put("x")
     upgrade()
     day = 86_400.0
-    for later, refs, sessions in ((0.0, 0, 150), (day, 150, 150), (2 * day, 0, 150), (10 * day, 0, 0)):
+    for later, refs, sessions in (
+        (0.0, 0, 150),
+        (day, 150, 150),
+        (2 * day, 0, 150),
+        (10 * day, 0, 0),
+    ):
         with coatcheck.open(first, clock=partial(_moment, later)) as store:
             assert store.collect().refs == refs
             assert store.stats().sessions == sessions
 
 
-def test_every_tenants_bytes_are_counted_where_the_owner_is_subject_to_row_level_security(fleet: Fleet) -> None:
+def test_every_tenants_bytes_are_counted_where_the_owner_is_subject_to_row_level_security(
+    fleet: Fleet,
+) -> None:
     url = fleet.new_url()
     role = f"owner_{parse(url).schema}"
     with psycopg.connect(fleet.database.url, autocommit=True) as admin:
@@ -192,7 +201,9 @@ def test_an_interrupted_index_is_created_again_and_an_unneeded_one_is_dropped(
         assert db.execute("SELECT to_regclass('held_by_digest')").fetchone() == (None,)
 
 
-def test_any_number_of_processes_may_open_an_older_schema(first: str, upgrade: Callable[[], None]) -> None:
+def test_any_number_of_processes_may_open_an_older_schema(
+    first: str, upgrade: Callable[[], None]
+) -> None:
     upgrade()
 
     def work(number: int) -> None:

@@ -1,4 +1,5 @@
-"""A fleet's store when the object store or the database misbehaves, and secrets in its url, which must not leak."""
+"""A fleet's store when the object store or the database misbehaves, and secrets in its url, which
+must not leak."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ CANARY = "hunter2-canary"
 
 
 class Between:
-    """A proxy in front of the object store that fails on demand: `busy` answers 503, `lost` lets a put succeed and
-    drops its answer, `slow` waits before it answers, `gone` answers that the object does not exist."""
+    """A proxy in front of the object store that fails on demand: `busy` answers 503, `lost` lets a
+    put succeed and drops its answer, `slow` waits before it answers, `gone` answers that the object
+    does not exist."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.removeprefix("http://").partition(":")
@@ -54,7 +56,9 @@ class Between:
 
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError), client.makefile("rb") as requests:
-            while (head := _head(requests)) and self._answer(client, head, requests.read(_length(head))):
+            while (head := _head(requests)) and self._answer(
+                client, head, requests.read(_length(head))
+            ):
                 pass
 
     def _answer(self, client: socket.socket, head: bytes, body: bytes) -> bool:
@@ -66,7 +70,9 @@ class Between:
             return True
         if fault == "gone":
             body = b"<Error><Code>NoSuchKey</Code></Error>"
-            client.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            client.sendall(
+                b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
             return True
         if fault == "slow":
             time.sleep(0.5)
@@ -109,7 +115,9 @@ def troubled(fleet: Fleet, between: Between) -> Iterator[Store]:
         yield store
 
 
-def test_a_put_whose_answer_was_lost_is_tried_again_and_stored_once(troubled: Store, between: Between) -> None:
+def test_a_put_whose_answer_was_lost_is_tried_again_and_stored_once(
+    troubled: Store, between: Between
+) -> None:
     between.faults = ["lost"]
     ref = troubled.session("s").put("x" * LARGE)
     assert troubled.session("s").get(ref.pointer) == "x" * LARGE
@@ -129,11 +137,17 @@ def test_a_busy_object_store_is_retried(troubled: Store, between: Between) -> No
 def patient_database(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give only the database a longer timeout: it always answers, but perhaps slowly."""
     real = storage.postgres.Connections
-    monkeypatch.setattr(storage.postgres, "Connections", lambda *args, **named: real(*args, **named | {"patience": 30}))
+    monkeypatch.setattr(
+        storage.postgres,
+        "Connections",
+        lambda *args, **named: real(*args, **named | {"patience": 30}),
+    )
 
 
 @pytest.mark.usefixtures("patient_database")
-def test_an_object_that_is_forgotten_while_it_is_set_aside_is_not_an_error(fleet: Fleet, between: Between) -> None:
+def test_an_object_that_is_forgotten_while_it_is_set_aside_is_not_an_error(
+    fleet: Fleet, between: Between
+) -> None:
     place = parse(fleet.new_url().replace(fleet.s3.url, between.url))
     blobs, catalog, passages = open_fleet(place, patience=0.5)
     with Store(blobs, catalog, passages, url="fleet", session_type=Session):
@@ -174,7 +188,9 @@ def test_upkeep_without_the_object_store_removes_and_changes_nothing(fleet: Flee
             for repair in (False, True):
                 problems = store.verify(repair=repair).problems
                 assert {(one.kind, one.repaired) for one in problems} == {("unreadable", False)}
-            assert {one.kind for one in store.collect(grace=0, cold_after=0).problems} == {"unreadable"}
+            assert {one.kind for one in store.collect(grace=0, cold_after=0).problems} == {
+                "unreadable"
+            }
             assert session.get(small) == "small"
             assert store.stats().tombstones == 0
         s3.start()
@@ -190,7 +206,10 @@ def test_an_unreachable_database_is_a_retryable_error(fleet: Fleet) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(StoreUnavailable) as caught:
-        open_fleet(parse(f"s3://coatcheck?catalog=postgresql://who:{CANARY}@127.0.0.1:{port}/x"), patience=0.5)
+        open_fleet(
+            parse(f"s3://coatcheck?catalog=postgresql://who:{CANARY}@127.0.0.1:{port}/x"),
+            patience=0.5,
+        )
     assert caught.value.may_retry
     assert CANARY not in str(caught.value)
 
@@ -198,7 +217,9 @@ def test_an_unreachable_database_is_a_retryable_error(fleet: Fleet) -> None:
 def test_a_call_to_a_database_that_hangs_times_out(fleet: Fleet) -> None:
     with postgres() as database:
         url = fleet.new_url().replace(fleet.database.url, database.url)
-        coatcheck.open(url).close()  # creates the schema, which may take longer than the patience below
+        coatcheck.open(
+            url
+        ).close()  # creates the schema, which may take longer than the patience below
         blobs, catalog, passages = open_fleet(parse(url), patience=3)
         with Store(blobs, catalog, passages, url="fleet", session_type=Session) as store:
             store.session("s").put("x", name="small")
@@ -215,7 +236,9 @@ def test_a_call_to_a_database_that_hangs_times_out(fleet: Fleet) -> None:
             assert store.session("s").get("large") == "x" * LARGE
 
 
-def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blobs, catalog, passages = open_fleet(parse(fleet.new_url()), patience=5)
     lost: list[psycopg.Connection[Any]] = []
     execute: Any = psycopg.Connection.execute
@@ -237,7 +260,8 @@ def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(fleet: Fleet, monk
 def _losing(
     connected: Callable[..., AbstractContextManager[Any]], meanwhile: list[Callable[[], object]]
 ) -> Callable[..., AbstractContextManager[Any]]:
-    """Connections whose next transactions are committed without an answer; each then makes a call from `meanwhile`."""
+    """Connections whose next transactions are committed without an answer; each then makes a call
+    from `meanwhile`."""
 
     @contextmanager
     def losing(*args: Any, **more: Any) -> Iterator[Any]:
@@ -250,12 +274,16 @@ def _losing(
     return losing
 
 
-def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_whose_answer_was_lost_is_not_made_twice(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, one = parse(fleet.new_url()), entry("a value")
     _, catalog, _ = open_fleet(url, patience=5)
     _, other, _ = open_fleet(url, patience=5)
     meanwhile: list[Callable[[], object]] = []
-    monkeypatch.setattr(catalog._connections, "_connected", _losing(catalog._connections._connected, meanwhile))
+    monkeypatch.setattr(
+        catalog._connections, "_connected", _losing(catalog._connections._connected, meanwhile)
+    )
     session_id, digest = one.session.session_id, one.ref.artifact_id
 
     meanwhile.append(lambda: other.remove(session_id, digest))
@@ -270,7 +298,9 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypa
     assert catalog.totals().refs == 1  # the forget came before the put
 
     number = str(catalog._ask("SELECT pg_current_xact_id()::text AS number")[0]["number"])
-    ahead = str(int(number) + 1_000_000)  # as on a server that was promoted without the last commits
+    ahead = str(
+        int(number) + 1_000_000
+    )  # as on a server that was promoted without the last commits
     with catalog._connections._connected(time.monotonic() + 5, own=False, slow=False) as db:
         assert [_is_committed(db, one) for one in (number, ahead)] == [True, False]
     other.close()
@@ -280,7 +310,9 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(fleet: Fleet, monkeypa
 def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: Fleet) -> None:
     _, catalog, _ = open_fleet(parse(fleet.new_url()), patience=10)
     catalog.put(entry("before"))
-    catalog._ask("SELECT set_config('default_transaction_read_only', 'on', false)")  # like a demoted server
+    catalog._ask(
+        "SELECT set_config('default_transaction_read_only', 'on', false)"
+    )  # like a demoted server
     catalog.put(entry("after"))
     assert catalog.totals().refs == 2
     catalog.close()
@@ -294,7 +326,9 @@ def test_missing_rights_are_an_error_that_is_not_retryable(fleet: Fleet) -> None
         assert CANARY not in str(caught.value)
 
 
-def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_output_of_a_store_contains_a_secret(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = fleet.new_url().replace("postgres@", f"postgres:{CANARY}@")
     with coatcheck.open(url) as store:
         session = store.session("s")
@@ -310,7 +344,9 @@ def test_no_output_of_a_store_contains_a_secret(fleet: Fleet, capsys: pytest.Cap
         f"s3://?catalog=postgresql://u:{CANARY}@h/d",
         f"s3://bucket?secret_access_key={CANARY}",
         f"s3://bucket?secret_access_key={CANARY}&catalog=mysql://u:{CANARY}@h/d",
-        f"s3://bucket?{CANARY}&catalog=postgresql://u:{CANARY}@h/d&unknown=1".replace("?", "?colour=red&"),
+        f"s3://bucket?{CANARY}&catalog=postgresql://u:{CANARY}@h/d&unknown=1".replace(
+            "?", "?colour=red&"
+        ),
         f"s3://bucket/../x?secret_access_key={CANARY}&catalog=postgresql://h/d",
         f"s3://bucket?schema=a;b&secret_access_key={CANARY}&catalog=postgresql://h/d",
         f"s3://bucket?connections=0&secret_access_key={CANARY}&catalog=postgresql://h/d",
@@ -336,7 +372,9 @@ def test_endpoint_and_credentials_come_from_the_standard_environment(
         ("PGPORT", fleet.database.url.rpartition(":")[2].partition("/")[0]),
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
-    with coatcheck.open(f"s3://coatcheck/{place.prefix}?schema={place.schema}&catalog=postgresql://") as store:
+    with coatcheck.open(
+        f"s3://coatcheck/{place.prefix}?schema={place.schema}&catalog=postgresql://"
+    ) as store:
         ref = store.session("s").put("x" * LARGE)
         assert store.session("s").get(ref.pointer) == "x" * LARGE
 
@@ -346,7 +384,12 @@ def test_opening_with_create_false_does_not_create_a_store(fleet: Fleet) -> None
     with pytest.raises(StoreUnavailable):
         coatcheck.open(url, create=False)
     with psycopg.connect(fleet.database.url) as db:
-        assert db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (parse(url).schema,)).fetchone() is None
+        assert (
+            db.execute(
+                "SELECT 1 FROM pg_namespace WHERE nspname = %s", (parse(url).schema,)
+            ).fetchone()
+            is None
+        )
 
 
 def test_a_forked_child_reads_the_catalog_and_gets_an_error_for_objects(fleet: Fleet) -> None:

@@ -146,10 +146,14 @@ def test_digest_and_frames_of_content_are_those_of_its_chunks(size: int) -> None
 def test_lines_of_any_length_are_counted(length: int) -> None:
     data = b"".join(b"x" * (length - 1) + b"\n" for _ in range(900_000 // length))
     counts = frames.line_counts(frames.framed(data).frames)
-    assert list(counts) == [data.count(b"\n", at, at + frames.FRAME) for at in range(0, len(data), frames.FRAME)]
+    assert list(counts) == [
+        data.count(b"\n", at, at + frames.FRAME) for at in range(0, len(data), frames.FRAME)
+    ]
 
 
-def test_lines_of_frames_that_begin_with_long_lines_and_continue_with_short_ones_are_counted() -> None:
+def test_lines_of_frames_that_begin_with_long_lines_and_continue_with_short_ones_are_counted() -> (
+    None
+):
     data = (b"x" * 8_000 + b"\n" * 100_000) * 5
     assert sum(frames.line_counts(frames.framed(data).frames)) == 500_000
 
@@ -195,7 +199,8 @@ def test_a_store_and_a_transcript_work_without_fdatasync_and_use_a_full_flush_wh
 
 
 def test_a_process_opens_no_second_descriptor_of_the_database_or_its_index(tmp_path: Path) -> None:
-    """Closing one would drop the locks of SQLite, so that another process could reset the log while it is in use."""
+    """Closing one would drop the locks of SQLite, so that another process could reset the log while
+    it is in use."""
     other = "import sys, coatcheck; coatcheck.open(sys.argv[1]).session('s').put('from another process', name='other')"
     with coatcheck.open(tmp_path / "store") as store, coatcheck.open(tmp_path / "store") as second:
         session = store.session("s", ttl=None)
@@ -203,12 +208,16 @@ def test_a_process_opens_no_second_descriptor_of_the_database_or_its_index(tmp_p
             session.put(f"first {number}")
             second.session("s").put(f"second {number}")
             subprocess.run([sys.executable, "-c", other, str(tmp_path / "store")], check=True)
-        assert (tmp_path / "store" / "catalog.sqlite-wal").stat().st_size > 0  # the other process was not the last
+        assert (
+            tmp_path / "store" / "catalog.sqlite-wal"
+        ).stat().st_size > 0  # the other process was not the last
         assert len(session.list()) == 7
         assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "100%#?", "naïve", os.fsdecode(b"not utf-8: \xff")])
+@pytest.mark.parametrize(
+    "name", ["plain", "with space", "100%#?", "naïve", os.fsdecode(b"not utf-8: \xff")]
+)
 def test_the_uri_of_a_file_is_the_one_that_pathlib_makes(name: str) -> None:
     path = Path("/folder") / name
     assert file_uri(path) == path.as_uri()
@@ -218,7 +227,8 @@ def test_the_uri_of_a_file_is_the_one_that_pathlib_makes(name: str) -> None:
 def test_a_repeated_put_syncs_what_a_process_without_durability_has_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    """It finds nothing to add, but what it found must survive a power cut before it is acknowledged."""
+    """It finds nothing to add, but what it found must survive a power cut before it is
+    acknowledged."""
     synced: list[str] = []
     sync = Disk.sync
 

@@ -13,7 +13,9 @@ KEPT = sorted((Path(__file__).parent.parent / "stores").glob("format-*.tar.gz"))
 
 
 @pytest.mark.parametrize("archive", KEPT, ids=[path.name for path in KEPT])
-def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(archive: Path, tmp_path: Path) -> None:
+def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(
+    archive: Path, tmp_path: Path
+) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
     folder = tmp_path / "store"
@@ -42,8 +44,12 @@ def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(archive
         claim = session.claimant()
         assert claim is not None
         assert claim.holder == "dispatcher"
-        assert [(one.body, one.token) for one in session.records("hot")] == [(one, claim.token) for one in STATES]
-        assert [(one.body, one.token) for one in session.records("other")] == [(b"not under the claim", None)]
+        assert [(one.body, one.token) for one in session.records("hot")] == [
+            (one, claim.token) for one in STATES
+        ]
+        assert [(one.body, one.token) for one in session.records("other")] == [
+            (b"not under the claim", None)
+        ]
         session.put("new in an old store", name="new")
         number = session.record("hot", b"new", token=session.claim("another"))
     with coatcheck.open(folder) as store:
@@ -52,4 +58,6 @@ def test_a_store_of_a_released_format_can_be_read_in_full_and_written_to(archive
 
 
 def test_there_is_a_kept_store_for_every_format() -> None:
-    assert [path.name for path in KEPT] == [f"format-{number}.tar.gz" for number in range(1, len(STEPS) + 1)]
+    assert [path.name for path in KEPT] == [
+        f"format-{number}.tar.gz" for number in range(1, len(STEPS) + 1)
+    ]

@@ -17,7 +17,10 @@ class TestMemoryBlobs(BlobStoreSuite):
     def flip_byte(self, blobs: BlobStore, blob: Blob, offset: int) -> bool:
         assert isinstance(blobs, MemoryBlobs)
         held, data = blobs._copies[blob.place]
-        blobs._copies[blob.place] = held, data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
+        blobs._copies[blob.place] = (
+            held,
+            data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :],
+        )
         return True
 
 

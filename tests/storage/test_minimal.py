@@ -1,5 +1,5 @@
-"""A backend in plain dicts that implements only the required methods conforms to both protocols: the defaults of the
-protocols do the rest."""
+"""A backend in plain dicts that implements only the required methods conforms to both protocols:
+the defaults of the protocols do the rest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class DictBlobs(BlobStore):
         self.copies.pop(blob.place, None)
 
     def places(self) -> Iterator[Blob]:
-        return iter([Blob(blob.digest, 0, blob.coding, blob.place) for blob, _ in self.copies.values()])
+        return iter(
+            [Blob(blob.digest, 0, blob.coding, blob.place) for blob, _ in self.copies.values()]
+        )
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
         is_free = blob.place in self.copies and blob.place not in self._staged
@@ -112,7 +114,8 @@ class DictCatalog(Catalog):
                     session=rows[SessionInfo][one.ref.session_id],
                 )
                 for one in rows[Entry].values()
-                if session_id in (None, one.ref.session_id) and digest in (None, one.ref.artifact_id)
+                if session_id in (None, one.ref.session_id)
+                and digest in (None, one.ref.artifact_id)
             ]
         return sorted(found, key=lambda one: one.seq, reverse=True)
 
@@ -120,9 +123,15 @@ class DictCatalog(Catalog):
         found = self._all()[Blob]
         return iter([(one, None) for one in list(found.values()) if digest in (None, one.digest)])
 
-    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+    def notes(
+        self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False
+    ) -> list[Note]:
         with self._lock:
-            found = [one for one in self._all()[Note].values() if one.owner == owner and start <= one.key < stop]
+            found = [
+                one
+                for one in self._all()[Note].values()
+                if one.owner == owner and start <= one.key < stop
+            ]
         return sorted(found, key=lambda one: str(one.key), reverse=newest)[:limit]
 
     def save(self, *rows: Row) -> None:
@@ -165,7 +174,10 @@ class TestDictBlobs(BlobStoreSuite):
     def flip_byte(self, blobs: BlobStore, blob: Blob, offset: int) -> bool:
         assert isinstance(blobs, DictBlobs)
         held, data = blobs.copies[blob.place]
-        blobs.copies[blob.place] = held, data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :]
+        blobs.copies[blob.place] = (
+            held,
+            data[:offset] + bytes([data[offset] ^ 1]) + data[offset + 1 :],
+        )
         return True
 
 
@@ -176,7 +188,9 @@ class TestDictCatalog(CatalogSuite):
         return DictCatalog()
 
 
-@pytest.mark.parametrize(("backend", "protocol", "most"), [(DictBlobs, BlobStore, 6), (DictCatalog, Catalog, 8)])
+@pytest.mark.parametrize(
+    ("backend", "protocol", "most"), [(DictBlobs, BlobStore, 6), (DictCatalog, Catalog, 8)]
+)
 def test_a_backend_needs_few_methods(backend: type, protocol: Any, most: int) -> None:
     methods = {name for name in vars(backend) if not name.startswith("_")}
     assert methods == protocol.__abstractmethods__
@@ -187,7 +201,10 @@ def test_a_store_works_on_a_minimal_backend() -> None:
     clock, backend = Clock(), (DictBlobs(), DictCatalog(), Passages(None))
     with Store(*backend, url="dict:", session_type=Session, clock=clock) as store:
         session = store.session("s", ttl=None)
-        small, large = session.put("small words", name="small"), session.put("x" * LARGE, name="large")
+        small, large = (
+            session.put("small words", name="small"),
+            session.put("x" * LARGE, name="large"),
+        )
         assert session.put("small words", name="small") == small
         assert (session.get("small"), session.get(large.pointer)) == ("small words", "x" * LARGE)
         assert [hit.ref.name for hit in session.search("words")] == ["small"]

@@ -44,7 +44,9 @@ def test_a_grandchild_cannot_override_a_test(suite: type) -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES)
-@pytest.mark.parametrize("mark", [pytest.mark.skip, pytest.mark.skipif(True, reason="no"), pytest.mark.xfail])
+@pytest.mark.parametrize(
+    "mark", [pytest.mark.skip, pytest.mark.skipif(True, reason="no"), pytest.mark.xfail]
+)
 def test_a_subclass_cannot_be_skipped(suite: type, mark: Any) -> None:
     for marks in (mark, [mark]):
         with pytest.raises(TypeError, match="cannot"):
@@ -73,11 +75,17 @@ def test_a_subclass_may_be_marked_as_slow(suite: type) -> None:
     pytest.mark.slow(subclass(suite, pytestmark=pytest.mark.faults))
 
 
-@pytest.mark.parametrize(("suite", "protocol"), [(BlobStoreSuite, BlobStore), (CatalogSuite, Catalog)])
+@pytest.mark.parametrize(
+    ("suite", "protocol"), [(BlobStoreSuite, BlobStore), (CatalogSuite, Catalog)]
+)
 def test_every_method_of_the_protocol_is_called_by_the_suite(suite: type, protocol: type) -> None:
     tests = [getattr(suite, name) for name in dir(suite) if name.startswith("test_")]
     called = {"close"}.union(*(_names(test.__code__) for test in tests))  # called by the fixtures
-    methods = {name for name in dir(protocol) if not name.startswith("_") and callable(getattr(protocol, name))}
+    methods = {
+        name
+        for name in dir(protocol)
+        if not name.startswith("_") and callable(getattr(protocol, name))
+    }
     assert methods <= called
 
 

@@ -1,4 +1,5 @@
-"""A call that waits on a socket ends at its deadline, and the watcher thread runs only while it is needed."""
+"""A call that waits on a socket ends at its deadline, and the watcher thread runs only while it is
+needed."""
 
 from __future__ import annotations
 
@@ -25,16 +26,22 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socke
 
 
 def watchers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "coatcheck-watch" and one.is_alive()]
+    return [
+        one for one in threading.enumerate() if one.name == "coatcheck-watch" and one.is_alive()
+    ]
 
 
-def test_the_socket_of_a_call_is_shut_down_at_its_deadline(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_socket_of_a_call_is_shut_down_at_its_deadline(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     ours, _ = pair
     with Watch().over(ours, time.monotonic() + 0.05):
         assert ours.recv(1) == b""
 
 
-def test_a_call_that_ends_in_time_keeps_its_connection(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_call_that_ends_in_time_keeps_its_connection(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     ours, theirs = pair
     watching = Watch()
     for _ in range(50):

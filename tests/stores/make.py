@@ -1,6 +1,8 @@
-"""Make the store that is kept for a released format: `python -m tests.stores.make`, once, before its release.
+"""Make the store that is kept for a released format: `python -m tests.stores.make`, once, before
+its release.
 
-A store that is kept never changes: `tests/storage/test_kept_stores.py` proves that every later version still reads it.
+A store that is kept never changes: `tests/storage/test_kept_stores.py` proves that every later
+version still reads it.
 """
 
 import io

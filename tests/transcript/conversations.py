@@ -1,4 +1,5 @@
-"""Conversations for hypothesis, written in each format: turns with calls, results and errors, and with faults."""
+"""Conversations for hypothesis, written in each format: turns with calls, results and errors, and
+with faults."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ FORMATS = ("openai-chat", "openai-responses", "anthropic", "pi", "langchain")
 
 @dataclass(frozen=True)
 class Step:
-    """One tool call: its id, its argument, its result (None if it never came), and whether that is an error."""
+    """One tool call: its id, its argument, its result (None if it never came), and whether that is
+    an error."""
 
     call_id: str
     argument: str
@@ -25,7 +27,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Turn:
-    """The user's text (None in the middle of the model's work), the model's answer, and its calls."""
+    """The user's text (None in the middle of the model's work), the model's answer, and its
+    calls."""
 
     request: str | None
     answer: str
@@ -34,7 +37,9 @@ class Turn:
 
 
 def texts(most: int = 60) -> st.SearchStrategy[str]:
-    words = st.sampled_from(["alpha", "beta\n", "日本", '{"stub":"', "art:0123456789ab", "x" * 50, "\u2028", '"\\'])
+    words = st.sampled_from(
+        ["alpha", "beta\n", "日本", '{"stub":"', "art:0123456789ab", "x" * 50, "\u2028", '"\\']
+    )
     return st.builds(lambda word, times: f"{word} " * times, words, st.integers(0, most))
 
 
@@ -48,7 +53,11 @@ def conversations(*, odd_ids: bool = False, max_turns: int = 12) -> st.SearchStr
         st.booleans() if odd_ids else st.just(False),
     )
     turn = st.builds(
-        Turn, st.none() | texts(20), texts(20), st.lists(step, max_size=3).map(tuple), st.just("") | texts(40)
+        Turn,
+        st.none() | texts(20),
+        texts(20),
+        st.lists(step, max_size=3).map(tuple),
+        st.just("") | texts(40),
     )
     return st.lists(turn, max_size=max_turns)
 
@@ -82,25 +91,56 @@ def _chat(request: str | None, turn: Turn) -> Iterator[Message]:
 
 def _responses(request: str | None, turn: Turn) -> Iterator[Message]:
     if request is not None:
-        yield {"type": "message", "role": "user", "content": [{"type": "input_text", "text": request}]}
-    yield {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": turn.answer}]}
+        yield {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": request}],
+        }
+    yield {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": turn.answer}],
+    }
     for one in turn.steps:
         arguments = json.dumps({"a": one.argument})
-        yield {"type": "function_call", "call_id": one.call_id, "name": "run", "arguments": arguments}
+        yield {
+            "type": "function_call",
+            "call_id": one.call_id,
+            "name": "run",
+            "arguments": arguments,
+        }
     for one in turn.steps:
         if one.result is not None:
             status = {"status": "failed"} if one.is_error else {}
-            yield {"type": "function_call_output", "call_id": one.call_id, "output": one.result, **status}
+            yield {
+                "type": "function_call_output",
+                "call_id": one.call_id,
+                "output": one.result,
+                **status,
+            }
 
 
 def _anthropic(request: str | None, turn: Turn) -> Iterator[Message]:
     if request is not None:
         yield {"role": "user", "content": request}
-    thought = [{"type": "thinking", "thinking": turn.thought, "signature": "s"}] if turn.thought else []
-    calls = [{"type": "tool_use", "id": one.call_id, "name": "run", "input": {"a": one.argument}} for one in turn.steps]
-    yield {"role": "assistant", "content": [*thought, {"type": "text", "text": turn.answer}, *calls]}
+    thought = (
+        [{"type": "thinking", "thinking": turn.thought, "signature": "s"}] if turn.thought else []
+    )
+    calls = [
+        {"type": "tool_use", "id": one.call_id, "name": "run", "input": {"a": one.argument}}
+        for one in turn.steps
+    ]
+    yield {
+        "role": "assistant",
+        "content": [*thought, {"type": "text", "text": turn.answer}, *calls],
+    }
     results = [
-        {"type": "tool_result", "tool_use_id": one.call_id, "content": one.result, "is_error": one.is_error}
+        {
+            "type": "tool_result",
+            "tool_use_id": one.call_id,
+            "content": one.result,
+            "is_error": one.is_error,
+        }
         for one in turn.steps
         if one.result is not None
     ]
@@ -112,7 +152,8 @@ def _pi(request: str | None, turn: Turn) -> Iterator[Message]:
     if request is not None:
         yield {"role": "user", "content": [{"type": "text", "text": request}]}
     calls = [
-        {"type": "toolCall", "id": one.call_id, "name": "run", "arguments": {"a": one.argument}} for one in turn.steps
+        {"type": "toolCall", "id": one.call_id, "name": "run", "arguments": {"a": one.argument}}
+        for one in turn.steps
     ]
     yield {"role": "assistant", "content": [{"type": "text", "text": turn.answer}, *calls]}
     for one in turn.steps:
@@ -130,7 +171,10 @@ def _langchain(request: str | None, turn: Turn) -> Iterator[Message]:
     for one in turn.steps:
         if one.result is not None:
             status = "error" if one.is_error else "success"
-            yield {"type": "tool", "data": {"content": one.result, "tool_call_id": one.call_id, "status": status}}
+            yield {
+                "type": "tool",
+                "data": {"content": one.result, "tool_call_id": one.call_id, "status": status},
+            }
 
 
 _TURNS = {

@@ -41,7 +41,9 @@ def test_without_write_externalize_only_says_what_would_be_saved(file: Path, sto
     assert not store.exists()
 
 
-def test_with_write_externalize_shrinks_the_file_and_rehydrate_restores_its_bytes(file: Path, tmp_path: Path) -> None:
+def test_with_write_externalize_shrinks_the_file_and_rehydrate_restores_its_bytes(
+    file: Path, tmp_path: Path
+) -> None:
     before = file.read_bytes()
     report = json.loads(answer("transcript", "externalize", "--write", "--json", str(file)))
     assert report["files"][0]["status"] == "externalized"
@@ -91,13 +93,19 @@ def test_missing_artifacts_are_reported_on_stderr_and_by_the_exit_code(file: Pat
     assert LARGE.encode() not in done.stdout
 
 
-def test_several_files_and_folders_get_a_line_each_and_a_failure_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_several_files_and_folders_get_a_line_each_and_a_failure_does_not_stop_the_rest(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "all"
     folder.mkdir()
     for name, lines in SAMPLES.items():
         (folder / f"{name}.jsonl").write_bytes(as_lines(lines))
-    result = call("transcript", "externalize", "--write", str(folder), str(tmp_path / "missing.jsonl"))
-    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["externalized"] * 7 + ["failed"]
+    result = call(
+        "transcript", "externalize", "--write", str(folder), str(tmp_path / "missing.jsonl")
+    )
+    assert [line.split("\t")[0] for line in result.stdout.splitlines()] == ["externalized"] * 7 + [
+        "failed"
+    ]
     assert result.exit_code == 1
     assert "missing.jsonl: No such file" in result.stderr
     assert answer("transcript", "verify", "--remove-backup", str(folder)).count("verified\t") == 7
@@ -110,7 +118,9 @@ def test_a_file_is_written_to_one_place_only(file: Path) -> None:
     assert call("transcript", "rehydrate", str(file.parent)).exit_code == 2
 
 
-def test_a_terminal_gets_a_table_and_a_progress_bar_but_no_control_sequences_of_file_names(tmp_path: Path) -> None:
+def test_a_terminal_gets_a_table_and_a_progress_bar_but_no_control_sequences_of_file_names(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "odd\x1b[31m\u202ename.jsonl"
     file.write_bytes(as_lines(SAMPLES["pi"]) * 3)
     code, seen, _ = on_terminal("transcript", "externalize", "--write", str(file))
@@ -130,7 +140,10 @@ def test_verify_says_how_many_files_are_sound(tmp_path: Path) -> None:
         (folder / f"{name}.jsonl").write_bytes(as_lines(SAMPLES[name]))
     answer("transcript", "externalize", "--write", str(folder))
     assert call("transcript", "verify", str(folder)).stderr.splitlines()[-1] == "3 files are sound"
-    assert call("transcript", "verify", str(folder / "pi.jsonl")).stderr.splitlines()[-1] == "1 file is sound"
+    assert (
+        call("transcript", "verify", str(folder / "pi.jsonl")).stderr.splitlines()[-1]
+        == "1 file is sound"
+    )
     answer("transcript", "forget", "--force", str(folder / "pi.jsonl"))
     assert "2 of 3 files are sound" in call("transcript", "verify", str(folder)).stderr
 

@@ -1,4 +1,5 @@
-"""`Transcript`: appended messages stay complete whatever happens around them, and are read from either end."""
+"""`Transcript`: appended messages stay complete whatever happens around them, and are read from
+either end."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ from hypothesis import strategies as st
 
 from coatcheck import Policy, Session
 from coatcheck.errors import InvalidArgument, NotFound, StoreError, UnsupportedValue
-from coatcheck.transcript import FORMATS, Transcript, externalize, forget, rehydrate, undo, unpaired, verify
+from coatcheck.transcript import (
+    FORMATS,
+    Transcript,
+    externalize,
+    forget,
+    rehydrate,
+    undo,
+    unpaired,
+    verify,
+)
 from coatcheck.transcript.file import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
@@ -59,11 +69,16 @@ def test_a_message_is_appended_slim_and_comes_back_as_it_was(session: Session, p
         assert "artifactRefs" not in stub
         (restored,) = transcript.messages(mode="whole")
         assert restored == message
-        assert whole(transcript) == json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        assert (
+            whole(transcript)
+            == json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        )
         assert transcript.problems == []
 
 
-def test_an_artifact_shown_to_the_model_can_be_read_by_its_pointer(session: Session, path: Path) -> None:
+def test_an_artifact_shown_to_the_model_can_be_read_by_its_pointer(
+    session: Session, path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
         stub = json.loads(next(transcript.messages())["content"])
@@ -84,11 +99,18 @@ def test_payloads_are_moved_out_wherever_they_are(session: Session, path: Path) 
     }
     with Transcript(path, session) as transcript:
         done = transcript.append(message)
-        assert {ref.path[0] for ref in done.refs} == {"details", "toolUseResult", "structuredContent", "unknown"}
+        assert {ref.path[0] for ref in done.refs} == {
+            "details",
+            "toolUseResult",
+            "structuredContent",
+            "unknown",
+        }
         assert list(transcript.messages(mode="whole")) == [message]
 
 
-def test_a_stub_that_the_agent_made_stays_and_does_not_become_a_second_artifact(session: Session, path: Path) -> None:
+def test_a_stub_that_the_agent_made_stays_and_does_not_become_a_second_artifact(
+    session: Session, path: Path
+) -> None:
     outcome = session.externalize(LARGE, tool="run_tests", policy=Policy(preview_chars=77))
     assert outcome.ref is not None
     with Transcript(path, session) as transcript:
@@ -99,10 +121,14 @@ def test_a_stub_that_the_agent_made_stays_and_does_not_become_a_second_artifact(
     assert len(session.list()) == 1
     session.end()
     with Transcript(path, session.store.session("another"), read_only=True) as transcript:
-        assert next(transcript.messages(mode="whole"))["content"] == LARGE, "the transcript keeps it too"
+        assert next(transcript.messages(mode="whole"))["content"] == LARGE, (
+            "the transcript keeps it too"
+        )
 
 
-@pytest.mark.parametrize("value", [{"rows": samples.ROWS}, bytes(range(256)) * 100], ids=["json", "bytes"])
+@pytest.mark.parametrize(
+    "value", [{"rows": samples.ROWS}, bytes(range(256)) * 100], ids=["json", "bytes"]
+)
 def test_a_stub_of_json_or_bytes_comes_back_as_a_model_would_have_seen_it(
     session: Session, path: Path, value: Any
 ) -> None:
@@ -113,15 +139,22 @@ def test_a_stub_of_json_or_bytes_comes_back_as_a_model_would_have_seen_it(
         assert next(transcript.messages(mode="whole"))["content"][0]["text"] == inline
 
 
-def test_text_that_only_looks_like_a_stub_comes_back_unchanged(session: Session, path: Path) -> None:
+def test_text_that_only_looks_like_a_stub_comes_back_unchanged(
+    session: Session, path: Path
+) -> None:
     fake = '{"stub":"the result is stored","artifact":"art:0123456789ab"}'
     with Transcript(path, session) as transcript:
         assert transcript.append(result(fake)).refs == ()
-        assert transcript.append({"role": "user", "content": session.externalize(LARGE).text}).refs == ()
+        assert (
+            transcript.append({"role": "user", "content": session.externalize(LARGE).text}).refs
+            == ()
+        )
         assert next(transcript.messages(mode="whole"))["content"] == fake
 
 
-def test_the_policy_for_a_tool_recognizes_the_tool_by_its_call(session: Session, path: Path) -> None:
+def test_the_policy_for_a_tool_recognizes_the_tool_by_its_call(
+    session: Session, path: Path
+) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "keep", "arguments": "{}"}}
     with Transcript(path, session, policy=Policy(tools={"keep": "never"})) as transcript:
         transcript.append({"role": "assistant", "content": None, "tool_calls": [call]})
@@ -130,7 +163,10 @@ def test_the_policy_for_a_tool_recognizes_the_tool_by_its_call(session: Session,
 
 
 def test_messages_that_are_given_as_lines_keep_their_bytes(session: Session, path: Path) -> None:
-    lines = [b'{"role" : "user",  "content":"caf\\u00e9 \\/ \xc3\xa9"}', b'{"role":"user","content":1e400}\r\n']
+    lines = [
+        b'{"role" : "user",  "content":"caf\\u00e9 \\/ \xc3\xa9"}',
+        b'{"role":"user","content":1e400}\r\n',
+    ]
     with Transcript(path, session) as transcript:
         transcript.extend(lines)
     assert path.read_bytes() == lines[0] + b"\n" + lines[1].rstrip() + b"\n"
@@ -138,10 +174,26 @@ def test_messages_that_are_given_as_lines_keep_their_bytes(session: Session, pat
 
 @pytest.mark.parametrize(
     "message",
-    [None, 7, [1], "text", b"{", '{"a":\n1}', b"\xff\xfe", {"role": ("user",)}, {"content": float("nan")}, {1: 2}],
+    [
+        None,
+        7,
+        [1],
+        "text",
+        b"{",
+        '{"a":\n1}',
+        b"\xff\xfe",
+        {"role": ("user",)},
+        {"content": float("nan")},
+        {1: 2},
+    ],
 )
-def test_an_invalid_message_is_refused_and_nothing_is_written(session: Session, path: Path, message: Any) -> None:
-    with Transcript(path, session) as transcript, pytest.raises((InvalidArgument, UnsupportedValue)):
+def test_an_invalid_message_is_refused_and_nothing_is_written(
+    session: Session, path: Path, message: Any
+) -> None:
+    with (
+        Transcript(path, session) as transcript,
+        pytest.raises((InvalidArgument, UnsupportedValue)),
+    ):
         transcript.extend([{"role": "user", "content": "fine"}, message])
     assert not path.exists()
 
@@ -191,7 +243,9 @@ def test_a_transcript_without_a_session_can_be_viewed(session: Session, path: Pa
 # Damage
 
 
-def test_a_torn_last_line_is_moved_aside_when_the_file_is_next_opened(session: Session, path: Path) -> None:
+def test_a_torn_last_line_is_moved_aside_when_the_file_is_next_opened(
+    session: Session, path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         transcript.append(result("one"))
     before = path.read_bytes()
@@ -229,7 +283,9 @@ def test_nothing_is_moved_out_of_a_file_that_is_not_a_transcript_of_lines(
     assert path.read_text() == text
 
 
-def test_a_line_that_a_power_cut_filled_with_nul_bytes_is_torn_too(session: Session, path: Path) -> None:
+def test_a_line_that_a_power_cut_filled_with_nul_bytes_is_torn_too(
+    session: Session, path: Path
+) -> None:
     path.write_bytes(b'{"role":"user","content":"one"}\n' + bytes(100))
     with Transcript(path, session) as transcript:
         assert [problem.kind for problem in transcript.problems] == ["torn"]
@@ -242,10 +298,14 @@ def test_a_reader_moves_nothing_and_reports_a_torn_line(session: Session, path: 
     transcript = Transcript(path, session, read_only=True)
     assert [one["content"] for one in transcript.messages()] == ["one"]
     assert [problem.kind for problem in transcript.problems] == ["torn"]
-    assert b"".join(line.data for line in transcript.lines(mode="whole")) == data == path.read_bytes()
+    assert (
+        b"".join(line.data for line in transcript.lines(mode="whole")) == data == path.read_bytes()
+    )
 
 
-def test_broken_lines_in_the_middle_are_kept_unchanged_and_reported(session: Session, path: Path) -> None:
+def test_broken_lines_in_the_middle_are_kept_unchanged_and_reported(
+    session: Session, path: Path
+) -> None:
     lines = [
         b'{"role":"user","content":"a"}',
         b"not json",
@@ -264,7 +324,9 @@ def test_broken_lines_in_the_middle_are_kept_unchanged_and_reported(session: Ses
         assert [problem.kind for problem in transcript.problems] == ["broken"] * 3
 
 
-def test_a_missing_artifact_becomes_a_placeholder_and_is_reported(session: Session, path: Path) -> None:
+def test_a_missing_artifact_becomes_a_placeholder_and_is_reported(
+    session: Session, path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append({**result(), "details": {"rows": samples.ROWS}})
         transcript.append(result("next"))
@@ -281,7 +343,9 @@ def test_a_missing_artifact_becomes_a_placeholder_and_is_reported(session: Sessi
         )
 
 
-def test_an_artifact_that_the_transcripts_session_lost_is_read_from_the_agents(session: Session, path: Path) -> None:
+def test_an_artifact_that_the_transcripts_session_lost_is_read_from_the_agents(
+    session: Session, path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
         session.store.session(done.refs[0].session).end()
@@ -322,7 +386,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(session: Session, path: Path) -> 
 def test_threads_append_whole_lines(session: Session, path: Path) -> None:
     with Transcript(path, session) as transcript:
         workers = [
-            threading.Thread(target=lambda n=n: [transcript.append(result(f"{n} {i}")) for i in range(40)])
+            threading.Thread(
+                target=lambda n=n: [transcript.append(result(f"{n} {i}")) for i in range(40)]
+            )
             for n in range(6)
         ]
         for one in workers:
@@ -345,10 +411,15 @@ def test_processes_append_whole_lines(path: Path, lasting: Backend) -> None:
         "            text = f'{sys.argv[3]} {i} ' + ('a log line\\n' * 2000 if i % 7 == 0 else '')\n"
         "            transcript.append({'role': 'tool', 'tool_call_id': str(i), 'content': text})\n"
     )
-    workers = [subprocess.Popen([sys.executable, "-c", code, lasting.url, str(path), str(n)]) for n in range(3)]
+    workers = [
+        subprocess.Popen([sys.executable, "-c", code, lasting.url, str(path), str(n)])
+        for n in range(3)
+    ]
     assert [one.wait(120) for one in workers] == [0, 0, 0]
     with Transcript(path, lasting.open().session("agent")) as transcript:
-        found = [one["content"].split(" a log")[0].strip() for one in transcript.messages(mode="whole")]
+        found = [
+            one["content"].split(" a log")[0].strip() for one in transcript.messages(mode="whole")
+        ]
         assert transcript.problems == []
     for n in range(3):
         assert [one for one in found if one.startswith(f"{n} ")] == [f"{n} {i}" for i in range(60)]
@@ -387,7 +458,9 @@ def test_appends_go_to_the_file_that_replaced_the_old_one(session: Session, path
         assert [one["content"] for one in transcript.messages()] == ["three"]
 
 
-def test_a_migration_and_appends_at_the_same_time_lose_nothing(session: Session, path: Path) -> None:
+def test_a_migration_and_appends_at_the_same_time_lose_nothing(
+    session: Session, path: Path
+) -> None:
     first = [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(10)]
     path.write_text("".join(first))
     done = threading.Event()
@@ -411,9 +484,15 @@ def test_a_migration_and_appends_at_the_same_time_lose_nothing(session: Session,
     assert verify(path, session.store).is_sound
 
 
-def test_a_file_that_was_slim_in_part_is_made_slim_verified_and_undone(session: Session, path: Path) -> None:
-    """An old transcript is continued and externalized only afterwards, so its backup has slim lines too."""
-    store, first = session.store, [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(3)]
+def test_a_file_that_was_slim_in_part_is_made_slim_verified_and_undone(
+    session: Session, path: Path
+) -> None:
+    """An old transcript is continued and externalized only afterwards, so its backup has slim lines
+    too."""
+    store, first = (
+        session.store,
+        [json.dumps(result(f"{n} {LARGE}", f"h{n}")) + "\n" for n in range(3)],
+    )
     path.write_text("".join(first))
     with Transcript(path, session) as transcript:
         transcript.append(result(LARGE, "a0"))
@@ -434,13 +513,17 @@ def test_a_file_that_was_slim_in_part_is_made_slim_verified_and_undone(session: 
     assert not path.with_name(f".{path.name}.coatcheck-backup").exists()
 
 
-def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(session: Session, path: Path) -> None:
+def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(
+    session: Session, path: Path
+) -> None:
     store = session.store
     with Transcript(path, session) as transcript:
         transcript.append(result())
     with Transcript(path, session) as transcript:  # a second run continues with the same session
         done = transcript.extend([result(LARGE + "2"), result("small")])
-    sessions = {one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")}
+    sessions = {
+        one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")
+    }
     assert {ref.session for one in done for ref in one.refs} == sessions
     assert verify(path, store).is_sound
     session.end()
@@ -454,7 +537,9 @@ def test_an_appended_transcript_is_verified_and_made_whole_like_any_other(sessio
     assert path.read_bytes() == expected
 
 
-def test_forgetting_an_appended_transcript_releases_its_artifacts(session: Session, path: Path) -> None:
+def test_forgetting_an_appended_transcript_releases_its_artifacts(
+    session: Session, path: Path
+) -> None:
     with Transcript(path, session) as transcript:
         done = transcript.append(result())
     session.end()
@@ -469,7 +554,10 @@ def test_forgetting_an_appended_transcript_releases_its_artifacts(session: Sessi
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_lines_are_sliced_as_a_list_would_be(session: Session, path: Path, end: bytes) -> None:
-    lines = [json.dumps({"role": "user", "content": "x" * (number * 977 % 5_000)}).encode() for number in range(300)]
+    lines = [
+        json.dumps({"role": "user", "content": "x" * (number * 977 % 5_000)}).encode()
+        for number in range(300)
+    ]
     path.write_bytes(b"\n".join(lines) + end)
     transcript = Transcript(path, session, read_only=True)
     ends = [line + b"\n" for line in lines[:-1]] + [lines[-1] + end]
@@ -497,7 +585,10 @@ def test_messages_are_sliced_by_number_from_either_end(session: Session, path: P
         (-500, None),
         (119, None),
     ):
-        assert [one["content"] for one in transcript.messages(start, stop)] == every[start:stop], (start, stop)
+        assert [one["content"] for one in transcript.messages(start, stop)] == every[start:stop], (
+            start,
+            stop,
+        )
 
 
 def test_a_document_is_read_as_one_line_and_not_appended_to(session: Session, path: Path) -> None:
@@ -533,7 +624,9 @@ def test_reading_the_tail_of_a_long_transcript_does_not_load_the_rest(tmp_path: 
 # Messages for a model
 
 
-@pytest.mark.parametrize("form", sorted(vars(samples).keys() & {"openai_chat", "openai_responses", "anthropic"}))
+@pytest.mark.parametrize(
+    "form", sorted(vars(samples).keys() & {"openai_chat", "openai_responses", "anthropic"})
+)
 def test_messages_for_a_model_have_stubs_in_the_shape_that_the_provider_expects(
     session: Session, path: Path, form: str
 ) -> None:
@@ -551,7 +644,10 @@ def test_messages_for_a_model_have_stubs_in_the_shape_that_the_provider_expects(
 
 def as_sent(messages: list[dict[str, Any]]) -> bytes:
     """Return the bytes of a conversation: each message as compact JSON on its own line."""
-    return b"".join(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for one in messages)
+    return b"".join(
+        json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        for one in messages
+    )
 
 
 def test_the_messages_for_a_snapshot_are_a_prefix_of_those_for_the_next(
@@ -567,13 +663,19 @@ def test_the_messages_for_a_snapshot_are_a_prefix_of_those_for_the_next(
     assert all(later.startswith(earlier) for earlier, later in pairwise(sent))
 
 
-def test_real_sessions_are_paired_except_for_unanswered_calls(corpus: Path, session: Session) -> None:
+def test_real_sessions_are_paired_except_for_unanswered_calls(
+    corpus: Path, session: Session
+) -> None:
     for path in sorted((corpus / "transcripts").glob("*/*.jsonl")):
         transcript = Transcript(path, session, read_only=True)
         problems = transcript.unpaired()
         assert all(one.endswith("has no result") for one in problems), path
         calls = {call.id for one in transcript.messages() for call in transcript.format.calls(one)}
-        answered = {one.call_id for message in transcript.messages() for one in transcript.format.results(message)}
+        answered = {
+            one.call_id
+            for message in transcript.messages()
+            for one in transcript.format.results(message)
+        }
         assert len(problems) == len(calls - answered), path
 
 
@@ -588,11 +690,21 @@ def test_a_compaction_of_the_host_is_applied_on_request(corpus: Path, session: S
 
 # Properties
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-LARGE_TEXTS = st.builds(lambda text, times: text * times, st.text(min_size=1, max_size=20), st.integers(1, 2_000))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+LARGE_TEXTS = st.builds(
+    lambda text, times: text * times, st.text(min_size=1, max_size=20), st.integers(1, 2_000)
+)
 VALUES = st.recursive(
     SCALARS | LARGE_TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 MESSAGES = st.fixed_dictionaries(
@@ -601,11 +713,15 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-def test_any_appended_messages_come_back(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_appended_messages_come_back(
+    backend: Backend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     @backend.examples()
     @given(st.lists(MESSAGES, max_size=6), st.integers(0, 6))
     def check(messages: list[dict[str, Any]], cut: int) -> None:
-        check_appended(backend.new_session(), tmp_path_factory.mktemp("any") / "session.jsonl", messages, cut)
+        check_appended(
+            backend.new_session(), tmp_path_factory.mktemp("any") / "session.jsonl", messages, cut
+        )
 
     check()
 

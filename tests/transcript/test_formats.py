@@ -107,7 +107,10 @@ def test_replacing_the_text_of_a_result_keeps_the_rest_of_its_message(name: str)
             for result in known.results(message):
                 changed = known.with_content(message, result, "short")
                 assert text_of(at(changed, result.content_path)) == "short"
-                assert replaced(changed, result.content_path, at(message, result.content_path)) == message
+                assert (
+                    replaced(changed, result.content_path, at(message, result.content_path))
+                    == message
+                )
                 assert [one.call_id for one in known.results(changed)] == [
                     one.call_id for one in known.results(message)
                 ]
@@ -117,7 +120,11 @@ def test_replacing_the_text_of_a_result_keeps_the_rest_of_its_message(name: str)
 
 
 def test_errors_are_recognized() -> None:
-    for name, expected in (("anthropic", [False, True]), ("langchain", [False, True, False]), ("mcp", [False, True])):
+    for name, expected in (
+        ("anthropic", [False, True]),
+        ("langchain", [False, True, False]),
+        ("mcp", [False, True]),
+    ):
         known = FORMATS[name]
         messages = [message for line in SAMPLES[name] for _, message in known.messages(line)]
         assert [one.is_error for message in messages for one in known.results(message)] == expected
@@ -145,7 +152,13 @@ def test_the_last_branch_of_a_tree_of_entries_is_sent() -> None:
     def entry(number: int, parent: int | None, text: str) -> dict[str, Any]:
         message = {"role": "user", "content": [{"type": "text", "text": text}]}
         up = None if parent is None else str(parent)
-        return {"type": "message", "id": str(number), "parentId": up, "timestamp": "t", "message": message}
+        return {
+            "type": "message",
+            "id": str(number),
+            "parentId": up,
+            "timestamp": "t",
+            "message": message,
+        }
 
     entries = [entry(1, None, "a"), entry(2, 1, "dropped"), entry(3, 1, "b"), entry(4, 3, "c")]
     sent = FORMATS["pi"].for_model(entries)
@@ -156,7 +169,10 @@ def test_the_last_branch_of_a_tree_of_entries_is_sent() -> None:
 
 
 def test_messages_with_only_role_and_content_are_detected_as_chat() -> None:
-    assert detect([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) is FORMATS["openai-chat"]
+    assert (
+        detect([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        is FORMATS["openai-chat"]
+    )
     assert detect([{"a": 1}, [1, 2], None, "x", 3]) is None
     assert detect([]) is None
 
@@ -164,7 +180,10 @@ def test_messages_with_only_role_and_content_are_detected_as_chat() -> None:
 def test_odd_ids_are_kept_as_they_are() -> None:
     long = "x" * 1_500
     known = FORMATS["openai-chat"]
-    message = {"role": "assistant", "tool_calls": [{"id": long}, {"id": ""}, {"id": long}, {}, None, 3]}
+    message = {
+        "role": "assistant",
+        "tool_calls": [{"id": long}, {"id": ""}, {"id": long}, {}, None, 3],
+    }
     assert [one.id for one in known.calls(message)] == [long, "", long, ""]
     assert known.results({"role": "tool", "content": "x"})[0].call_id == ""
 

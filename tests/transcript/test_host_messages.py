@@ -1,4 +1,5 @@
-"""Messages of pi, OpenClaw and Claude Code, bare or in the lines of their files: pruned, safeguarded and sent on."""
+"""Messages of pi, OpenClaw and Claude Code, bare or in the lines of their files: pruned,
+safeguarded and sent on."""
 
 from __future__ import annotations
 
@@ -21,15 +22,28 @@ from examples.standins import anthropic, openai_chat, openai_responses
 
 LOG = "2026-01-02 03:04:05 INFO request took 7 ms\n" * 1_200
 PROVIDERS = ("anthropic", "openai", "openai-responses")
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+)
 
 
 def pi(*results: str, error: str = "") -> list[dict[str, Any]]:
     """A conversation of pi, as its agent has it in memory."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Find the slow requests.", "timestamp": 1}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Find the slow requests.", "timestamp": 1}
+    ]
     for number, result in enumerate(results):
-        call = {"type": "toolCall", "id": f"toolu_{number}", "name": "read", "arguments": {"page": number}}
-        thought = {"type": "thinking", "thinking": "Let me look.", "thinkingSignature": "Eq" + "Ab3/" * 20}
+        call = {
+            "type": "toolCall",
+            "id": f"toolu_{number}",
+            "name": "read",
+            "arguments": {"page": number},
+        }
+        thought = {
+            "type": "thinking",
+            "thinking": "Let me look.",
+            "thinkingSignature": "Eq" + "Ab3/" * 20,
+        }
         messages.append({"role": "assistant", "content": [thought, {"type": "text", "text": "Reading."}, call],
                          "api": "anthropic-messages", "provider": "anthropic", "model": "claude", "usage": {"input": 1},
                          "stopReason": "toolUse", "timestamp": 2})  # fmt: skip
@@ -46,12 +60,30 @@ def pi_lines(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def claude_lines(*results: str) -> list[dict[str, Any]]:
     """Lines of Claude Code with only the fields that every line has."""
-    lines: list[dict[str, Any]] = [{"type": "user", "message": {"role": "user", "content": "Find the slow requests."}}]
+    lines: list[dict[str, Any]] = [
+        {"type": "user", "message": {"role": "user", "content": "Find the slow requests."}}
+    ]
     for number, result in enumerate(results):
-        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Read", "input": {"page": number}}
-        lines.append({"type": "assistant", "message": {"role": "assistant", "id": f"m{number}", "content": [call]}})
+        call = {
+            "type": "tool_use",
+            "id": f"toolu_{number}",
+            "name": "Read",
+            "input": {"page": number},
+        }
+        lines.append(
+            {
+                "type": "assistant",
+                "message": {"role": "assistant", "id": f"m{number}", "content": [call]},
+            }
+        )
         block = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": result}
-        lines.append({"type": "user", "message": {"role": "user", "content": [block]}, "toolUseResult": {"x": 1}})
+        lines.append(
+            {
+                "type": "user",
+                "message": {"role": "user", "content": [block]},
+                "toolUseResult": {"x": 1},
+            }
+        )
     return lines
 
 
@@ -75,7 +107,8 @@ def inner(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def accepted(provider: str, request: dict[str, Any]) -> None:
-    """Check a request with the provider's stand-in, which raises the error that the API would return."""
+    """Check a request with the provider's stand-in, which raises the error that the API would
+    return."""
     if provider == "anthropic":
         headers = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
         anthropic.check(headers, {"model": "m", "max_tokens": 100, **request})
@@ -112,10 +145,15 @@ def test_pruning_keeps_pairs_errors_and_the_shape_of_lines(session: Session) -> 
             assert one.pointer is not None
             assert session.get(one.pointer) in results
             assert done.messages[number] is not lines[number]
-        assert done.messages[: done.unchanged_prefix.messages] == lines[: done.unchanged_prefix.messages]
+        assert (
+            done.messages[: done.unchanged_prefix.messages]
+            == lines[: done.unchanged_prefix.messages]
+        )
 
 
-def test_a_file_of_any_host_is_externalized_bare_and_in_lines(session: Session, tmp_path: Path) -> None:
+def test_a_file_of_any_host_is_externalized_bare_and_in_lines(
+    session: Session, tmp_path: Path
+) -> None:
     for number, (name, lines) in enumerate(shapes(LOG, "short", f"again {LOG}")):
         session = session.store.session(f"agent {number}")
         path = tmp_path / f"{number}.jsonl"
@@ -125,12 +163,16 @@ def test_a_file_of_any_host_is_externalized_bare_and_in_lines(session: Session, 
         assert {ref.tool for ref in session.list()} <= {"read", "Read"}
         with transcript.Transcript(path, session) as log:
             assert log.append(json.dumps(lines[-1])).refs
-            assert [one.get("message", one) for one in log.messages(mode="whole")] == [*inner(lines), inner(lines)[-1]]
+            assert [one.get("message", one) for one in log.messages(mode="whole")] == [
+                *inner(lines),
+                inner(lines)[-1],
+            ]
 
 
 @pytest.fixture
 def real_messages(corpus: Path) -> list[dict[str, Any]]:
-    """The messages of two sessions of pi without their envelopes, as its agent has them in memory."""
+    """The messages of two sessions of pi without their envelopes, as its agent has them in
+    memory."""
     found = [
         json.loads(line).get("message")
         for path in sorted((corpus / "transcripts" / "pi").glob("*.jsonl"))
@@ -142,7 +184,9 @@ def real_messages(corpus: Path) -> list[dict[str, Any]]:
 def result_stubs(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the stubs in the content of results, parsed."""
     texts = [at(one, ("content", 0, "text")) for one in lines if one.get("role") == "toolResult"]
-    return [json.loads(text) for text in texts if isinstance(text, str) and text.startswith('{"stub":')]
+    return [
+        json.loads(text) for text in texts if isinstance(text, str) and text.startswith('{"stub":')
+    ]
 
 
 def test_the_stubs_of_bare_messages_of_pi_have_previews_and_open_in_the_session(
@@ -169,10 +213,16 @@ def test_the_stubs_of_bare_messages_of_pi_have_previews_and_open_in_the_session(
 def test_a_prompt_of_real_bare_messages_of_pi_has_stubs_that_open(
     real_messages: list[dict[str, Any]], session: Session
 ) -> None:
-    last = next(at for at, one in enumerate(real_messages) if one["role"] == "toolResult" and len(str(one)) > 20_000)
+    last = next(
+        at
+        for at, one in enumerate(real_messages)
+        if one["role"] == "toolResult" and len(str(one)) > 20_000
+    )
     result = real_messages[last]["content"][0]["text"]
     for provider in PROVIDERS:
-        builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=1_000_000))
+        builder = PromptBuilder(
+            session, provider=provider, budget=Budget(max_prompt_tokens=1_000_000)
+        )
         prompt = builder.build(real_messages[: last + 1])
         accepted(provider, prompt.request())
         (ref,) = prompt.refs
@@ -191,12 +241,16 @@ def test_pruning_folds_whole_turns_of_lines_into_one_line(session: Session) -> N
         assert folded
         assert all(0 <= number < len(lines) for number in folded)
         kept = [one for number, one in enumerate(lines) if number not in folded]
-        assert [one for one in done.messages if one in lines] == [one for one in kept if one in done.messages]
+        assert [one for one in done.messages if one in lines] == [
+            one for one in kept if one in done.messages
+        ]
         again = prune(lines, max_tokens=6_000, session=session)
         assert again.messages == done.messages
 
 
-def test_a_large_result_of_any_host_is_stored_before_its_message_is_dropped(session: Session) -> None:
+def test_a_large_result_of_any_host_is_stored_before_its_message_is_dropped(
+    session: Session,
+) -> None:
     for number, (_, lines) in enumerate(shapes(LOG * 2, "small")):
         index = safeguard(lines, session)
         assert len(index.refs) == 1, number
@@ -207,7 +261,13 @@ def test_a_large_result_of_any_host_is_stored_before_its_message_is_dropped(sess
 
 
 def test_the_output_of_a_command_that_a_user_ran_is_stored_too(session: Session) -> None:
-    ran = {"role": "bashExecution", "command": "cat log", "output": LOG * 2, "exitCode": 0, "timestamp": 1}
+    ran = {
+        "role": "bashExecution",
+        "command": "cat log",
+        "output": LOG * 2,
+        "exitCode": 0,
+        "timestamp": 1,
+    }
     for lines in ([*pi("a"), ran], pi_lines([*pi("a"), ran])):
         index = safeguard(lines, session)
         assert [session.get(one) for one in index.refs] == [LOG * 2]
@@ -216,7 +276,9 @@ def test_the_output_of_a_command_that_a_user_ran_is_stored_too(session: Session)
 def test_a_prompt_of_pi_messages_has_the_shape_of_the_provider(session: Session) -> None:
     for provider in PROVIDERS:
         for messages in (pi("one", "two"), pi_lines(pi("one", "two"))):
-            prompt = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000)).build(messages)
+            prompt = PromptBuilder(
+                session, provider=provider, budget=Budget(max_prompt_tokens=50_000)
+            ).build(messages)
             accepted(provider, prompt.request())
             sent = json.dumps(prompt.request())
             assert "toolResult" not in sent
@@ -231,7 +293,9 @@ def test_a_prompt_of_pi_messages_has_the_shape_of_the_provider(session: Session)
 
 def test_a_large_result_of_pi_becomes_a_stub_in_the_prompt(session: Session) -> None:
     for provider in PROVIDERS:
-        prompt = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000)).build(pi(LOG * 2))
+        prompt = PromptBuilder(
+            session, provider=provider, budget=Budget(max_prompt_tokens=50_000)
+        ).build(pi(LOG * 2))
         accepted(provider, prompt.request())
         assert [session.get(ref) for ref in prompt.refs] == [LOG * 2]
         assert LOG[:200] * 2 not in json.dumps(prompt.request())
@@ -252,7 +316,9 @@ def test_images_and_errors_of_pi_reach_every_provider(session: Session) -> None:
 def test_ids_that_a_provider_refuses_are_replaced_by_valid_ones(session: Session) -> None:
     messages = json.loads(json.dumps(pi("one")).replace("toolu_0", "call_" + "a" * 60 + "|fc_1/2"))
     for provider in PROVIDERS:
-        prompt = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000)).build(messages)
+        prompt = PromptBuilder(
+            session, provider=provider, budget=Budget(max_prompt_tokens=50_000)
+        ).build(messages)
         accepted(provider, prompt.request())
         assert "No result" not in json.dumps(prompt.request())
 
@@ -260,10 +326,14 @@ def test_ids_that_a_provider_refuses_are_replaced_by_valid_ones(session: Session
 def test_a_prompt_of_pi_messages_only_grows(session: Session) -> None:
     messages = pi(*(f"result {number}" for number in range(6)))
     kept = ("role", "content", "toolCallId")
-    shown: list[dict[str, Any]] = [{key: value for key, value in one.items() if key in kept} for one in messages]
+    shown: list[dict[str, Any]] = [
+        {key: value for key, value in one.items() if key in kept} for one in messages
+    ]
     for provider in PROVIDERS:
         for host in (messages, shown):
-            builder = PromptBuilder(session, provider=provider, budget=Budget(max_prompt_tokens=50_000))
+            builder = PromptBuilder(
+                session, provider=provider, budget=Budget(max_prompt_tokens=50_000)
+            )
             before: list[Any] = []
             for end in range(1, len(host) + 1, 2):
                 sent = builder.build(host[:end]).messages
@@ -276,12 +346,18 @@ def test_messages_that_a_host_adds_to_the_history_are_converted_and_the_rest_sta
     provider: str, session: Session
 ) -> None:
     texts = [f"result {number}" for number in range(6)]
-    hosts = [pi(*texts), pi_lines(pi(*texts)), *([claude_lines(*texts)] if provider == "anthropic" else [])]
+    hosts = [
+        pi(*texts),
+        pi_lines(pi(*texts)),
+        *([claude_lines(*texts)] if provider == "anthropic" else []),
+    ]
     for host in hosts:
         history: list[dict[str, Any]] = []
         for start in range(0, len(host), 2):
             given = [*history, *host[start : start + 2]]
-            prompt = PromptBuilder(session, provider=provider).build(given, hot_state={"step": start})
+            prompt = PromptBuilder(session, provider=provider).build(
+                given, hot_state={"step": start}
+            )
             accepted(provider, prompt.request())
             assert prompt.history[: len(history)] == history or len(prompt.history) == len(history)
             history = prompt.history
@@ -289,9 +365,9 @@ def test_messages_that_a_host_adds_to_the_history_are_converted_and_the_rest_sta
 
 
 def test_lines_of_claude_code_are_sent_only_to_anthropic(session: Session) -> None:
-    prompt = PromptBuilder(session, provider="anthropic", budget=Budget(max_prompt_tokens=50_000)).build(
-        claude_lines("one", "two")
-    )
+    prompt = PromptBuilder(
+        session, provider="anthropic", budget=Budget(max_prompt_tokens=50_000)
+    ).build(claude_lines("one", "two"))
     accepted("anthropic", prompt.request())
     assert unpaired(prompt.messages, FORMATS["anthropic"]) == []
     for provider in ("openai", "openai-responses"):
@@ -301,7 +377,9 @@ def test_lines_of_claude_code_are_sent_only_to_anthropic(session: Session) -> No
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_prompt_is_the_same_for_messages_of_pi_bare_and_in_lines(provider: str, session: Session) -> None:
+def test_a_prompt_is_the_same_for_messages_of_pi_bare_and_in_lines(
+    provider: str, session: Session
+) -> None:
     bare, lines = (
         PromptBuilder(session, provider=provider, recall=False).build(messages).request()
         for messages in (pi("one", "two"), pi_lines(pi("one", "two")))
@@ -309,11 +387,18 @@ def test_a_prompt_is_the_same_for_messages_of_pi_bare_and_in_lines(provider: str
     assert bare == lines
 
 
-def test_a_prompt_is_the_same_for_messages_of_claude_code_bare_and_in_lines(session: Session) -> None:
+def test_a_prompt_is_the_same_for_messages_of_claude_code_bare_and_in_lines(
+    session: Session,
+) -> None:
     lines = claude_lines("one", "two")
     for line in lines:
         if line["type"] == "assistant":
-            line["message"] |= {"type": "message", "model": "claude", "stop_reason": "tool_use", "usage": {"x": 1}}
+            line["message"] |= {
+                "type": "message",
+                "model": "claude",
+                "stop_reason": "tool_use",
+                "usage": {"x": 1},
+            }
     prompts = [
         PromptBuilder(session, provider="anthropic", recall=False).build(messages).request()
         for messages in (inner(lines), lines)
@@ -327,14 +412,23 @@ def test_messages_that_a_provider_accepts_are_sent_unchanged(session: Session) -
     call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "q", "name": "u"},
-        {"role": "assistant", "content": None, "tool_calls": [call], "timestamp": 1, "stopReason": "x", "api": "y"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call],
+            "timestamp": 1,
+            "stopReason": "x",
+            "api": "y",
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "r"},
     ]
     prompt = PromptBuilder(session, provider="openai").build(messages)
     assert all(one is other for one, other in zip(prompt.messages, messages, strict=True))
 
 
-def test_a_document_of_pi_messages_is_externalized_like_its_lines(session: Session, tmp_path: Path) -> None:
+def test_a_document_of_pi_messages_is_externalized_like_its_lines(
+    session: Session, tmp_path: Path
+) -> None:
     path = tmp_path / "session.json"
     for messages in (pi(LOG * 2), pi_lines(pi(LOG * 2)), claude_lines(LOG * 2)):
         path.write_text(json.dumps(messages))
@@ -376,16 +470,26 @@ def test_real_lines_stay_paired_and_lose_nothing(corpus: Path, host: str, sessio
                     assert one.pointer is not None
                     assert session.ref(one.pointer) is not None
             index = safeguard(messages, session, max_items=10_000, max_chars=10_000_000)
-            stored = {session.get(ref) for ref in index.refs if ref.size_bytes < 10_000_000 and ref.codec == "text"}
+            stored = {
+                session.get(ref)
+                for ref in index.refs
+                if ref.size_bytes < 10_000_000 and ref.codec == "text"
+            }
             for message in bare:
                 for result in known.results(message):
                     text = text_of(at(message, result.content_path))
-                    if len(text) > 40_000 and isinstance(message.get("content"), list) and "data:" not in text[:50]:
+                    if (
+                        len(text) > 40_000
+                        and isinstance(message.get("content"), list)
+                        and "data:" not in text[:50]
+                    ):
                         assert any(text == one or text in str(one) for one in stored), text[:100]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_real_conversations_of_pi_are_accepted_by_every_provider(corpus: Path, provider: str, session: Session) -> None:
+def test_real_conversations_of_pi_are_accepted_by_every_provider(
+    corpus: Path, provider: str, session: Session
+) -> None:
     known = {"anthropic": "anthropic", "openai": "openai-chat"}.get(provider, provider)
     for lines in real(corpus, "pi"):
         bare = [one for one in (FORMATS["pi"].message(line) for line in lines) if one is not None]

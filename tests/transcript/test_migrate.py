@@ -71,7 +71,12 @@ def whole(path: Path, store: Store) -> bytes:
 
 
 def result(text: str = LARGE, **more: Any) -> bytes:
-    message = {"role": "toolResult", "toolCallId": "c", "content": [{"type": "text", "text": text}], **more}
+    message = {
+        "role": "toolResult",
+        "toolCallId": "c",
+        "content": [{"type": "text", "text": text}],
+        **more,
+    }
     return as_lines([{"type": "message", "timestamp": "t", "message": message}])
 
 
@@ -86,10 +91,16 @@ def beside(path: Path) -> list[str]:
     return sorted(one.name for one in path.parent.iterdir() if one.name.startswith("."))
 
 
-def test_a_dry_run_says_what_would_be_saved_and_changes_nothing(file: Path, session: Session) -> None:
+def test_a_dry_run_says_what_would_be_saved_and_changes_nothing(
+    file: Path, session: Session
+) -> None:
     before = file.read_bytes()
     plan = only(transcript.externalize(file, session, dry_run=True))
-    assert (plan.status, plan.format, plan.parts) == ("would shrink", "pi", len(before.splitlines(keepends=True)))
+    assert (plan.status, plan.format, plan.parts) == (
+        "would shrink",
+        "pi",
+        len(before.splitlines(keepends=True)),
+    )
     assert (plan.bytes_before, plan.backup) == (len(before), None)
     assert session.store.stats().artifacts == 0
     assert file.read_bytes() == before
@@ -103,7 +114,9 @@ def test_a_dry_run_says_what_would_be_saved_and_changes_nothing(file: Path, sess
     assert file.stat().st_size == plan.bytes_after < plan.bytes_before / 2
 
 
-def test_every_byte_comes_back_and_nothing_else_about_the_file_changes(file: Path, session: Session) -> None:
+def test_every_byte_comes_back_and_nothing_else_about_the_file_changes(
+    file: Path, session: Session
+) -> None:
     before, info = file.read_bytes(), file.stat()
     report = only(transcript.externalize(file, session))
     assert report.status == "externalized"
@@ -128,7 +141,11 @@ def test_a_result_belongs_to_the_nearest_call_before_it_if_ids_repeat(
         lines.append({"role": "tool", "tool_call_id": "call_0", "content": f"{number} {LARGE}"})
     path.write_bytes(as_lines(lines))
     assert transcript.externalize(path, session).is_sound
-    found = {str(session.get(ref))[0]: ref.tool for ref in session.list() if LARGE in str(session.get(ref))}
+    found = {
+        str(session.get(ref))[0]: ref.tool
+        for ref in session.list()
+        if LARGE in str(session.get(ref))
+    }
     assert found == {"0": "alpha", "1": "beta", "2": "gamma"}
 
 
@@ -136,7 +153,11 @@ def test_running_again_changes_nothing(file: Path, session: Session) -> None:
     transcript.externalize(file, session)
     slim, info, artifacts = file.read_bytes(), file.stat(), session.store.stats()
     assert only(transcript.externalize(file, session)).status == "unchanged"
-    assert (file.read_bytes(), file.stat().st_ino, session.store.stats()) == (slim, info.st_ino, artifacts)
+    assert (file.read_bytes(), file.stat().st_ino, session.store.stats()) == (
+        slim,
+        info.st_ino,
+        artifacts,
+    )
 
 
 def test_verify_checks_the_file_before_it_removes_the_backup(file: Path, session: Session) -> None:
@@ -180,7 +201,9 @@ def test_the_backup_and_the_artifacts_stay_if_the_restored_file_does_not_read_ba
     assert len(list(session.store.sessions())) == 2
 
 
-def test_undo_keeps_a_backup_with_secrets_that_was_changed_since(file: Path, session: Session) -> None:
+def test_undo_keeps_a_backup_with_secrets_that_was_changed_since(
+    file: Path, session: Session
+) -> None:
     key = "sk-ant-api03-" + "Ab3" * 31
     file.write_bytes(result("s" + LARGE + key))
     transcript.externalize(file, session, policy=Policy(max_chars=1_000, redact="store"))
@@ -193,10 +216,17 @@ def test_undo_keeps_a_backup_with_secrets_that_was_changed_since(file: Path, ses
     assert report.backup == str(backup)
 
 
-def test_lines_that_a_host_appended_are_externalized_later_and_survive_undo(file: Path, session: Session) -> None:
+def test_lines_that_a_host_appended_are_externalized_later_and_survive_undo(
+    file: Path, session: Session
+) -> None:
     before = file.read_bytes()
     transcript.externalize(file, session)
-    more = [b"\n" + result("a" + LARGE), result("small"), b'{"torn', b' line"}\n' + result("b" + LARGE)]
+    more = [
+        b"\n" + result("a" + LARGE),
+        result("small"),
+        b'{"torn',
+        b' line"}\n' + result("b" + LARGE),
+    ]
     for number, lines in enumerate(more):
         with file.open("ab") as out:
             out.write(lines)
@@ -215,7 +245,9 @@ def test_lines_that_a_host_appended_are_externalized_later_and_survive_undo(file
     assert file.read_bytes() == before + result("c" + LARGE)
 
 
-def test_after_a_backup_was_removed_a_new_one_covers_only_later_lines(file: Path, session: Session) -> None:
+def test_after_a_backup_was_removed_a_new_one_covers_only_later_lines(
+    file: Path, session: Session
+) -> None:
     before = file.read_bytes() + b"\n" + result("a" + LARGE)
     transcript.externalize(file, session)
     transcript.verify(file, session.store, remove_backup=True)
@@ -237,7 +269,8 @@ def test_lines_written_to_the_old_file_are_carried_over(file: Path, session: Ses
         transcript.externalize(file, session)
         held.write(result("late"))
         assert (
-            "bytes were written to a file that this one replaced" in transcript.verify(file, session.store).problems[0]
+            "bytes were written to a file that this one replaced"
+            in transcript.verify(file, session.store).problems[0]
         )
         transcript.externalize(file, session)
         assert whole(file, session.store) == before + result("late")
@@ -257,7 +290,9 @@ def test_a_line_that_a_process_writes_after_the_file_was_replaced_is_moved_by_th
     file.write_bytes(lines)
     runs: list[Callable[[], transcript.Report]] = [
         lambda: transcript.externalize(file, session),
-        lambda: transcript.externalize(file, session),  # of the lines that were appended since the first one
+        lambda: transcript.externalize(
+            file, session
+        ),  # of the lines that were appended since the first one
         lambda: transcript.undo(file, store),
         lambda: transcript.externalize(file, session),
         lambda: transcript.rehydrate(file, store),
@@ -317,7 +352,10 @@ def test_a_document_that_a_host_rewrites_after_it_was_replaced_is_kept_beside_th
     for _ in range(2):
         note = only(transcript.undo(path, session.store)).note
         (old,) = path.with_name(".chat.json.coatcheck-old").iterdir()
-        assert f"a process rewrote the file as it was before: see '.chat.json.coatcheck-old/{old.name}'" in note
+        assert (
+            f"a process rewrote the file as it was before: see '.chat.json.coatcheck-old/{old.name}'"
+            in note
+        )
     assert path.read_text() == before
     assert b"rewritten" in old.read_bytes()
 
@@ -370,7 +408,9 @@ def test_a_missing_artifact_is_reported_and_has_a_placeholder(file: Path, sessio
     before = file.read_bytes()
     transcript.externalize(file, session)
     store = session.store
-    (owner,) = [one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")]
+    (owner,) = [
+        one.session_id for one in store.sessions() if one.session_id.startswith("transcript:")
+    ]
     gone = store.session(owner).list()[0]
     for info in list(store.sessions()):
         store.session(info.session_id).forget(gone)
@@ -392,7 +432,9 @@ def test_a_missing_artifact_is_reported_and_has_a_placeholder(file: Path, sessio
     assert file.read_bytes() == before
 
 
-def test_undo_leaves_the_file_alone_if_neither_store_nor_backup_is_complete(file: Path, session: Session) -> None:
+def test_undo_leaves_the_file_alone_if_neither_store_nor_backup_is_complete(
+    file: Path, session: Session
+) -> None:
     transcript.externalize(file, session)
     transcript.verify(file, session.store, remove_backup=True)
     transcript.forget(file, session.store, force=True)
@@ -432,7 +474,9 @@ def test_the_artifacts_of_a_transcript_outlive_every_session_and_collection(
     assert store.stats().artifacts == 0
 
 
-def test_only_transcripts_that_are_gone_or_whole_can_be_forgotten(file: Path, session: Session) -> None:
+def test_only_transcripts_that_are_gone_or_whole_can_be_forgotten(
+    file: Path, session: Session
+) -> None:
     transcript.externalize(file, session)
     with pytest.raises(InvalidArgument):
         transcript.forget(file, session.store)
@@ -455,10 +499,14 @@ def test_a_file_that_was_moved_can_be_forgotten_where_it_is(file: Path, session:
     assert only(transcript.forget(moved, session.store)).note == ""
 
 
-def test_artifacts_shown_to_the_model_can_be_read_in_the_agents_session(file: Path, session: Session) -> None:
+def test_artifacts_shown_to_the_model_can_be_read_in_the_agents_session(
+    file: Path, session: Session
+) -> None:
     transcript.externalize(file, session)
     shown = [ref for ref in session.list() if session.get(ref) == LARGE]
-    stub = json.loads(json.loads(file.read_bytes().splitlines()[9])["message"]["content"][0]["text"])
+    stub = json.loads(
+        json.loads(file.read_bytes().splitlines()[9])["message"]["content"][0]["text"]
+    )
     assert stub["artifact"] == shown[0].pointer
 
 
@@ -488,7 +536,12 @@ def test_a_second_hard_link_to_a_file_is_kept(file: Path, session: Session) -> N
 
 
 def test_files_that_are_not_transcripts_stay_unchanged(tmp_path: Path, session: Session) -> None:
-    for name, data in (("a.json", b'{"a": 1}'), ("b.jsonl", b""), ("c.json", b"[1,2"), ("d.jsonl", b"\x00" * 9_000)):
+    for name, data in (
+        ("a.json", b'{"a": 1}'),
+        ("b.jsonl", b""),
+        ("c.json", b"[1,2"),
+        ("d.jsonl", b"\x00" * 9_000),
+    ):
         (tmp_path / name).write_bytes(data)
         assert only(transcript.externalize(tmp_path / name, session)).status == "no transcript"
         assert (tmp_path / name).read_bytes() == data
@@ -498,7 +551,9 @@ def test_files_that_are_not_transcripts_stay_unchanged(tmp_path: Path, session: 
         transcript.externalize(tmp_path / "a.json", session, format="nonsense")
 
 
-def test_a_folder_is_processed_and_one_bad_file_does_not_stop_the_rest(tmp_path: Path, session: Session) -> None:
+def test_a_folder_is_processed_and_one_bad_file_does_not_stop_the_rest(
+    tmp_path: Path, session: Session
+) -> None:
     folder = tmp_path / "sessions"
     for name, lines in SAMPLES.items():
         (folder / name).mkdir(parents=True)
@@ -522,9 +577,7 @@ def test_a_file_locked_by_another_process_is_left_alone(
     file: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coatcheck.transcript.swap._LOCK_TIMEOUT", 0.0)
-    source = (
-        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
-    )
+    source = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", source, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
@@ -537,7 +590,8 @@ def test_a_file_locked_by_another_process_is_left_alone(
 
 
 def test_lines_that_are_appended_meanwhile_are_not_lost(file: Path, session: Session) -> None:
-    """Another process appends as hosts do, opening the file for each line, while it is externalized and restored."""
+    """Another process appends as hosts do, opening the file for each line, while it is externalized
+    and restored."""
     file.write_bytes(before := file.read_bytes() + b"\n")
     source = (
         "import sys\nfor number in range(400):\n"
@@ -557,13 +611,17 @@ def test_lines_that_are_appended_meanwhile_are_not_lost(file: Path, session: Ses
     assert sorted(map(int, contents)) == list(range(400))
 
 
-def test_every_shared_transcript_comes_back(corpus: Path, tmp_path: Path, session: Session, long_faults: bool) -> None:
+def test_every_shared_transcript_comes_back(
+    corpus: Path, tmp_path: Path, session: Session, long_faults: bool
+) -> None:
     folder = tmp_path / "transcripts"
 
     def left_out(parent: str, names: list[str]) -> list[str]:
         """In the short form, leave out the largest files of lines."""
         paths = [Path(parent, name) for name in names if name.endswith(".jsonl")]
-        return [] if long_faults else [path.name for path in paths if path.stat().st_size > 2_200_000]
+        return (
+            [] if long_faults else [path.name for path in paths if path.stat().st_size > 2_200_000]
+        )
 
     shutil.copytree(corpus / "transcripts", folder, copy_function=shutil.copyfile, ignore=left_out)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -596,7 +654,12 @@ def test_a_line_that_is_nested_too_deep_passes_unchanged_and_the_rest_continues(
     deep = f'{{"role":"tool","tool_call_id":"c2","content":{json.dumps(LARGE)},"extra":{"[" * depth + "]" * depth}}}\n'
     folder = tmp_path / "folder"
     folder.mkdir()
-    files = {"a.jsonl": good + deep + good, "b.jsonl": deep, "c.json": f"[{good},{deep}]", "d.jsonl": good}
+    files = {
+        "a.jsonl": good + deep + good,
+        "b.jsonl": deep,
+        "c.json": f"[{good},{deep}]",
+        "d.jsonl": good,
+    }
     for name, text in files.items():
         (folder / name).write_text(text)
     report = transcript.externalize(folder, session)
@@ -629,7 +692,9 @@ def test_a_line_that_is_nested_too_deep_is_appended_as_it_is_or_refused(
 
 def test_a_payload_that_a_host_repeats_is_one_artifact(tmp_path: Path, session: Session) -> None:
     path, store = tmp_path / "session.jsonl", session.store
-    path.write_bytes(as_lines([{"type": "file-history-snapshot", "toolUseResult": {"stdout": LARGE}}] * 3))
+    path.write_bytes(
+        as_lines([{"type": "file-history-snapshot", "toolUseResult": {"stdout": LARGE}}] * 3)
+    )
     before = path.read_bytes()
     assert only(transcript.externalize(path, session, format="claude-code")).artifacts == 1
     assert [ref.path for _, ref in migrate.refs_in(path)] == [("toolUseResult", "stdout")] * 3

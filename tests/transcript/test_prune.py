@@ -30,11 +30,20 @@ def by_length(text: str) -> int:
 
 def chat(count: int, *, result: str = BIG, request: str = "go on") -> list[dict[str, Any]]:
     """Return `count` turns of one call each, all with different results."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": request}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": request},
+    ]
     for number in range(count):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "run", "arguments": "{}"}}
+        call = {
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "run", "arguments": "{}"},
+        }
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}\n{result}"})
+        messages.append(
+            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}\n{result}"}
+        )
     return messages
 
 
@@ -57,7 +66,9 @@ def test_messages_within_the_budget_stay_as_they_are() -> None:
     assert done.unchanged_prefix.tokens == done.tokens_after == done.tokens_before
 
 
-def test_old_results_become_placeholders_with_a_pointer_that_reads_the_whole(session: coatcheck.Session) -> None:
+def test_old_results_become_placeholders_with_a_pointer_that_reads_the_whole(
+    session: coatcheck.Session,
+) -> None:
     messages = chat(12)
     done = prune(messages, max_tokens=6_000, session=session)
     assert done.tokens_after <= 6_000
@@ -102,7 +113,9 @@ def test_errors_that_have_to_be_folded_are_reported(session: coatcheck.Session) 
     done = prune(messages, max_tokens=6_000, session=session)
     left = sum(one.get("status") == "error" for one in done.messages)
     assert left < 29
-    assert done.steps[-1].endswith(f", {29 - left} of them errors or pinned artifacts, because nothing else was left")
+    assert done.steps[-1].endswith(
+        f", {29 - left} of them errors or pinned artifacts, because nothing else was left"
+    )
     assert "errors" not in str(prune(chat(40), max_tokens=2_000, session=session).steps)
 
 
@@ -137,7 +150,9 @@ def test_text_that_only_looks_like_a_stub_is_not_a_pointer(session: coatcheck.Se
     assert all(one.pointer != "art:0123456789ab" for one in done.replaced)
 
 
-def test_a_page_from_our_tools_points_to_the_artifact_that_was_read(session: coatcheck.Session) -> None:
+def test_a_page_from_our_tools_points_to_the_artifact_that_was_read(
+    session: coatcheck.Session,
+) -> None:
     ref = session.put(BIG * 20, name="log")
     tool = coatcheck.toolkit(session)[0]
     messages = chat(12)
@@ -146,7 +161,9 @@ def test_a_page_from_our_tools_points_to_the_artifact_that_was_read(session: coa
     assert json.loads(done.messages[3]["content"])["artifact"] == ref.pointer
 
 
-def test_arguments_of_old_calls_are_replaced_when_results_are_not_enough(session: coatcheck.Session) -> None:
+def test_arguments_of_old_calls_are_replaced_when_results_are_not_enough(
+    session: coatcheck.Session,
+) -> None:
     messages = chat(12, result="ok")
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -156,7 +173,10 @@ def test_arguments_of_old_calls_are_replaced_when_results_are_not_enough(session
     assert numbers
     arguments = json.loads(done.messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])
     pointer = json.loads(arguments["text"])["artifact"]
-    assert session.get(pointer) == json.loads(messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])["text"]
+    assert (
+        session.get(pointer)
+        == json.loads(messages[numbers[0]]["tool_calls"][0]["function"]["arguments"])["text"]
+    )
     assert any("arguments" in step for step in done.steps)
 
 
@@ -171,18 +191,31 @@ def test_thinking_is_removed_from_older_answers_but_not_from_the_current_one() -
     use = {"type": "tool_use", "id": "t1", "name": "run", "input": {}}
     messages += [
         {"role": "user", "content": "now do it"},
-        {"role": "assistant", "content": [{"type": "thinking", "thinking": BIG, "signature": "s"}, use]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "done"}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": BIG, "signature": "s"}, use],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "done"}],
+        },
     ]
     done = prune(messages, max_tokens=4_000, format="anthropic", keep_turns=0, low_water=0.9)
     assert replaced_by(done, "thinking")
     assert messages[-2] in done.messages
-    assert replaced_by(prune(messages, max_tokens=4_000, format="pi", keep_turns=0), "thinking") == []
+    assert (
+        replaced_by(prune(messages, max_tokens=4_000, format="pi", keep_turns=0), "thinking") == []
+    )
 
 
-def test_old_pictures_become_placeholders_and_cost_what_a_picture_costs(session: coatcheck.Session) -> None:
+def test_old_pictures_become_placeholders_and_cost_what_a_picture_costs(
+    session: coatcheck.Session,
+) -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" + "A" * 200_001}
-    picture = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "see"}]}
+    picture = {
+        "role": "user",
+        "content": [{"type": "image", "source": source}, {"type": "text", "text": "see"}],
+    }
     assert IMAGE <= weigh(picture) < IMAGE + 100
     messages = [picture]
     for number in range(10):
@@ -196,7 +229,9 @@ def test_old_pictures_become_placeholders_and_cost_what_a_picture_costs(session:
     assert done.messages[0]["content"][1] == picture["content"][1]
 
 
-def test_whole_turns_are_folded_into_one_note_when_nothing_else_is_left(session: coatcheck.Session) -> None:
+def test_whole_turns_are_folded_into_one_note_when_nothing_else_is_left(
+    session: coatcheck.Session,
+) -> None:
     messages = chat(40, result="short", request="the task")
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -287,9 +322,15 @@ def test_results_of_a_providers_own_tools_keep_their_shape(session: coatcheck.Se
     search = {"type": "web_search_tool_result", "tool_use_id": "s1",
               "content": [{"type": "web_search_result", "encrypted_content": "e" * 9_000}]}  # fmt: skip
     use = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": [use, search]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": [use, search]},
+    ]
     for number in range(8):
-        messages += [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": BIG}]
+        messages += [
+            {"role": "user", "content": f"{number}"},
+            {"role": "assistant", "content": BIG},
+        ]
     done = prune(messages, max_tokens=12_000, format="anthropic", session=session, low_water=0.95)
     assert done.messages[1] == messages[1]
     assert unpaired(messages, FORMATS["anthropic"]) == []
@@ -301,8 +342,14 @@ def test_a_clients_cache_breakpoint_stays_where_it_was(session: coatcheck.Sessio
     for number in range(10):
         inner = [{"type": "text", "text": f"{number} {BIG}", "cache_control": mark}]
         messages += [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": f"t{number}", "name": "run", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": inner}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": f"t{number}", "name": "run", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": inner}],
+            },
         ]
     done = prune(messages, max_tokens=5_000, session=session, low_water=0.9)
     number = replaced_by(done, "result")[0]
@@ -336,17 +383,34 @@ def test_any_conversation_is_within_its_budget_and_paired_as_before(backend: Bac
     forms = st.sampled_from(WRITTEN)
 
     @backend.examples()
-    @given(conversations(odd_ids=True), forms, st.integers(40, 3_000), st.integers(0, 4), st.booleans())
+    @given(
+        conversations(odd_ids=True), forms, st.integers(40, 3_000), st.integers(0, 4), st.booleans()
+    )
     def check(turns_: list[Turn], form: str, budget: int, keep: int, stored: bool) -> None:
-        check_pruned(written(turns_, form), FORMATS[form], budget, keep, backend.new_session() if stored else None)
+        check_pruned(
+            written(turns_, form),
+            FORMATS[form],
+            budget,
+            keep,
+            backend.new_session() if stored else None,
+        )
 
     check()
 
 
-def check_pruned(messages: list[Any], known: Any, budget: int, keep: int, session: coatcheck.Session | None) -> None:
+def check_pruned(
+    messages: list[Any], known: Any, budget: int, keep: int, session: coatcheck.Session | None
+) -> None:
     before = copy.deepcopy(messages)
     try:
-        done = prune(messages, max_tokens=budget, format=known, keep_turns=keep, session=session, count=by_length)
+        done = prune(
+            messages,
+            max_tokens=budget,
+            format=known,
+            keep_turns=keep,
+            session=session,
+            count=by_length,
+        )
     except LimitExceeded:
         return
     assert messages == before
@@ -360,8 +424,14 @@ def check_pruned(messages: list[Any], known: Any, budget: int, keep: int, sessio
     same = done.unchanged_prefix.messages
     assert done.messages[:same] == messages[:same]
     if session is not None:
-        assert all(one.pointer and session.ref(one.pointer) for one in done.replaced if one.what != "thinking")
-    again = prune(messages, max_tokens=budget, format=known, keep_turns=keep, session=session, count=by_length)
+        assert all(
+            one.pointer and session.ref(one.pointer)
+            for one in done.replaced
+            if one.what != "thinking"
+        )
+    again = prune(
+        messages, max_tokens=budget, format=known, keep_turns=keep, session=session, count=by_length
+    )
     assert again.messages == done.messages
 
 
@@ -385,31 +455,45 @@ def test_a_growing_conversation_is_rewritten_only_after_the_room_was_used_up(
             assert room < budget // 16 + 100, "rewritten although there was room"
             room = 0
         if sent is None or room <= 0:
-            room = budget - done.tokens_after if done.tokens_after <= target or not done.replaced else 0
+            room = (
+                budget - done.tokens_after
+                if done.tokens_after <= target or not done.replaced
+                else 0
+            )
         sent = done.messages
 
 
 @given(conversations(max_turns=20), st.sampled_from(WRITTEN))
-def test_a_rewrite_is_reported_and_the_stable_prefix_matches_the_previous_prompt(turns_: list[Turn], form: str) -> None:
+def test_a_rewrite_is_reported_and_the_stable_prefix_matches_the_previous_prompt(
+    turns_: list[Turn], form: str
+) -> None:
     messages, known = written(turns_, form), FORMATS[form]
     begins = turns([side(one, known) for one in messages])
     try:
         done = prune(messages, max_tokens=1_000, format=known, count=by_length)
-        before = prune(messages[: begins[-1]], max_tokens=1_000, format=known, count=by_length) if begins else None
+        before = (
+            prune(messages[: begins[-1]], max_tokens=1_000, format=known, count=by_length)
+            if begins
+            else None
+        )
     except LimitExceeded:
         return
     if before is not None:
         stable = done.stable_prefix.messages
         assert done.messages[:stable] == before.messages[:stable]
         assert done.rewritten == (stable < len(before.messages))
-        assert done.messages[: stable + 1] != before.messages[: stable + 1] or stable == len(before.messages)
+        assert done.messages[: stable + 1] != before.messages[: stable + 1] or stable == len(
+            before.messages
+        )
 
 
 # Real conversations
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("name", ["claude-code/545b45d4.snapshot4", "claude-code/56de1726", "claude-code/9f26971d"])
+@pytest.mark.parametrize(
+    "name", ["claude-code/545b45d4.snapshot4", "claude-code/56de1726", "claude-code/9f26971d"]
+)
 def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(
     backend: Backend, session: coatcheck.Session, corpus: Path, name: str, long_faults: bool
 ) -> None:
@@ -427,7 +511,9 @@ def test_a_real_session_is_within_its_budget_at_every_turn_and_rarely_rewritten(
     points = [at for at, one in enumerate(messages) if at and side(one, known) == "assistant"]
     rewritten = 0
     for point in points[:: 12 if backend.is_fleet else 2 if long_faults else 5]:
-        done = prune(messages[:point], max_tokens=50_000, format=known, session=session, count=remembered)
+        done = prune(
+            messages[:point], max_tokens=50_000, format=known, session=session, count=remembered
+        )
         assert done.tokens_after <= 50_000
         assert len(unpaired(done.messages, known)) <= len(unpaired(messages[:point], known))
         rewritten += done.messages[: len(sent)] != sent

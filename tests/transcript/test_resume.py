@@ -1,4 +1,5 @@
-"""A pointer in a transcript opens as long as the transcript exists, whatever happens to the agent's session."""
+"""A pointer in a transcript opens as long as the transcript exists, whatever happens to the agent's
+session."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ def write(path: Path, *results: str) -> Path:
     """Write a transcript of OpenAI messages with these results."""
     lines: list[dict[str, object]] = [{"role": "user", "content": "Which requests were slow?"}]
     for number, result in enumerate(results):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
+        call = {
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "read_log", "arguments": "{}"},
+        }
         lines.append({"role": "assistant", "content": None, "tool_calls": [call]})
         lines.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -211,7 +216,9 @@ def test_a_session_with_another_name_continues_with_a_transcript(
     path = write(tmp_path / "session.jsonl", LOG)
     transcript.externalize(path, agent)
     with path.open("ab") as file:
-        file.write(json.dumps({"role": "tool", "tool_call_id": "c9", "content": LOG * 2}).encode() + b"\n")
+        file.write(
+            json.dumps({"role": "tool", "tool_call_id": "c9", "content": LOG * 2}).encode() + b"\n"
+        )
     pass_time(store, clock)
     (report,) = transcript.externalize(path, store.session("next")).files
     assert report.status == "externalized"
@@ -253,12 +260,24 @@ def test_a_pointer_in_a_transcript_never_opens_another_artifact_with_the_same_pr
     assert agent.get("art:" + ref.artifact_id[:13]) == TWINS[0]
 
 
-def test_the_command_line_opens_a_pointer_of_a_transcript_long_afterwards(tmp_path: Path, folder: Backend) -> None:
+def test_the_command_line_opens_a_pointer_of_a_transcript_long_afterwards(
+    tmp_path: Path, folder: Backend
+) -> None:
     store = folder.open(clock=Clock(1_000_000.0))
     path = write(tmp_path / "session.jsonl", LOG)
     transcript.externalize(path, store.session("agent"))
     folder.close()
-    command = [sys.executable, "-m", "coatcheck", "get", "--store", folder.url, "--session", "agent", pointers(path)[0]]
+    command = [
+        sys.executable,
+        "-m",
+        "coatcheck",
+        "get",
+        "--store",
+        folder.url,
+        "--session",
+        "agent",
+        pointers(path)[0],
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, LOG)
 
@@ -289,7 +308,9 @@ def test_stubs_open_after_the_session_has_expired_even_if_nothing_else_leaves_th
         report = transcript.externalize(path, agent)
         assert [file.status for file in report.files] == ["unchanged"]
     assert path.read_bytes() == before
-    assert len([info for info in store.sessions() if info.session_id.startswith("transcript:")]) == 1
+    assert (
+        len([info for info in store.sessions() if info.session_id.startswith("transcript:")]) == 1
+    )
     pass_time(store, clock)
     pointer = json.loads(stub)["artifact"]
     assert store.session("agent").get(pointer) == LOG
@@ -328,7 +349,9 @@ def test_artifacts_that_a_transcript_lends_are_listed_in_pages_found_and_recalle
     assert len(store.session("agent").search("topic0")) == 1
 
 
-def test_a_search_does_not_find_artifacts_of_other_transcripts(tmp_path: Path, store: Store, agent: Session) -> None:
+def test_a_search_does_not_find_artifacts_of_other_transcripts(
+    tmp_path: Path, store: Store, agent: Session
+) -> None:
     transcript.externalize(write(tmp_path / "one.jsonl", "quokka\n" + LOG), agent)
     transcript.externalize(write(tmp_path / "two.jsonl", "wallaby\n" + LOG), store.session("other"))
     assert len(agent.search("quokka")) == 1
@@ -340,7 +363,11 @@ def pruned_messages(session: Session) -> tuple[list[dict[str, object]], list[str
     """Return a pruned conversation and the pointers of its placeholders."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "Which requests were slow?"}]
     for number in range(20):
-        call = {"id": f"c{number}", "type": "function", "function": {"name": "read_log", "arguments": "{}"}}
+        call = {
+            "id": f"c{number}",
+            "type": "function",
+            "function": {"name": "read_log", "arguments": "{}"},
+        }
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         page = f"page {number}\n" + "GET /login 200 31 ms\n" * 100
         messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": page})
@@ -413,7 +440,9 @@ def test_a_pointer_that_the_session_cannot_open_keeps_nothing_alive(
     assert agent.get(secret) is None
 
 
-def test_a_line_with_very_many_pointers_is_searched_within_a_bound(tmp_path: Path, agent: Session) -> None:
+def test_a_line_with_very_many_pointers_is_searched_within_a_bound(
+    tmp_path: Path, agent: Session
+) -> None:
     ref = agent.put("kept " * 100)
     text = " ".join([ref.pointer, *(f"art:{number:012x}" for number in range(50_000))])
     path = tmp_path / "session.jsonl"

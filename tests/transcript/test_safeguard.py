@@ -24,7 +24,11 @@ def session(backend: Backend) -> Session:
 
 def used(pointer: str, call_id: str = "c") -> dict[str, Any]:
     function = {"name": "get_artifact", "arguments": f'{{"pointer":"{pointer}"}}'}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call_id, "function": function}],
+    }
 
 
 def result(content: str) -> dict[str, Any]:
@@ -103,7 +107,9 @@ def test_names_cannot_break_out_of_their_line(session: Session) -> None:
 def test_a_summary_whose_pointers_resolve_passes_the_check(session: Session) -> None:
     ref = session.put({"rows": [1, 2]})
     index = safeguard([answer(ref.pointer)], session)
-    check = check_summary(f"We found it in {ref.pointer}#/rows/0, see `art:{ref.artifact_id}`.", session, index=index)
+    check = check_summary(
+        f"We found it in {ref.pointer}#/rows/0, see `art:{ref.artifact_id}`.", session, index=index
+    )
     assert check.ok
     assert check_summary("nothing named", session).ok
 
@@ -118,7 +124,9 @@ def test_the_check_names_the_part_of_the_index_that_a_summary_lost(session: Sess
     assert check_summary(f"only {one.pointer}", session, index=[one.pointer]).ok
 
 
-def test_unresolved_pointers_have_a_reason_and_foreign_ones_look_unknown(backend: Backend, clock: Clock) -> None:
+def test_unresolved_pointers_have_a_reason_and_foreign_ones_look_unknown(
+    backend: Backend, clock: Clock
+) -> None:
     store = backend.open(clock=clock, ttl=100)
     session, other = store.session("agent"), store.session("other", ttl=None)
     old, foreign = session.put("old"), other.put("foreign")
@@ -145,7 +153,9 @@ def test_the_report_on_a_summary_is_bounded(session: Session) -> None:
     assert len(str(check)) < 10_000
 
 
-def test_any_index_is_within_its_bounds_and_passes_the_check_of_its_own_summary(backend: Backend) -> None:
+def test_any_index_is_within_its_bounds_and_passes_the_check_of_its_own_summary(
+    backend: Backend,
+) -> None:
     @backend.examples()
     @given(st.lists(st.text(max_size=60), max_size=20), st.integers(160, 3_000), st.integers(0, 30))
     def check(names: list[str], max_chars: int, max_items: int) -> None:
@@ -154,7 +164,9 @@ def test_any_index_is_within_its_bounds_and_passes_the_check_of_its_own_summary(
             session.put(f"{number} {name}", name=f"n{name}".encode(errors="replace").decode())
             for number, name in enumerate(names)
         ]
-        index = safeguard([answer(ref.pointer) for ref in refs], session, max_chars=max_chars, max_items=max_items)
+        index = safeguard(
+            [answer(ref.pointer) for ref in refs], session, max_chars=max_chars, max_items=max_items
+        )
         assert len(index.text) <= max_chars
         assert len(index.refs) <= max_items
         assert len(index.refs) + len(index.left_out) == len(refs)

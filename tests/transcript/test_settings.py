@@ -1,4 +1,5 @@
-"""The `[policy]` of a settings file applies to every way in which a transcript moves payloads out."""
+"""The `[policy]` of a settings file applies to every way in which a transcript moves payloads
+out."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Open = Callable[[str], Session]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Return a function that opens a session of a store beside a settings file with the given policy."""
+    """Return a function that opens a session of a store beside a settings file with the given
+    policy."""
     monkeypatch.chdir(tmp_path)
     stores = []
 
@@ -41,7 +43,11 @@ def chat(content: str = LOG, tool: str = "env") -> list[dict[str, Any]]:
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": content},
-        *({"role": role, "content": f"words {n}"} for n in range(8) for role in ("assistant", "user")),
+        *(
+            {"role": role, "content": f"words {n}"}
+            for n in range(8)
+            for role in ("assistant", "user")
+        ),
     ]
 
 

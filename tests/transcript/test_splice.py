@@ -1,4 +1,5 @@
-"""A text and its slim form: every byte comes back, whatever wrote the text and whatever it contains."""
+"""A text and its slim form: every byte comes back, whatever wrote the text and whatever it
+contains."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ TEXT = st.text(max_size=30) | st.builds(
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5)
+    ),
     max_leaves=20,
 )
 MESSAGES = st.fixed_dictionaries(
@@ -64,7 +67,8 @@ def keeper(store: Store) -> Keeper:
 
 
 def round_trip(text: bytes, keeper: Keeper, known: Any = CHAT) -> bytes:
-    """Return the slim form of a text, after checking that the text comes back and slimming again changes nothing."""
+    """Return the slim form of a text, after checking that the text comes back and slimming again
+    changes nothing."""
     slimmed = slim(text, known, keeper)
     assert whole(slimmed.text, fetch_from(keeper.store)) == text
     assert slim(slimmed.text, known, keeper).text == slimmed.text
@@ -77,11 +81,16 @@ def test_every_line_of_every_format_comes_back(name: str, keeper: Keeper) -> Non
     for line in as_lines(SAMPLES[name]).splitlines(keepends=True):
         text = round_trip(line, keeper, FORMATS[name])
         assert json.loads(text).keys() >= json.loads(line).keys()
-        payloads = sum(len(str(at(json.loads(line), path))) for path in FORMATS[name].places(json.loads(line), 5_000))
+        payloads = sum(
+            len(str(at(json.loads(line), path)))
+            for path in FORMATS[name].places(json.loads(line), 5_000)
+        )
         assert len(text) < len(line) - payloads * 0.8 + 1
 
 
-@pytest.mark.parametrize("options", [{}, {"ensure_ascii": True}, {"separators": (", ", ": ")}, {"indent": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"ensure_ascii": True}, {"separators": (", ", ": ")}, {"indent": 2}]
+)
 def test_a_whole_document_comes_back(options: dict[str, Any], keeper: Keeper) -> None:
     for name, lines in SAMPLES.items():
         for document in (
@@ -108,7 +117,10 @@ def test_any_message_by_any_writer_comes_back(backend: Backend, store: Store) ->
 
 def test_any_bytes_come_back(backend: Backend, store: Store) -> None:
     @backend.examples()
-    @given(text=st.binary(max_size=300) | st.builds(lambda a, b: a + b"artifactRefs" + b, st.binary(), st.binary()))
+    @given(
+        text=st.binary(max_size=300)
+        | st.builds(lambda a, b: a + b"artifactRefs" + b, st.binary(), st.binary())
+    )
     @example(text=b"\xef\xbb\xbf" + as_lines(SAMPLES["openai-chat"][3:4]))
     @example(text=as_lines(SAMPLES["openai-chat"][3:4]).replace(b"\n", b"\r\n"))
     @example(text=as_lines(SAMPLES["openai-chat"][3:4])[:-1])
@@ -117,11 +129,27 @@ def test_any_bytes_come_back(backend: Backend, store: Store) -> None:
     @example(text=b"[" * 100_000)
     @example(text=b'{"role":"tool","content":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     @example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","n":' + b"9" * 5_000 + b"}")
-    @example(text=b'{"role":"tool","n":NaN,"content":"' + b"a b " * 500 + b'","m":-Infinity,"n":1E400}')
-    @example(text=b'{"content":"' + b"a b " * 500 + b'","role":"tool","content":"' + b"c d " * 500 + b'"}')
+    @example(
+        text=b'{"role":"tool","n":NaN,"content":"' + b"a b " * 500 + b'","m":-Infinity,"n":1E400}'
+    )
+    @example(
+        text=b'{"content":"'
+        + b"a b " * 500
+        + b'","role":"tool","content":"'
+        + b"c d " * 500
+        + b'"}'
+    )
     @example(text=b'{"role":"tool","content":"' + b"a b " * 500 + b'","content":"short"}')
-    @example(text=b'{"role":"tool","a":{"x":"' + b"a b " * 500 + b'"},"a":{"x":"' + b"a b " * 500 + b'"}}')
-    @example(text=b'{"role":"tool","content":"' + b"\\ud83d\\ude00 \\ud800 \\u0041\\/ " * 100 + b'"}')
+    @example(
+        text=b'{"role":"tool","a":{"x":"'
+        + b"a b " * 500
+        + b'"},"a":{"x":"'
+        + b"a b " * 500
+        + b'"}}'
+    )
+    @example(
+        text=b'{"role":"tool","content":"' + b"\\ud83d\\ude00 \\ud800 \\u0041\\/ " * 100 + b'"}'
+    )
     @example(text=b'{"role":"tool","content":"' + b"\\udc00\xe2\x82\xac " * 200 + b'"}')
     @example(text=b'{"role":"tool","content":"' + b"tab\there " * 200 + b'"}')
     @example(text=b'"' + b"a b " * 500 + b'"')
@@ -134,16 +162,24 @@ def test_any_bytes_come_back(backend: Backend, store: Store) -> None:
     check()
 
 
-def test_text_that_looks_like_our_refs_and_stubs_comes_back(backend: Backend, store: Store, another: Store) -> None:
+def test_text_that_looks_like_our_refs_and_stubs_comes_back(
+    backend: Backend, store: Store, another: Store
+) -> None:
     """A slim line of another store, and variations of it."""
 
     @backend.examples()
     @given(message=MESSAGES)
     def check(message: dict[str, Any]) -> None:
         foreign = Keeper(another, new_session_id(), policy=SMALL)
-        line = slim(json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, foreign).text
+        line = slim(
+            json.dumps({**message, "content": LARGE, "role": "tool"}).encode(), CHAT, foreign
+        ).text
         keeper = Keeper(store, new_session_id(), policy=SMALL)
-        for text in (line, line.replace(b'"role"', b'"artifactRefs":[],"role"'), b"[" + line + b"]"):
+        for text in (
+            line,
+            line.replace(b'"role"', b'"artifactRefs":[],"role"'),
+            b"[" + line + b"]",
+        ):
             once = round_trip(text, keeper)
             assert once != text
             again = Keeper(store, new_session_id(), policy=SMALL)
@@ -153,9 +189,20 @@ def test_text_that_looks_like_our_refs_and_stubs_comes_back(backend: Backend, st
 
 
 @pytest.mark.parametrize("more", [{}, {"content": LARGE}])
-def test_a_key_like_ours_comes_back_whatever_its_value(more: dict[str, Any], keeper: Keeper, another: Store) -> None:
+def test_a_key_like_ours_comes_back_whatever_its_value(
+    more: dict[str, Any], keeper: Keeper, another: Store
+) -> None:
     session: dict[str, Any] = {"session": Keeper(another).session_id}
-    odd: list[Any] = [[], [session], [session, session], {"session": 1}, [{**session, "id": "0" * 64}], None, "x", [[]]]
+    odd: list[Any] = [
+        [],
+        [session],
+        [session, session],
+        {"session": 1},
+        [{**session, "id": "0" * 64}],
+        None,
+        "x",
+        [[]],
+    ]
     for refs in odd:
         round_trip(json.dumps({"role": "tool", **more, REFS_KEY: refs, "z": 1}).encode(), keeper)
         round_trip(json.dumps({"role": "tool", REFS_KEY: refs, **more}).encode(), keeper)
@@ -190,7 +237,17 @@ def test_a_place_in_an_unknown_style_comes_back_too(keeper: Keeper) -> None:
 
 
 def test_a_place_contains_the_stub_and_the_line_its_ref(keeper: Keeper) -> None:
-    line = as_lines([{"role": "tool", "tool_call_id": "c", "name": "logs", "content": LARGE, "extra": [1, 2.50]}])
+    line = as_lines(
+        [
+            {
+                "role": "tool",
+                "tool_call_id": "c",
+                "name": "logs",
+                "content": LARGE,
+                "extra": [1, 2.50],
+            }
+        ]
+    )
     text = slim(line, CHAT, keeper).text
     shown = json.loads(text)
     (ref,) = shown[REFS_KEY]
@@ -226,7 +283,10 @@ def test_text_is_stored_as_text_base64_as_bytes_and_containers_as_values(keeper:
 
 def test_the_same_content_is_one_artifact_in_every_format(keeper: Keeper) -> None:
     lines = [("anthropic", 2), ("openai-chat", 3), ("pi", 3), ("langchain", 2), ("mcp", 1)]
-    ids = [{ref.id for ref in slim(as_lines([SAMPLES[name][at]]), FORMATS[name], keeper).refs} for name, at in lines]
+    ids = [
+        {ref.id for ref in slim(as_lines([SAMPLES[name][at]]), FORMATS[name], keeper).refs}
+        for name, at in lines
+    ]
     assert set.intersection(*ids) == {keeper.store.session("agent").put(LARGE).artifact_id}
 
 
@@ -243,15 +303,22 @@ def test_rules_for_tools_apply(store: Store) -> None:
     never = slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": "never"})))
     assert never.refs == ()
     limit = coatcheck.Limit(max_chars=30_000)
-    assert len(slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": limit}))).refs) == 1
+    assert (
+        len(slim(line, FORMATS["pi"], Keeper(store, policy=Policy(tools={"edit": limit}))).refs)
+        == 1
+    )
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
-def test_a_policy_that_masks_stores_the_payload_masked_in_its_own_style(store: Store, ascii_only: bool) -> None:
+def test_a_policy_that_masks_stores_the_payload_masked_in_its_own_style(
+    store: Store, ascii_only: bool
+) -> None:
     keeper = Keeper(store, policy=Policy(redact="store"))
     secret = "sk" + "-ant-api03-" + "aB3x" * 20
     content = f"schön/{secret}\n" * 2_000
-    line = json.dumps({"role": "tool", "tool_call_id": "c", "content": content}, ensure_ascii=ascii_only).encode()
+    line = json.dumps(
+        {"role": "tool", "tool_call_id": "c", "content": content}, ensure_ascii=ascii_only
+    ).encode()
     slimmed = slim(line, CHAT, keeper)
     assert keeper.masked == 1
     back = whole(slimmed.text, fetch_from(store))
@@ -263,12 +330,15 @@ def test_a_container_and_a_file_are_stored_masked(store: Store) -> None:
     secret = "sk" + "-ant-api03-" + "aB3x" * 20
     file = base64.b64encode(f"key {secret}\n".encode() * 100).decode()
     rows = [{"id": number, "password": "Zx9horseQq", "text": secret} for number in range(100)]
-    line = json.dumps({"role": "tool", "content": [{"type": "text", "text": "x"}], "details": rows, "file": file})
+    line = json.dumps(
+        {"role": "tool", "content": [{"type": "text", "text": "x"}], "details": rows, "file": file}
+    )
     slimmed = slim(line.encode(), CHAT, keeper)
     assert keeper.masked == len(slimmed.refs) == 2
     back = json.loads(whole(slimmed.text, fetch_from(store)))
     assert back["details"] == [
-        {"id": number, "password": "[masked: password]", "text": "[masked: api key]"} for number in range(100)
+        {"id": number, "password": "[masked: password]", "text": "[masked: api key]"}
+        for number in range(100)
     ]
     assert base64.b64decode(back["file"]) == b"key [masked: api key]\n" * 100
 
@@ -339,7 +409,9 @@ def test_only_base64_in_its_usual_form_is_treated_as_bytes(text: str) -> None:
         assert binary(odd) is None or base64.b64encode(binary(odd)[1]).decode() == odd  # type: ignore[index]
 
 
-def test_a_list_of_messages_comes_back_and_each_message_has_its_own_refs(backend: Backend, store: Store) -> None:
+def test_a_list_of_messages_comes_back_and_each_message_has_its_own_refs(
+    backend: Backend, store: Store
+) -> None:
     @backend.examples()
     @given(
         messages=st.lists(MESSAGES, min_size=1, max_size=6),
@@ -360,7 +432,9 @@ def test_a_list_of_messages_comes_back_and_each_message_has_its_own_refs(backend
 
 
 @given(st.lists(VALUES, max_size=6) | st.lists(st.dictionaries(TEXT, VALUES), max_size=6), WRITERS)
-def test_a_list_is_opened_with_the_spans_of_its_objects(values: list[Any], writer: dict[str, Any]) -> None:
+def test_a_list_is_opened_with_the_spans_of_its_objects(
+    values: list[Any], writer: dict[str, Any]
+) -> None:
     text = json.dumps(values, **writer)
     data = text.encode("utf-8", "replace")
     opened, parsed = Opened.of(data), parse(data.decode())
@@ -377,7 +451,9 @@ def test_a_list_is_opened_with_the_spans_of_its_objects(values: list[Any], write
     assert all(one[1] < two[0] for one, two in pairwise(opened.elements or ()))
 
 
-@pytest.mark.parametrize("text", ["[", "[{}", "[{},]", "[{} {}]", "[{}] x", "[{}]]", "{}x", "3", '"a"', ""])
+@pytest.mark.parametrize(
+    "text", ["[", "[{}", "[{},]", "[{} {}]", "[{}] x", "[{}]]", "{}x", "3", '"a"', ""]
+)
 def test_text_that_is_neither_an_object_nor_a_list_of_objects_is_not_opened(text: str) -> None:
     assert Opened.of(text.encode()) is None
 
@@ -389,7 +465,9 @@ def test_a_token_is_found_where_it_is(text: str, token: str, start: int) -> None
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_text_is_encoded_the_same_by_either_encoder(loaded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_encoded_the_same_by_either_encoder(
+    loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan, "_PYDANTIC_PAYS", 0 if loaded else 1 << 40)
 
     @given(st.text())

@@ -1,4 +1,5 @@
-"""The weight of a message: thinking counts by its signature, as providers bill it; anything else as its JSON."""
+"""The weight of a message: thinking counts by its signature, as providers bill it; anything else as
+its JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def test_data_that_only_looks_like_thinking_counts_as_text() -> None:
 
 
 def calls(path: Path) -> Iterator[tuple[int, list[dict[str, Any]], list[dict[str, Any]]]]:
-    """Yield for each answer of the model: the tokens of its prompt, its blocks, and the blocks before the next one."""
+    """Yield for each answer of the model: the tokens of its prompt, its blocks, and the blocks
+    before the next one."""
     number, prompt = None, 0
     answer: list[dict[str, Any]] = []
     after: list[dict[str, Any]] = []
@@ -75,8 +77,9 @@ def calls(path: Path) -> Iterator[tuple[int, list[dict[str, Any]], list[dict[str
 
 
 def test_the_weight_of_thinking_matches_the_usage_of_real_sessions(corpus: Path) -> None:
-    """A prompt is longer than the previous one by the answer and the messages since. Where most of that is thinking,
-    subtracting the rest gives the number of tokens that the provider counted for the thinking."""
+    """A prompt is longer than the previous one by the answer and the messages since. Where most of
+    that is thinking, subtracting the rest gives the number of tokens that the provider counted for
+    the thinking."""
     billed = counted = found = 0
     for path in sorted((corpus / "transcripts" / "claude-code").glob("*.jsonl")):
         for (prompt, answer, after), (longer, _, _) in pairwise(calls(path)):
@@ -88,6 +91,8 @@ def test_the_weight_of_thinking_matches_the_usage_of_real_sessions(corpus: Path)
                 continue
             found += 1
             billed += longer - prompt - others
-            counted += weigh({"role": "assistant", "content": thought}) - weigh({"role": "assistant", "content": []})
+            counted += weigh({"role": "assistant", "content": thought}) - weigh(
+                {"role": "assistant", "content": []}
+            )
     assert found > 20
     assert 0.9 < counted / billed < 1.3

@@ -1,9 +1,10 @@
-"""What all adapters to agent frameworks share. Each adapter is a module of its own, imported by name:
-`from coatcheck.adapters.langchain import Coatcheck`. Nothing here imports a framework.
+"""What all adapters to agent frameworks share. Each adapter is a module of its own, imported by
+name: `from coatcheck.adapters.langchain import Coatcheck`. Nothing here imports a framework.
 
-An `Adapter` knows the store and finds the session of a conversation. Its `Kit` is what an adapter calls: our tools
-without a session, `arguments` before a tool runs, and `result`, `parts` or `failure` after it. Nothing in a kit raises
-into the host. All of it is synchronous; async hosts call it through `in_thread`.
+An `Adapter` knows the store and finds the session of a conversation. Its `Kit` is what an adapter
+calls: our tools without a session, `arguments` before a tool runs, and `result`, `parts` or
+`failure` after it. Nothing in a kit raises into the host. All of it is synchronous; async hosts
+call it through `in_thread`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ __all__ = [
 ]  # fmt: skip
 
 TTL: Final = SESSION_TTL
-"""The time to live of a conversation's session, in seconds after its last use: hosts keep threads for weeks."""
+"""The time to live of a conversation's session, in seconds after its last use: hosts keep threads
+for weeks."""
 
 LANGGRAPH: Final = "langgraph"
 """The host name that all adapters for LangGraph share, so that a thread has one session."""
@@ -52,10 +54,11 @@ _session: ContextVar[Session | None] = ContextVar("coatcheck_session", default=N
 
 
 class within(AbstractContextManager[Session]):  # noqa: N801 - reads like contextlib.suppress
-    """Make this the session of everything that runs inside: nested agents with an adapter of the same store use it.
+    """Make this the session of everything that runs inside: nested agents with an adapter of the
+    same store use it.
 
-    A host with callbacks instead of a wrapper can call only `__enter__`, if it runs each call in a context of its
-    own."""
+    A host with callbacks instead of a wrapper can call only `__enter__`, if it runs each call in a
+    context of its own."""
 
     def __init__(self, session: Session) -> None:
         self._inside = session
@@ -74,7 +77,8 @@ def current_session() -> Session | None:
 
 
 def missing(package: str, tested: str) -> MissingExtra:
-    """Return the error for a framework that is not installed. `tested` is the range of versions that the tests use."""
+    """Return the error for a framework that is not installed. `tested` is the range of versions
+    that the tests use."""
     error = MissingExtra(package)
     error.message = f"this adapter needs {package}, which is not installed"
     error.hint = f"pip install '{tested}' (the tested versions)"
@@ -82,24 +86,27 @@ def missing(package: str, tested: str) -> MissingExtra:
 
 
 def shortened(error: BaseException, text: str) -> BaseException:
-    """Return an exception with a shorter message, as the same object, so that the host handles it as before."""
+    """Return an exception with a shorter message, as the same object, so that the host handles it
+    as before."""
     error.args = (text,)
     return error
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a tool is not called, in words for the model: a pointer in its arguments cannot be resolved."""
+    """Why a tool is not called, in words for the model: a pointer in its arguments cannot be
+    resolved."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """Our tools beside those of a host, and what happens to the arguments and results of the host's own tools.
+    """Our tools beside those of a host, and what happens to the arguments and results of the host's
+    own tools.
 
-    `tools` are descriptions that are not bound to a session. `policy` writes stubs that name them as they are named
-    here. `source` is where results enter, for the savings figures."""
+    `tools` are descriptions that are not bound to a session. `policy` writes stubs that name them
+    as they are named here. `source` is where results enter, for the savings figures."""
 
     tools: tuple[Tool, ...]
     policy: Policy
@@ -113,12 +120,19 @@ class Kit:
         """Whether this is the name of one of our tools."""
         return isinstance(name, str) and name in self._by_name
 
-    def answer(self, session: Session, name: str, arguments: Mapping[str, Any] | None) -> list[ContentPart]:
-        """Run one of our tools: a text, and the picture itself if the artifact is one. Mistakes are answers too."""
+    def answer(
+        self, session: Session, name: str, arguments: Mapping[str, Any] | None
+    ) -> list[ContentPart]:
+        """Run one of our tools: a text, and the picture itself if the artifact is one. Mistakes are
+        answers too."""
         tool = self._by_name.get(name)
         if tool is None:
             known = ", ".join(self._by_name) or "none"
-            return [ContentPart(f"[error: there is no tool {name[:80]}; the tools for artifacts are: {known}]")]
+            return [
+                ContentPart(
+                    f"[error: there is no tool {name[:80]}; the tools for artifacts are: {known}]"
+                )
+            ]
         given: object = arguments or {}
         if not isinstance(given, Mapping):
             return [ContentPart(f"[error: the arguments of {name} must be an object]")]
@@ -134,9 +148,10 @@ class Kit:
         foreign: bool = False,
         max_bytes: int | None = None,
     ) -> Mapping[str, Any] | Refusal:
-        """Return the arguments of a host's tool with values in place of pointers, as the JSON schema wants them; the
-        same object if there are none. If a pointer leads nowhere, return what to tell the model: the tool must not run
-        then. `foreign` and `max_bytes` are as in `resolve_arguments`."""
+        """Return the arguments of a host's tool with values in place of pointers, as the JSON
+        schema wants them; the same object if there are none. If a pointer leads nowhere, return
+        what to tell the model: the tool must not run then. `foreign` and `max_bytes` are as in
+        `resolve_arguments`."""
         if self.is_ours(tool) or not self.policy.enabled:
             return given
         try:
@@ -149,7 +164,11 @@ class Kit:
         """Whether a result certainly stays as it is. Async hosts then need no thread for it."""
         if isinstance(value, str):
             return len(value) <= self.policy.safe_chars
-        is_number = value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= 64)
+        is_number = (
+            value is None
+            or isinstance(value, float)
+            or (isinstance(value, int) and value.bit_length() <= 64)
+        )
         return is_number and self.policy.safe_chars >= _LONGEST_NUMBER
 
     def result(
@@ -163,13 +182,19 @@ class Kit:
         server: str | None = None,
         cut: Truncation | None = None,
     ) -> Outcome:
-        """Return what the model gets for a tool's result. `content` has the shape of the value, and is the same object
-        if nothing changed. `arguments` are the call's, as the model sent them. `server` is the tool's server. `cut` is
-        what the host says is missing from the result."""
+        """Return what the model gets for a tool's result. `content` has the shape of the value, and
+        is the same object if nothing changed. `arguments` are the call's, as the model sent them.
+        `server` is the tool's server. `cut` is what the host says is missing from the result."""
         source = self.source if server is None else replace(self.source, server=server)
         try:
             return session.externalize(
-                value, tool=tool, call_id=call_id, policy=self.policy, arguments=arguments, source=source, cut=cut
+                value,
+                tool=tool,
+                call_id=call_id,
+                policy=self.policy,
+                arguments=arguments,
+                source=source,
+                cut=cut,
             )
         except Exception as error:  # noqa: BLE001 - an odd value is the host's to handle
             _LOG.warning("a result of %s was passed on as it is: %s", tool, type(error).__name__)
@@ -191,7 +216,9 @@ class Kit:
         blocks = [_block(one) for one in judged]
         done: Any = blocks
         if blocks:
-            done = self.result(session, blocks, tool=tool, call_id=call_id, arguments=arguments).content
+            done = self.result(
+                session, blocks, tool=tool, call_id=call_id, arguments=arguments
+            ).content
         if done is blocks:
             return list(parts)
         given = {id(block): part for block, part in zip(blocks, judged, strict=True)}
@@ -203,7 +230,12 @@ class Kit:
         return [changed.get(id(one), one) for one in parts]
 
     def failure(
-        self, session: Session, error: BaseException | str, *, tool: str | None, call_id: str | None = None
+        self,
+        session: Session,
+        error: BaseException | str,
+        *,
+        tool: str | None,
+        call_id: str | None = None,
     ) -> str:
         """Return the text of a tool's error, bounded: the same text if it is small, else a stub."""
         text = error if isinstance(error, str) else str(error)
@@ -214,9 +246,10 @@ class Kit:
 class Adapter:
     """The store, the policy and the sessions of one host.
 
-    `store` is a `Store`, or what `coatcheck.open` takes; a `Session` serves every conversation instead. `host` is the
-    prefix of session ids, so that two hosts do not share a conversation by accident. `only` names those of our tools
-    that are offered, e.g. `("get",)`; with `()` there are none. The default policy comes from the store's settings."""
+    `store` is a `Store`, or what `coatcheck.open` takes; a `Session` serves every conversation
+    instead. `host` is the prefix of session ids, so that two hosts do not share a conversation by
+    accident. `only` names those of our tools that are offered, e.g. `("get",)`; with `()` there are
+    none. The default policy comes from the store's settings."""
 
     def __init__(
         self,
@@ -242,9 +275,9 @@ class Adapter:
         self._kits: dict[str, Kit] = {}
 
     def session(self, host_id: str | None) -> Session:
-        """Return the session of a conversation: the one of the `within` around this call if it belongs to this store,
-        else the one for the host's id. Without an id it is a new private one: ask once for each run, and keep it. A
-        store that fails does not raise here."""
+        """Return the session of a conversation: the one of the `within` around this call if it
+        belongs to this store, else the one for the host's id. Without an id it is a new private
+        one: ask once for each run, and keep it. A store that fails does not raise here."""
         shared = self.shared_session()
         if shared is not None:
             return shared
@@ -255,8 +288,9 @@ class Adapter:
             return self.store.unchecked_session(session_id, ttl=self.ttl)
 
     def shared_session(self) -> Session | None:
-        """Return the session that a conversation has whatever its id: the given one, or the one of the `within` around
-        this call if it belongs to this store. None if conversations have sessions of their own."""
+        """Return the session that a conversation has whatever its id: the given one, or the one of
+        the `within` around this call if it belongs to this store. None if conversations have
+        sessions of their own."""
         if self._fixed is not None:
             return self._fixed
         around = current_session()
@@ -265,7 +299,11 @@ class Adapter:
     def session_id(self, host_id: str) -> str:
         """Return the id of the session for a host's id. A very long or odd one is hashed."""
         is_plain = 0 < len(host_id) <= _LONGEST_ID and host_id.isprintable()
-        plain = host_id if is_plain else hashlib.sha256(host_id.encode("utf-8", "surrogatepass")).hexdigest()
+        plain = (
+            host_id
+            if is_plain
+            else hashlib.sha256(host_id.encode("utf-8", "surrogatepass")).hexdigest()
+        )
         return f"{self.host}:{plain}"
 
     def forget(self, host_id: str) -> None:
@@ -274,7 +312,8 @@ class Adapter:
             self.store.session(self.session_id(host_id)).end()
 
     def kit(self, taken: Iterable[str] = ()) -> Kit:
-        """Return our tools beside the host's tools with these names. If names clash, ours get a prefix."""
+        """Return our tools beside the host's tools with these names. If names clash, ours get a
+        prefix."""
         names, prefix, number = set(taken), "", 1
         while names & {prefix + name for name in _OUR_NAMES}:
             prefix = _PREFIX if number == 1 else f"{_PREFIX}{number}_"
@@ -286,7 +325,9 @@ class Adapter:
     def _kit(self, prefix: str) -> Kit:
         policy = replace(self.policy, resolves=True)
         if not policy.enabled or self._only == ():
-            return Kit((), replace(policy, read_tool=None) if self._only == () else policy, self.source)
+            return Kit(
+                (), replace(policy, read_tool=None) if self._only == () else policy, self.source
+            )
         tools = tuple(toolkit(prefix=prefix, redact=policy.redact, only=self._only))
         reader = next((tool.name for tool in tools if tool.purpose == "get"), None)
         return Kit(tools, replace(policy, read_tool=reader), self.source)
@@ -296,10 +337,14 @@ _OUR_NAMES: Final = tuple(tool.name for tool in toolkit())
 
 
 def _block(part: ContentPart) -> dict[str, Any]:
-    """Return a part as a block that the pipeline knows: an image, a text, or a file as a resource."""
+    """Return a part as a block that the pipeline knows: an image, a text, or a file as a
+    resource."""
     if not part.media_type or part.media_type.startswith("image/"):
         return part.as_mcp()
-    return {"type": "resource", "resource": {"uri": "part:", "mimeType": part.media_type, "blob": part.base64}}
+    return {
+        "type": "resource",
+        "resource": {"uri": "part:", "mimeType": part.media_type, "blob": part.base64},
+    }
 
 
 def _changed_part(block: object) -> ContentPart:

@@ -1,4 +1,5 @@
-"""Finds the artifacts of a conversation again in hosts that pass its history to each run, but no id.
+"""Finds the artifacts of a conversation again in hosts that pass its history to each run, but no
+id.
 
 A run without an id has a private session. For each call whose output names artifacts, the store
 notes that the session had this call, after these messages, and that the model got this output. A
@@ -42,7 +43,8 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class PastCall:
-    """A call after the messages with the digest `turn`. A call that was not run yet has no output."""
+    """A call after the messages with the digest `turn`. A call that was not run yet has no
+    output."""
 
     turn: str
     call_id: str
@@ -52,7 +54,8 @@ class PastCall:
 
     @property
     def pointers(self) -> set[str]:
-        """The pointers that the call can prove: those in its output, or in its arguments if it has none."""
+        """The pointers that the call can prove: those in its output, or in its arguments if it has
+        none."""
         text = self.arguments if self.output is None else self.output
         return set(_POINTER.findall(text)) if SCHEME in text else set()
 
@@ -83,7 +86,8 @@ def past_calls(key: bytes, items: Iterable[HistoryItem]) -> Iterator[PastCall]:
 
 
 def _turns(key: bytes, items: Iterable[HistoryItem]) -> Iterator[tuple[str, HistoryItem]]:
-    """Yield each item with the digest of the history up to the last message that is not the model's."""
+    """Yield each item with the digest of the history up to the last message that is not the
+    model's."""
     turn, digest = "", blake2b(key=key, digest_size=32)
     for item in items:
         line = json.dumps([item.kind, item.name, item.call_id, item.text])

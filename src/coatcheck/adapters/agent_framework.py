@@ -1,7 +1,8 @@
 """Microsoft Agent Framework: `Agent(client, context_providers=[Coatcheck(store)])`.
 
-One context provider adds our tools and a function middleware to each run. The middleware resolves pointers before a
-function runs, and replaces large results after it. Approvals and the history keep the pointers.
+One context provider adds our tools and a function middleware to each run. The middleware resolves
+pointers before a function runs, and replaces large results after it. Approvals and the history keep
+the pointers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from typing import Any, Final
 
 from coatcheck import Policy, Session, Store
 from coatcheck._toolkit import Purpose
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, shortened, within
+from coatcheck.adapters import (
+    TTL,
+    Adapter,
+    ContentPart,
+    Kit,
+    Refusal,
+    in_thread,
+    missing,
+    shortened,
+    within,
+)
 from coatcheck.ids import SCHEME
 
 try:
@@ -40,14 +51,16 @@ _SHOWN: Final = "original_arguments_for_messages"
 """The key under which the framework looks for the arguments that an approval was given for."""
 
 _SECURED: Final = "security_original_runtime_kwargs"
-"""The mark of the framework's security middleware, which ends the run if arguments change after its check."""
+"""The mark of the framework's security middleware, which ends the run if arguments change after its
+check."""
 
 
 class Coatcheck(ContextProvider):
     """A context provider that takes large function results out of an agent's context.
 
-    The `AgentSession` names the session. A run without one has a private session. An agent that runs inside a tool of
-    another shares that agent's session, with or without `propagate_session`."""
+    The `AgentSession` names the session. A run without one has a private session. An agent that
+    runs inside a tool of another shares that agent's session, with or without
+    `propagate_session`."""
 
     def __init__(
         self,
@@ -62,7 +75,8 @@ class Coatcheck(ContextProvider):
         self._adapter = Adapter(store, host="agent-framework", policy=policy, ttl=ttl, only=only)
 
     def forget(self, session_id: str) -> None:
-        """Drop what belongs to a session. Call it where you delete the session: the framework does not report that."""
+        """Drop what belongs to a session. Call it where you delete the session: the framework does
+        not report that."""
         self._adapter.forget(session_id)
 
     async def before_run(
@@ -82,16 +96,22 @@ class _Results(FunctionMiddleware):
     def __init__(self, kit: Kit, session: Session) -> None:
         self._kit, self._session = kit, session
 
-    async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
+    async def process(
+        self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]
+    ) -> None:
         kit, session, name = self._kit, self._session, context.function.name
         if kit.is_ours(name):
             await call_next()
             return
         given = context.arguments
         if isinstance(given, Mapping) and SCHEME in repr(given):
-            resolved = await in_thread(kit.arguments, session, name, given, context.function.parameters())
+            resolved = await in_thread(
+                kit.arguments, session, name, given, context.function.parameters()
+            )
             if resolved is not given and _SECURED in context.metadata:
-                resolved = Refusal(f"[error: {name} was not called: it takes no pointers here, pass the text itself]")
+                resolved = Refusal(
+                    f"[error: {name} was not called: it takes no pointers here, pass the text itself]"
+                )
             if isinstance(resolved, Refusal):
                 context.result = [Content.from_text(resolved.text)]
                 return
@@ -109,14 +129,19 @@ class _Results(FunctionMiddleware):
             if text != str(error):
                 shortened(error, text)
             raise
-        context.result = await in_thread(_slimmed, kit, session, context.result, {"tool": name, "call_id": call_id})
+        context.result = await in_thread(
+            _slimmed, kit, session, context.result, {"tool": name, "call_id": call_id}
+        )
 
 
 def _names(agent: Any, context: SessionContext) -> set[str]:
     """The names of the functions that the model is offered beside ours."""
     found: set[str] = set()
     options = (getattr(agent, "default_options", None) or {}, context.options)
-    for one in (*(tool for option in options for tool in option.get("tools") or ()), *context.tools):
+    for one in (
+        *(tool for option in options for tool in option.get("tools") or ()),
+        *context.tools,
+    ):
         found.add(str(getattr(one, "name", None) or getattr(one, "__name__", "")))
     for server in getattr(agent, "mcp_tools", ()):
         found |= {function.name for function in server.functions}
@@ -128,7 +153,9 @@ def _tool(kit: Kit, session: Session, tool: Any) -> FunctionTool:
         parts = await in_thread(kit.answer, session, tool.name, arguments)
         return [_content(part) for part in parts]
 
-    return FunctionTool(name=tool.name, description=tool.description, func=run, input_model=dict(tool.parameters))
+    return FunctionTool(
+        name=tool.name, description=tool.description, func=run, input_model=dict(tool.parameters)
+    )
 
 
 def _slimmed(kit: Kit, session: Session, result: Any, about: dict[str, Any]) -> Any:
@@ -150,7 +177,8 @@ def _slimmed(kit: Kit, session: Session, result: Any, about: dict[str, Any]) -> 
 
 
 def _json_in(content: Content) -> Any:
-    """The list or object that the framework has written as text, to be passed on as such. None if it is neither."""
+    """The list or object that the framework has written as text, to be passed on as such. None if
+    it is neither."""
     text = content.text or "" if content.type == "text" else ""
     if not text.startswith(("[", "{")):
         return None
@@ -173,4 +201,8 @@ def _part(content: Content) -> ContentPart:
 
 
 def _content(part: ContentPart) -> Content:
-    return Content.from_data(part.data, part.media_type) if part.media_type else Content.from_text(part.text)
+    return (
+        Content.from_data(part.data, part.media_type)
+        if part.media_type
+        else Content.from_text(part.text)
+    )

@@ -1,12 +1,13 @@
 """The hooks of Claude Code, for its plugin and for its SDK.
 
-Before a tool runs, pointers in its arguments become values. After it, a large output becomes a stub. Claude Code
-accepts a changed output only in the tool's own shape and ignores any other, so `_SHAPES` has the place of the long text
-for each tool that is known. Outputs of other built-in tools, and shapes that are not known, stay as they are.
+Before a tool runs, pointers in its arguments become values. After it, a large output becomes a
+stub. Claude Code accepts a changed output only in the tool's own shape and ignores any other, so
+`_SHAPES` has the place of the long text for each tool that is known. Outputs of other built-in
+tools, and shapes that are not known, stay as they are.
 
-Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of shells over 30,000
-characters, and those of MCP tools over 25,000 tokens. They are read from that file. It cuts long errors too, and saves
-them nowhere: a note says so.
+Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of
+shells over 30,000 characters, and those of MCP tools over 25,000 tokens. They are read from that
+file. It cuts long errors too, and saves them nowhere: a note says so.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from coatcheck.store import private_id
 from coatcheck.truncation import Truncation, find_truncation
 
 HOOK: Final = "hook"
-"""The tool of our MCP server that answers the hooks. It is not listed: only Claude Code itself calls it."""
+"""The tool of our MCP server that answers the hooks. It is not listed: only Claude Code itself
+calls it."""
 
 CALL_ID: Final = "claudecode/toolUseId"
-"""The key in a request's metadata for the id of a call that a model made. Hooks are called without one."""
+"""The key in a request's metadata for the id of a call that a model made. Hooks are called without
+one."""
 
 HOST: Final = "claude-code"
 PLUGIN_SERVER: Final = "plugin_coatcheck_artifacts"
@@ -50,7 +53,8 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
     "Edit": frozenset({"old_string", "new_string"}),
     "NotebookEdit": frozenset({"new_source"}),
 }
-"""The arguments of built-in tools that may be a pointer. A command, a path or a prompt is never replaced."""
+"""The arguments of built-in tools that may be a pointer. A command, a path or a prompt is never
+replaced."""
 
 _TOOLS_LINE: Final = re.compile(r"^tools:(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 _AGENT: Final = re.compile(r"[\w-]{1,64}")
@@ -60,9 +64,9 @@ _LOG: Final = logging.getLogger("coatcheck")
 class Hooks:
     """Answers hooks, and knows the session of each call.
 
-    `server` is our MCP server's name as it appears in tool names: `mcp__<server>__get_artifact`. `first` is the
-    host's session before a hook names another. `restricted` has the tools that types of sub-agents are limited to, or
-    None if they are not; for other types, their files are read."""
+    `server` is our MCP server's name as it appears in tool names: `mcp__<server>__get_artifact`.
+    `first` is the host's session before a hook names another. `restricted` has the tools that types
+    of sub-agents are limited to, or None if they are not; for other types, their files are read."""
 
     def __init__(
         self,
@@ -83,14 +87,19 @@ class Hooks:
         self._newest = first or private_id()
 
     def session_of(self, call_id: str | None) -> Session:
-        """Return the session of a call to one of our tools; the newest hook's if no hook was called for it."""
+        """Return the session of a call to one of our tools; the newest hook's if no hook was called
+        for it."""
         return self._adapter.session(self._calls.get(call_id or "", self._newest))
 
-    def answer(self, event: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the output of a hook for its input, both in Claude Code's form; {} changes nothing. Never raises.
+    def answer(
+        self, event: Mapping[str, Any], schema: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the output of a hook for its input, both in Claude Code's form; {} changes
+        nothing. Never raises.
 
-        Claude Code does not say what an MCP tool's arguments are. With its JSON `schema`, a pointer in place of a list
-        becomes a list; without it, a pointer becomes a text, whatever the content."""
+        Claude Code does not say what an MCP tool's arguments are. With its JSON `schema`, a pointer
+        in place of a list becomes a list; without it, a pointer becomes a text, whatever the
+        content."""
         try:
             return self._answer(event, schema)
         except Exception as error:  # noqa: BLE001 - whatever is wrong here, the call of the tool is not
@@ -98,7 +107,9 @@ class Hooks:
             return {}
 
     def _answer(self, event: Mapping[str, Any], schema: Mapping[str, Any] | None) -> dict[str, Any]:
-        name, tool, call_id = (str(event.get(key) or "") for key in ("hook_event_name", "tool_name", "tool_use_id"))
+        name, tool, call_id = (
+            str(event.get(key) or "") for key in ("hook_event_name", "tool_name", "tool_use_id")
+        )
         host_id = str(event.get("session_id") or "")
         if not host_id or not self.kit.policy.enabled:
             return {}
@@ -113,7 +124,11 @@ class Hooks:
             return {}
         if name == "PostToolUse":
             return self._after(host_id, tool, call_id, event.get("tool_response"))
-        return self._failed(host_id, tool, call_id, event.get("error")) if name == "PostToolUseFailure" else {}
+        return (
+            self._failed(host_id, tool, call_id, event.get("error"))
+            if name == "PostToolUseFailure"
+            else {}
+        )
 
     def _remember(self, call_id: str, host_id: str) -> None:
         self._newest = host_id
@@ -122,7 +137,9 @@ class Hooks:
             if len(self._calls) > _REMEMBERED:
                 self._calls.popitem(last=False)
 
-    def _before(self, host_id: str, tool: str, given: Any, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _before(
+        self, host_id: str, tool: str, given: Any, schema: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         if not isinstance(given, dict):
             return {}
         names = _VALUES.get(tool, frozenset()) if not tool.startswith(_MCP) else given.keys()
@@ -132,7 +149,9 @@ class Hooks:
         schema = _TEXTS if tool in _VALUES else schema
         values = self.kit.arguments(self._adapter.session(host_id), tool, asked, schema)
         if isinstance(values, Refusal):
-            return _output("PreToolUse", permissionDecision="deny", permissionDecisionReason=values.text)
+            return _output(
+                "PreToolUse", permissionDecision="deny", permissionDecisionReason=values.text
+            )
         # Without a decision: the user's own rules apply to the new arguments.
         return {} if values is asked else _output("PreToolUse", updatedInput={**given, **values})
 
@@ -145,18 +164,24 @@ class Hooks:
         return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
 
     def _failed(self, host_id: str, tool: str, call_id: str, error: Any) -> dict[str, Any]:
-        """Add what the model cannot see of a long error: Claude Code lets no hook replace an error, and shows the model
-        only 10,000 characters of it. Current versions (2.1.325, 2.1.326) give the hook no more either: nothing is
-        stored, and a note says how to get the output. An error that came uncut is stored, and the model gets its
-        pointer."""
+        """Add what the model cannot see of a long error: Claude Code lets no hook replace an error,
+        and shows the model only 10,000 characters of it. Current versions (2.1.325, 2.1.326) give
+        the hook no more either: nothing is stored, and a note says how to get the output. An error
+        that came uncut is stored, and the model gets its pointer."""
         if not isinstance(error, str):
             return {}
         cut = find_truncation(error)
         if cut is not None:
-            return _output("PostToolUseFailure", additionalContext=_RERUN.format(cut)) if tool == "Bash" else {}
+            return (
+                _output("PostToolUseFailure", additionalContext=_RERUN.format(cut))
+                if tool == "Bash"
+                else {}
+            )
         if len(error) <= _UNCUT or not self.kit.policy.read_tool:
             return {}
-        kit = replace(self.kit, source=UNCOUNTED)  # the model gets the beginning of the error, not a stub
+        kit = replace(
+            self.kit, source=UNCOUNTED
+        )  # the model gets the beginning of the error, not a stub
         outcome = kit.result(self._adapter.session(host_id), error, tool=tool, call_id=call_id)
         if not outcome.refs:
             return {}
@@ -168,7 +193,8 @@ class Hooks:
         return _output("PostToolUseFailure", additionalContext=text)
 
     def _can_read(self, agent: str, folder: str) -> bool:
-        """Whether a sub-agent of this type has our tools. One that is limited to other tools could not open a stub."""
+        """Whether a sub-agent of this type has our tools. One that is limited to other tools could
+        not open a stub."""
         if agent and agent not in self._restricted and _AGENT.fullmatch(agent):
             self._restricted[agent] = _tools_in_file(agent, Path(folder))
         allowed = self._restricted.get(agent) or ("*",)
@@ -180,7 +206,9 @@ _RERUN: Final = (
     'succeeds, for example with `; echo "exit code $?"` at its end: such output is not cut.'
 )
 
-_TEXTS: Final = {"properties": {name: {"type": "string"} for names in _VALUES.values() for name in names}}
+_TEXTS: Final = {
+    "properties": {name: {"type": "string"} for names in _VALUES.values() for name in names}
+}
 
 
 def _output(event: str, **fields: Any) -> dict[str, Any]:
@@ -205,7 +233,8 @@ def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools_in_file(agent: str, folder: Path) -> list[str]:
-    """Return the tools that a custom agent's file limits it to; [] if it has no limit, or no file."""
+    """Return the tools that a custom agent's file limits it to; [] if it has no limit, or no
+    file."""
     for place in (folder / ".claude", Path.home() / ".claude"):
         try:
             file = place / "agents" / f"{agent}.md"
@@ -228,17 +257,23 @@ class _Call:
     id: str
 
     def slim(self, value: Any, cut: Truncation | None = None) -> Any:
-        """Return what the model gets for a text or for content blocks; the same object if nothing changes. `cut` is
-        what Claude Code left out of it."""
+        """Return what the model gets for a text or for content blocks; the same object if nothing
+        changes. `cut` is what Claude Code left out of it."""
         outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id, cut=cut)
-        # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps what it cuts.
+        # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps
+        # what it cuts.
         return value if outcome.failure and not self.tool.startswith(_MCP) else outcome.content
 
     @property
     def _ruled(self) -> str:
-        """The name that the policy has a rule for: a rule for `search` also covers `mcp__server__search`."""
+        """The name that the policy has a rule for: a rule for `search` also covers
+        `mcp__server__search`."""
         bare = self.tool.split("__", 2)[-1]
-        return bare if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools else self.tool
+        return (
+            bare
+            if self.tool not in self.kit.policy.tools and bare in self.kit.policy.tools
+            else self.tool
+        )
 
     def saved(self, path: Any) -> str | None:
         """Return the output that Claude Code has saved to a file of this session, or None. A server
@@ -297,9 +332,13 @@ _SAVED_MCP: Final = re.compile(
 
 
 def _in_shell(response: Any, call: _Call) -> Any:
-    """Bash and PowerShell. An output that was saved to a file is read from there; without the path, Claude Code shows
-    what is in `stdout`."""
-    if not _has(response, stdout=str, stderr=str) or response.get("isImage") or response.get("structuredContent"):
+    """Bash and PowerShell. An output that was saved to a file is read from there; without the path,
+    Claude Code shows what is in `stdout`."""
+    if (
+        not _has(response, stdout=str, stderr=str)
+        or response.get("isImage")
+        or response.get("structuredContent")
+    ):
         return response
     saved = call.saved(response.get("persistedOutputPath"))
     if saved is None and response.get("persistedOutputPath"):
@@ -315,25 +354,35 @@ _ABOUT_SAVED: Final = ("persistedOutputPath", "persistedOutputSize", "stdoutHold
 
 
 def _in_read(response: Any, call: _Call) -> Any:
-    """A text file, without line numbers. Claude Code remembers that the file was read, so that Edit works."""
+    """A text file, without line numbers. Claude Code remembers that the file was read, so that Edit
+    works."""
     if not _has(response, file=dict) or response.get("type") != "text":
         return response
     given = response["file"]
-    file = _in_field("content", cut=_left_out(given, "numLines", "totalLines", "lines of the file"))(given, call)
+    file = _in_field(
+        "content", cut=_left_out(given, "numLines", "totalLines", "lines of the file")
+    )(given, call)
     return response if file is given else {**response, "file": file}
 
 
 def _in_grep(response: Any, call: _Call) -> Any:
     """Lines or file names. Names are a list, so their stub is shown as lines."""
     if not _has(response, filenames=list) or "content" in response:
-        return _in_field("content", cut=_left_out(response, "numLines", "totalLines", "lines"))(response, call)
+        return _in_field("content", cut=_left_out(response, "numLines", "totalLines", "lines"))(
+            response, call
+        )
     names = "\n".join(map(str, response["filenames"]))
     shown = call.slim(names, _left_out(response, "numFiles", "totalFiles", "files"))
-    return response if shown is names else {**response, "mode": "content", "content": shown, "filenames": []}
+    return (
+        response
+        if shown is names
+        else {**response, "mode": "content", "content": shown, "filenames": []}
+    )
 
 
 def _left_out(response: Any, some: str, of: str, unit: str) -> Truncation | None:
-    """What Claude Code says it left out: one field has the number that it returned, another the number of all."""
+    """What Claude Code says it left out: one field has the number that it returned, another the
+    number of all."""
     if not _has(response, **{some: int, of: int}) or response[some] >= response[of]:
         return None
     return Truncation("Claude Code", f"{response[of] - response[some]:,} {unit}")
@@ -352,7 +401,9 @@ def _in_field(name: str, cut: Truncation | None = None) -> Callable[[Any, _Call]
 
 
 def _has(value: Any, **fields: type) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in fields.items())
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), kind) for name, kind in fields.items()
+    )
 
 
 _SHAPES: Final[Mapping[str, Callable[[Any, _Call], Any]]] = {

@@ -1,7 +1,9 @@
-"""Deep Agents: `create_deep_agent(…, backend=Coatcheck(store))`. The agent's files are named artifacts of its session.
+"""Deep Agents: `create_deep_agent(…, backend=Coatcheck(store))`. The agent's files are named
+artifacts of its session.
 
-The backend reaches every sub-agent. What Deep Agents offloads itself (`/large_tool_results/…`, conversation history,
-pictures) is stored in the session too: once for equal content, out of the checkpoint, until the thread is deleted.
+The backend reaches every sub-agent. What Deep Agents offloads itself (`/large_tool_results/…`,
+conversation history, pictures) is stored in the session too: once for equal content, out of the
+checkpoint, until the thread is deleted.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ except ImportError as error:
 class Coatcheck(BackendProtocol):
     """Files of an agent as named artifacts: a path is a name in the session of the thread.
 
-    A run without a thread id has a session of its own. Outside of a run, the backend has one private session."""
+    A run without a thread id has a session of its own. Outside of a run, the backend has one
+    private session."""
 
     def __init__(self, store: Store | Session | str | Path, *, ttl: float | None = TTL) -> None:
         self._adapter = Adapter(store, host=LANGGRAPH, ttl=ttl)
@@ -65,7 +68,9 @@ class Coatcheck(BackendProtocol):
             for name in session.names(prefix=folder):
                 first, slash, _ = name.removeprefix(folder).partition("/")
                 if slash:
-                    entries[folder + first + "/"] = FileInfo(path=folder + first + "/", is_dir=True, size=0)
+                    entries[folder + first + "/"] = FileInfo(
+                        path=folder + first + "/", is_dir=True, size=0
+                    )
                 elif first:
                     entries[name] = _info(session, name)
         except CoatcheckError as error:
@@ -79,7 +84,11 @@ class Coatcheck(BackendProtocol):
             return ReadResult(error=str(error))
         if file is None:
             return ReadResult(error=f"File '{file_path}' not found")
-        return ReadResult(file_data=file) if file["encoding"] == "base64" else slice_read_response(file, offset, limit)
+        return (
+            ReadResult(file_data=file)
+            if file["encoding"] == "base64"
+            else slice_read_response(file, offset, limit)
+        )
 
     def write(self, file_path: str, content: str) -> WriteResult:
         if not file_path.startswith("/"):
@@ -90,7 +99,9 @@ class Coatcheck(BackendProtocol):
             return WriteResult(error=str(error))
         return WriteResult(path=file_path)
 
-    def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
+    def edit(
+        self, file_path: str, old_string: str, new_string: str, replace_all: bool = False
+    ) -> EditResult:
         try:
             session = self._session()
             file = _file(session, file_path)
@@ -98,7 +109,9 @@ class Coatcheck(BackendProtocol):
                 return EditResult(error=f"Error: File '{file_path}' not found")
             if file["encoding"] == "base64":
                 return EditResult(error="Error: Cannot edit binary files with text replacements.")
-            edited = perform_string_replacement(file["content"], old_string, new_string, replace_all)
+            edited = perform_string_replacement(
+                file["content"], old_string, new_string, replace_all
+            )
             if isinstance(edited, str):
                 return EditResult(error=edited)
             session.put(edited[0], name=file_path)
@@ -110,23 +123,40 @@ class Coatcheck(BackendProtocol):
         path = file_path.rstrip("/")
         try:
             session = self._session()
-            found = [name for name in session.names(prefix=path) if name == path or name.startswith(path + "/")]
+            found = [
+                name
+                for name in session.names(prefix=path)
+                if name == path or name.startswith(path + "/")
+            ]
             for name in found:
                 while session.forget(name):  # the earlier versions too
                     pass
         except CoatcheckError as error:
             return DeleteResult(error=str(error))
-        return DeleteResult(path=file_path) if found else DeleteResult(error=f"Error: File '{file_path}' not found")
+        return (
+            DeleteResult(path=file_path)
+            if found
+            else DeleteResult(error=f"Error: File '{file_path}' not found")
+        )
 
     def grep(
-        self, pattern: str, path: str | None = None, glob: str | None = None, *, max_count: int | None = None
+        self,
+        pattern: str,
+        path: str | None = None,
+        glob: str | None = None,
+        *,
+        max_count: int | None = None,
     ) -> GrepResult:
         matches: list[GrepMatch] = []
         try:
             session = self._session()
             for name in sorted(_matching(session, path, glob)):
                 file = _file(session, name)
-                lines = [] if file is None or file["encoding"] == "base64" else file["content"].split("\n")
+                lines = (
+                    []
+                    if file is None or file["encoding"] == "base64"
+                    else file["content"].split("\n")
+                )
                 for number, line in enumerate(lines, 1):
                     if pattern not in line:
                         continue
@@ -140,18 +170,24 @@ class Coatcheck(BackendProtocol):
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
         try:
             session = self._session()
-            return GlobResult(matches=[_info(session, name) for name in _matching(session, path, pattern)])
+            return GlobResult(
+                matches=[_info(session, name) for name in _matching(session, path, pattern)]
+            )
         except (CoatcheckError, InvalidGlobPatternError) as error:
             return GlobResult(error=str(error))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        return [FileUploadResponse(path=path, error=self._upload(path, content)) for path, content in files]
+        return [
+            FileUploadResponse(path=path, error=self._upload(path, content))
+            for path, content in files
+        ]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return [self._download(path) for path in paths]
 
     def forget(self, thread_id: str) -> None:
-        """End the session of a thread. Call it where you delete the thread, if its checkpointer is not slimmed."""
+        """End the session of a thread. Call it where you delete the thread, if its checkpointer is
+        not slimmed."""
         self._adapter.forget(thread_id)
 
     def _upload(self, path: str, content: bytes) -> str | None:
@@ -175,7 +211,8 @@ class Coatcheck(BackendProtocol):
             return FileDownloadResponse(path=path, error=str(error))
 
     def _session(self) -> Session:
-        """The session of the thread, or of the run if it has none: LangGraph makes one stream writer for each run."""
+        """The session of the thread, or of the run if it has none: LangGraph makes one stream
+        writer for each run."""
         run: Any = self
         thread: object = None
         try:
@@ -196,7 +233,9 @@ def _matching(session: Session, path: str | None, glob: str | None) -> Iterator[
     root = "/" + (path or "").strip("/")
     is_match = compile_grep_include_glob(glob) if glob else None
     for name in session.names(prefix=root):
-        inside = name.rpartition("/")[2] if name == root else name.removeprefix(root.rstrip("/") + "/")
+        inside = (
+            name.rpartition("/")[2] if name == root else name.removeprefix(root.rstrip("/") + "/")
+        )
         if inside != name and (is_match is None or is_match(inside)):
             yield name
 
@@ -224,4 +263,6 @@ def _info(session: Session, path: str) -> FileInfo:
     ref = session.ref(path)
     if ref is None:  # it was deleted meanwhile
         return FileInfo(path=path)
-    return FileInfo(path=path, is_dir=False, size=ref.size_bytes, modified_at=ref.created_at.isoformat())
+    return FileInfo(
+        path=path, is_dir=False, size=ref.size_bytes, modified_at=ref.created_at.isoformat()
+    )

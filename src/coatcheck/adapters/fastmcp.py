@@ -1,8 +1,10 @@
-"""FastMCP: `mcp.add_middleware(Coatcheck(store))` makes the large results of a server's tools small for every client.
+"""FastMCP: `mcp.add_middleware(Coatcheck(store))` makes the large results of a server's tools small
+for every client.
 
-The session is the first of these: the one that the author names, the authenticated user's, the process's on stdio and
-in memory (one client), and the one of FastMCP's session state on HTTP connections with a handshake. An HTTP request
-with none of these passes unchanged: nothing distinguishes its client from another.
+The session is the first of these: the one that the author names, the authenticated user's, the
+process's on stdio and in memory (one client), and the one of FastMCP's session state on HTTP
+connections with a handshake. An HTTP request with none of these passes unchanged: nothing
+distinguishes its client from another.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from typing import Any, Final
 
 from coatcheck import Policy, Session, Store
 from coatcheck._toolkit import Purpose
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, shortened, within
+from coatcheck.adapters import (
+    TTL,
+    Adapter,
+    ContentPart,
+    Kit,
+    Refusal,
+    in_thread,
+    missing,
+    shortened,
+    within,
+)
 from coatcheck.ids import SCHEME
 
 try:
@@ -45,12 +57,14 @@ _STATE: Final = "coatcheck"
 _LOG: Final = logging.getLogger("coatcheck")
 
 Naming = str | Callable[[Context], str | Awaitable[str | None] | None]
-"""The name of a session, or a function that returns it for a request; None leaves the request unchanged."""
+"""The name of a session, or a function that returns it for a request; None leaves the request
+unchanged."""
 
 
 class Coatcheck(ToolInjectionMiddleware):
-    """A middleware for the authors of servers. `session` names the session, or is a function that returns its name for
-    a request. Add it after a middleware that limits responses, and before one that caches them."""
+    """A middleware for the authors of servers. `session` names the session, or is a function that
+    returns its name for a request. Add it after a middleware that limits responses, and before one
+    that caches them."""
 
     def __init__(
         self,
@@ -75,7 +89,8 @@ class Coatcheck(ToolInjectionMiddleware):
     async def on_list_tools(
         self, context: MiddlewareContext[Any], call_next: CallNext[Any, Sequence[Tool]]
     ) -> Sequence[Tool]:
-        """List our tools first, and the others without output schemas: a stub has a different shape."""
+        """List our tools first, and the others without output schemas: a stub has a different
+        shape."""
         if self._kit.policy.enabled:
             await self._look(context.fastmcp_context)
         tools: Sequence[Tool] = await call_next(context)
@@ -84,10 +99,13 @@ class Coatcheck(ToolInjectionMiddleware):
         if await self.session(context.fastmcp_context) is None:
             return [tool for tool in tools if not isinstance(tool, _ArtifactTool)]
         return [
-            tool if tool.output_schema is None else tool.model_copy(update={"output_schema": None}) for tool in tools
+            tool if tool.output_schema is None else tool.model_copy(update={"output_schema": None})
+            for tool in tools
         ]
 
-    async def on_call_tool(self, context: MiddlewareContext[Any], call_next: CallNext[Any, ToolResult]) -> ToolResult:
+    async def on_call_tool(
+        self, context: MiddlewareContext[Any], call_next: CallNext[Any, ToolResult]
+    ) -> ToolResult:
         """Resolve pointers, run the tool, and replace what is large in its result or its error."""
         message, current = context.message, context.fastmcp_context
         if not self._kit.policy.enabled:
@@ -95,7 +113,9 @@ class Coatcheck(ToolInjectionMiddleware):
         if not self._has_looked:
             await self._look(current)
         kit = self._kit
-        if ours := self.get_injected_tool(message.name):  # past caches, which do not know our sessions
+        if ours := self.get_injected_tool(
+            message.name
+        ):  # past caches, which do not know our sessions
             return await ours.run(message.arguments or {})
         session = await self.session(current)
         if session is None:
@@ -103,11 +123,17 @@ class Coatcheck(ToolInjectionMiddleware):
         given = message.arguments or {}
         if current is not None and SCHEME in repr(given):
             tool = await current.fastmcp.get_tool(message.name)
-            resolved = await in_thread(kit.arguments, session, message.name, given, tool.parameters if tool else None)
+            resolved = await in_thread(
+                kit.arguments, session, message.name, given, tool.parameters if tool else None
+            )
             if isinstance(resolved, Refusal):
-                return ToolResult(content=[TextContent(type="text", text=resolved.text)], is_error=True)
+                return ToolResult(
+                    content=[TextContent(type="text", text=resolved.text)], is_error=True
+                )
             if resolved is not given:
-                context = context.copy(message=message.model_copy(update={"arguments": dict(resolved)}))
+                context = context.copy(
+                    message=message.model_copy(update={"arguments": dict(resolved)})
+                )
         try:
             with within(session):
                 result = await call_next(context)
@@ -127,7 +153,9 @@ class Coatcheck(ToolInjectionMiddleware):
             return await in_thread(self._adapter.session, host_id)
         if not self._is_warned:
             self._is_warned = True
-            _LOG.warning("results pass unchanged: an HTTP request without a user has no session; pass session=…")
+            _LOG.warning(
+                "results pass unchanged: an HTTP request without a user has no session; pass session=…"
+            )
         return None
 
     async def _host_id(self, context: Context | None) -> str | None:
@@ -153,7 +181,8 @@ class Coatcheck(ToolInjectionMiddleware):
         return f"state:{token}"
 
     async def _look(self, context: Context | None) -> None:
-        """Find the names of the server's tools, including those of mounted servers. They may change with each list."""
+        """Find the names of the server's tools, including those of mounted servers. They may change
+        with each list."""
         if context is not None:
             self._has_looked = True
             self._take(tool.name for tool in await AggregateProvider.list_tools(context.fastmcp))
@@ -212,7 +241,8 @@ def _slimmed(kit: Kit, session: Session, result: ToolResult, tool: str) -> ToolR
 
 
 def _value(result: ToolResult) -> tuple[Any] | None:
-    """The value that a tool has returned, if the result has it both as text and as structured content."""
+    """The value that a tool has returned, if the result has it both as text and as structured
+    content."""
     structured, blocks = result.structured_content, result.content
     if structured is None or len(blocks) != 1 or not isinstance(blocks[0], TextContent):
         return None

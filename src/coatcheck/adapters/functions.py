@@ -1,8 +1,9 @@
-"""Plain functions in, plain functions out: `tools=slim([search, run_tests], session)`, for any framework that takes
-functions as tools.
+"""Plain functions in, plain functions out: `tools=slim([search, run_tests], session)`, for any
+framework that takes functions as tools.
 
-A wrapped function has the name, docstring and signature of the original, except that a parameter that may be large
-accepts a pointer too. Its large results become stubs. Our three tools follow, as functions.
+A wrapped function has the name, docstring and signature of the original, except that a parameter
+that may be large accepts a pointer too. Its large results become stubs. Our three tools follow, as
+functions.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Function = Callable[..., Any]
 
 
 class _PassesPointers:
-    """An annotation for frameworks that check arguments with pydantic: what has a pointer in it is checked later."""
+    """An annotation for frameworks that check arguments with pydantic: what has a pointer in it is
+    checked later."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         from pydantic_core import core_schema
@@ -43,12 +45,18 @@ _TYPES = {"integer": int, "boolean": bool}
 
 
 def slim(
-    tools: Iterable[Function], session: Session | Store, *, policy: Policy | None = None, with_ours: bool = True
+    tools: Iterable[Function],
+    session: Session | Store,
+    *,
+    policy: Policy | None = None,
+    with_ours: bool = True,
 ) -> list[Function]:
-    """Return the functions with large results as stubs and pointers as values, then our three tools as functions.
+    """Return the functions with large results as stubs and pointers as values, then our three tools
+    as functions.
 
-    Give each conversation a session of its own. With a store, all of these functions share one private session. A
-    generator function stays as it is. `with_ours=False` leaves our tools out, if the host has them already."""
+    Give each conversation a session of its own. With a store, all of these functions share one
+    private session. A generator function stays as it is. `with_ours=False` leaves our tools out, if
+    the host has them already."""
     given = list(tools)
     adapter = Adapter(session, host="functions", policy=policy)
     own = adapter.session(None)
@@ -58,13 +66,20 @@ def slim(
 
 
 def _slimmed(function: Function, session: Session, kit: Kit) -> Function:
-    if not kit.policy.enabled or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if (
+        not kit.policy.enabled
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         return function
     name = getattr(function, "__name__", type(function).__name__)
     bound, signature = BoundTool(name, function), inspect.signature(function)
 
-    def before(resources: ExitStack, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments | Refusal:
-        """Return the arguments of the call, resolved. The function itself reports what the host got wrong."""
+    def before(
+        resources: ExitStack, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> inspect.BoundArguments | Refusal:
+        """Return the arguments of the call, resolved. The function itself reports what the host got
+        wrong."""
         call = signature.bind(*args, **kwargs)
         try:
             changed = bound.resolved(call.arguments, session, resources)
@@ -120,10 +135,18 @@ def _described(wrapper: Any, function: Function, signature: inspect.Signature) -
     try:
         hints = inspect.get_annotations(function, eval_str=True)
     except (NameError, TypeError, AttributeError, SyntaxError):
-        hints = dict(getattr(function, "__annotations__", {}))  # they name what only a type checker knows
+        hints = dict(
+            getattr(function, "__annotations__", {})
+        )  # they name what only a type checker knows
     else:
-        hints = {name: widened(hint) if name == "return" else _with_pointers(hint) for name, hint in hints.items()}
-    parameters = [one.replace(annotation=hints.get(one.name, one.annotation)) for one in signature.parameters.values()]
+        hints = {
+            name: widened(hint) if name == "return" else _with_pointers(hint)
+            for name, hint in hints.items()
+        }
+    parameters = [
+        one.replace(annotation=hints.get(one.name, one.annotation))
+        for one in signature.parameters.values()
+    ]
     returns = hints.get("return", signature.return_annotation)
     wrapper.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
     wrapper.__annotations__ = hints
@@ -131,13 +154,15 @@ def _described(wrapper: Any, function: Function, signature: inspect.Signature) -
 
 
 def _with_pointers(hint: Any) -> Any:
-    """Return the annotation of a parameter with pointers allowed. Our note is inside the union: frameworks treat a note
-    on the parameter itself as its description."""
+    """Return the annotation of a parameter with pointers allowed. Our note is inside the union:
+    frameworks treat a note on the parameter itself as its description."""
     wide = widened(hint)
     if wide is hint:
         return hint
     return (
-        Annotated[wide, _PASSES_POINTERS] if get_origin(hint) is Annotated else Annotated[hint, _PASSES_POINTERS] | str
+        Annotated[wide, _PASSES_POINTERS]
+        if get_origin(hint) is Annotated
+        else Annotated[hint, _PASSES_POINTERS] | str
     )
 
 
@@ -148,7 +173,8 @@ def _annotation(form: Mapping[str, Any], *, is_required: bool) -> Any:
 
 
 def _as_function(tool: Tool) -> Function:
-    """Return one of our tools as a function with a typed signature, and a docstring that describes each parameter."""
+    """Return one of our tools as a function with a typed signature, and a docstring that describes
+    each parameter."""
 
     def run(**arguments: Any) -> str:
         return tool.run(**arguments)

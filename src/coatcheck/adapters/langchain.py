@@ -1,9 +1,10 @@
-"""LangChain: `create_agent(…, middleware=[Coatcheck(store)])`. Put it first in the list, so that it is the outermost.
+"""LangChain: `create_agent(…, middleware=[Coatcheck(store)])`. Put it first in the list, so that it
+is the outermost.
 
-Large tool results become stubs before they reach the state, so the next request, the checkpoint and the stream have
-the stub. Arguments of tools may contain pointers. Results of `return_direct` tools, interrupts and exceptions pass
-unchanged. In a graph of your own, use `ToolNode([*tools, *coat.tools], wrap_tool_call=coat.wrap_tool_call,
-awrap_tool_call=coat.awrap_tool_call)`.
+Large tool results become stubs before they reach the state, so the next request, the checkpoint and
+the stream have the stub. Arguments of tools may contain pointers. Results of `return_direct` tools,
+interrupts and exceptions pass unchanged. In a graph of your own, use `ToolNode([*tools,
+*coat.tools], wrap_tool_call=coat.wrap_tool_call, awrap_tool_call=coat.awrap_tool_call)`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from coatcheck import Policy, Session, Store
-from coatcheck.adapters import LANGGRAPH, TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
+from coatcheck.adapters import (
+    LANGGRAPH,
+    TTL,
+    Adapter,
+    ContentPart,
+    Kit,
+    Refusal,
+    in_thread,
+    missing,
+    within,
+)
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -35,11 +46,15 @@ except ImportError as error:
 class Coatcheck(AgentMiddleware[Any, Any, Any]):
     """Middleware that takes large tool results out of an agent's context.
 
-    The config's `thread_id` names the session. A run without one has a session of its own. Agents that a tool runs
-    share the session of the call."""
+    The config's `thread_id` names the session. A run without one has a session of its own. Agents
+    that a tool runs share the session of the call."""
 
     def __init__(
-        self, store: Store | Session | str | Path, *, policy: Policy | None = None, ttl: float | None = TTL
+        self,
+        store: Store | Session | str | Path,
+        *,
+        policy: Policy | None = None,
+        ttl: float | None = TTL,
     ) -> None:
         super().__init__()
         self._adapter = Adapter(store, host=LANGGRAPH, policy=policy, ttl=ttl)
@@ -54,11 +69,15 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
         return handler(self._with_tools(request))
 
     async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
         return await handler(self._with_tools(request))
 
-    def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]
+    ) -> Any:
         call = self._prepare(request)
         if call.answer is not None:
             return call.answer
@@ -77,11 +96,13 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
         return await in_thread(self._slim, call, answer)
 
     def forget(self, thread_id: str) -> None:
-        """End the session of a thread. Call it where you delete the thread, if its checkpointer is not slimmed."""
+        """End the session of a thread. Call it where you delete the thread, if its checkpointer is
+        not slimmed."""
         self._adapter.forget(thread_id)
 
     def _with_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """The request with our tools under their names beside the host's: LangChain drops ours if a name clashes."""
+        """The request with our tools under their names beside the host's: LangChain drops ours if a
+        name clashes."""
         kit = self._kit(request.tools)
         if kit is self._adapter.kit():
             return request
@@ -91,20 +112,28 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
     def _prepare(self, request: ToolCallRequest) -> _Call:
         """What to call, with values in place of pointers."""
         call, runtime = request.tool_call, request.runtime
-        kit, session = self._kit(runtime.tools), self._session(runtime.config, runtime.stream_writer)
+        kit, session = (
+            self._kit(runtime.tools),
+            self._session(runtime.config, runtime.stream_writer),
+        )
         if kit.is_ours(call["name"]):
             tool = next(one for one in self._tools_of(kit) if one.name == call["name"])
-            return _Call(kit, session, call, request if request.tool is tool else request.override(tool=tool))
+            return _Call(
+                kit, session, call, request if request.tool is tool else request.override(tool=tool)
+            )
         given = kit.arguments(session, call["name"], call["args"], _schema(request.tool))
         if isinstance(given, Refusal):
-            words = ToolMessage(given.text, tool_call_id=call["id"], name=call["name"], status="error")
+            words = ToolMessage(
+                given.text, tool_call_id=call["id"], name=call["name"], status="error"
+            )
             return _Call(kit, session, call, request, words)
         if given is not call["args"]:
             request = request.override(tool_call={**call, "args": dict(given)})
         return _Call(kit, session, call, request)
 
     def _slim(self, call: _Call, answer: Any) -> Any:
-        """The answer of a tool with stubs in place of what is large; the same object if nothing is."""
+        """The answer of a tool with stubs in place of what is large; the same object if nothing
+        is."""
         kit, session, tool, name = call.kit, call.session, call.request.tool, call.sent["name"]
         about: Any = {"tool": name, "call_id": call.sent["id"], "arguments": call.sent["args"]}
         if kit.is_ours(name) or (tool is not None and tool.return_direct):
@@ -115,7 +144,13 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
             update = answer.update
             if not isinstance(update, dict) or not isinstance(update.get("messages"), list):
                 return answer
-            return replace(answer, update={**update, "messages": [self._slim(call, one) for one in update["messages"]]})
+            return replace(
+                answer,
+                update={
+                    **update,
+                    "messages": [self._slim(call, one) for one in update["messages"]],
+                },
+            )
         if not isinstance(answer, ToolMessage) or answer.tool_call_id != call.sent["id"]:
             return answer
         content: Any = answer.content
@@ -123,14 +158,18 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
             blocks = [(_part(block), block) for block in content]
             before = {id(part): block for part, block in blocks}
             after = kit.parts(session, [part for part, _ in blocks], **about)
-            content = [before[id(part)] if id(part) in before else _our_block(part) for part in after]
+            content = [
+                before[id(part)] if id(part) in before else _our_block(part) for part in after
+            ]
         elif answer.status == "error":
             content = kit.failure(session, content, tool=name, call_id=call.sent["id"])
         else:
             value = _value(tool, content)
             outcome = kit.result(session, value, **about)
             content = content if outcome.content is value else outcome.text
-        return answer if content == answer.content else answer.model_copy(update={"content": content})
+        return (
+            answer if content == answer.content else answer.model_copy(update={"content": content})
+        )
 
     def _kit(self, tools: Iterable[Any]) -> Kit:
         return self._adapter.kit(
@@ -138,10 +177,12 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
         )
 
     def _session(self, config: Mapping[str, Any], run: Any) -> Session:
-        """The session of the thread, or of the run if it has none. It is kept for the run. LangGraph makes one stream
-        writer for each run, which is how we recognise it."""
+        """The session of the thread, or of the run if it has none. It is kept for the run.
+        LangGraph makes one stream writer for each run, which is how we recognise it."""
         thread = (config.get("configurable") or {}).get("thread_id")
-        is_run = "<locals>" in getattr(run, "__qualname__", "")  # outside of a run, it is a function of the module
+        is_run = "<locals>" in getattr(
+            run, "__qualname__", ""
+        )  # outside of a run, it is a function of the module
         with self._lock:
             known = self._sessions.setdefault(run, {}) if is_run else {}
             if thread not in known:
@@ -174,7 +215,8 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of a tool: what the model sent, and what to run, or the answer if a pointer leads nowhere."""
+    """A call of a tool: what the model sent, and what to run, or the answer if a pointer leads
+    nowhere."""
 
     kit: Kit
     session: Session
@@ -188,7 +230,8 @@ class _OurTool(StructuredTool):
 
 
 def _schema(tool: BaseTool | None) -> Mapping[str, Any] | None:
-    """The JSON schema of what a model may send to a tool, without the parameters that LangChain injects."""
+    """The JSON schema of what a model may send to a tool, without the parameters that LangChain
+    injects."""
     try:
         schema: Any = tool.tool_call_schema if tool is not None else None
         return schema if schema is None or isinstance(schema, dict) else schema.model_json_schema()
@@ -197,7 +240,8 @@ def _schema(tool: BaseTool | None) -> Mapping[str, Any] | None:
 
 
 def _value(tool: BaseTool | None, text: str) -> Any:
-    """What a tool returned before LangChain turned it into a text; the text if the tool may have written it itself."""
+    """What a tool returned before LangChain turned it into a text; the text if the tool may have
+    written it itself."""
     function = getattr(tool, "func", None) or getattr(tool, "coroutine", None)
     returns = getattr(function, "__annotations__", {}).get("return", "str")
     if returns in (str, "str", Any, "Any") or text[:1] not in ("[", "{"):
@@ -210,14 +254,22 @@ def _value(tool: BaseTool | None, text: str) -> Any:
 
 
 def _part(block: Any) -> ContentPart:
-    """A content block (of LangChain, of its older versions or of a provider) as a part that can be judged."""
+    """A content block (of LangChain, of its older versions or of a provider) as a part that can be
+    judged."""
     if isinstance(block, str):
         return ContentPart(block)
     source = block.get("source") if isinstance(block.get("source"), dict) else block
-    text = source.get("data") if source.get("type") == "text" and source is not block else block.get("text")
+    text = (
+        source.get("data")
+        if source.get("type") == "text" and source is not block
+        else block.get("text")
+    )
     if isinstance(text, str):
         return ContentPart(text)
-    media_type, data = source.get("mime_type") or source.get("media_type"), source.get("base64") or source.get("data")
+    media_type, data = (
+        source.get("mime_type") or source.get("media_type"),
+        source.get("base64") or source.get("data"),
+    )
     image = block.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image or block.get("url")
     if isinstance(url, str) and url.startswith("data:"):
@@ -227,7 +279,11 @@ def _part(block: Any) -> ContentPart:
         if isinstance(media_type, str) and isinstance(data, str):
             return ContentPart(media_type=media_type, data=base64.b64decode(data, validate=True))
         is_media = str(block.get("type")).startswith(("image", "audio", "video"))
-        return ContentPart(kept=block) if is_media else ContentPart(json.dumps(block, ensure_ascii=False))
+        return (
+            ContentPart(kept=block)
+            if is_media
+            else ContentPart(json.dumps(block, ensure_ascii=False))
+        )
     except (binascii.Error, TypeError, ValueError):
         return ContentPart(kept=block)
 

@@ -1,9 +1,10 @@
 """LangGraph: `checkpointer=slim(saver, store)` keeps long texts out of the checkpoints.
 
-LangGraph writes the whole state after every step, so a text of 250 KB in the first message is written again with each
-step that follows. `slim` puts each long text into the store once and writes its digest in its place. Loading puts the
-same bytes back. The texts belong to a session of the thread that does not expire. Deleting the thread ends it, and the
-session that the agent's tools used for the same thread.
+LangGraph writes the whole state after every step, so a text of 250 KB in the first message is
+written again with each step that follows. `slim` puts each long text into the store once and writes
+its digest in its place. Loading puts the same bytes back. The texts belong to a session of the
+thread that does not expire. Deleting the thread ends it, and the session that the agent's tools
+used for the same thread.
 """
 
 from __future__ import annotations
@@ -29,13 +30,33 @@ except ImportError as error:
 
 MIN_BYTES: Final = 4_096
 _MARK: Final = "coatcheck:"
-_NUMBERS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-_COUNTS: Final = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # of lists and maps, and null and bool
+_NUMBERS: Final = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+}
+_COUNTS: Final = {
+    0xC0: 0,
+    0xC2: 0,
+    0xC3: 0,
+    0xDC: 2,
+    0xDD: 4,
+    0xDE: 2,
+    0xDF: 4,
+}  # of lists and maps, and null and bool
 _SMALL: Final = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _SKIPPED: Final = {**_NUMBERS, **_COUNTS, **_SMALL}
 _TEXTS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes too
 _OBJECTS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""The first bytes of msgpack values, with the number of bytes after them: the value, or the length of what follows."""
+"""The first bytes of msgpack values, with the number of bytes after them: the value, or the length
+of what follows."""
 
 _OPTIONAL: Final = ("copy_thread", "acopy_thread", "prune", "aprune")
 _log = logging.getLogger(__name__)
@@ -43,11 +64,17 @@ Saver = TypeVar("Saver", bound="BaseCheckpointSaver[Any]")
 
 
 def slim(saver: Saver, store: Store, *, min_bytes: int = MIN_BYTES) -> Saver:
-    """Return a checkpointer that works like `saver`, on the same data, with texts of `min_bytes` and more in `store`.
+    """Return a checkpointer that works like `saver`, on the same data, with texts of `min_bytes`
+    and more in `store`.
 
-    Checkpoints that `saver` wrote before can be read. Only a slimmed checkpointer can read what the new one writes."""
+    Checkpoints that `saver` wrote before can be read. Only a slimmed checkpointer can read what the
+    new one writes."""
     kind, default = type(saver), BaseCheckpointSaver
-    absent = {name: vars(default)[name] for name in _OPTIONAL if getattr(kind, name) is getattr(default, name)}
+    absent = {
+        name: vars(default)[name]
+        for name in _OPTIONAL
+        if getattr(kind, name) is getattr(default, name)
+    }
     slimmed = copy.copy(saver)
     slimmed.__class__ = type(f"Slim{kind.__name__}", (_Slim, kind), absent)
     adapter = Adapter(store, host=f"{LANGGRAPH}-checkpoints", ttl=None)
@@ -57,7 +84,8 @@ def slim(saver: Saver, store: Store, *, min_bytes: int = MIN_BYTES) -> Saver:
 
 @dataclass
 class _Write:
-    """A write that is under way: the session of its thread, opened for the first long text, and what it has stored."""
+    """A write that is under way: the session of its thread, opened for the first long text, and
+    what it has stored."""
 
     open: Callable[[], Session]
     digests: set[str] = field(default_factory=set)
@@ -80,10 +108,11 @@ _write: ContextVar[_Write | None] = ContextVar("coatcheck_langgraph_write", defa
 
 @dataclass(frozen=True)
 class Serializer:
-    """A serializer around a serializer: long texts go to the session of the thread that is being written.
+    """A serializer around a serializer: long texts go to the session of the thread that is being
+    written.
 
-    Outside of a write by a slimmed checkpointer nothing is stored. If the store fails, the text stays in the
-    checkpoint."""
+    Outside of a write by a slimmed checkpointer nothing is stored. If the store fails, the text
+    stays in the checkpoint."""
 
     inner: SerializerProtocol
     adapter: Adapter
@@ -107,7 +136,9 @@ class Serializer:
             return kind, data
         if not parts:
             return kind, data
-        head = json.dumps({"session": write.session.session_id, "parts": [*parts, len(data) - done]})
+        head = json.dumps(
+            {"session": write.session.session_id, "parts": [*parts, len(data) - done]}
+        )
         return _MARK + kind, b"".join([head.encode(), b"\n", *inline, data[done:]])
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
@@ -128,7 +159,9 @@ class Serializer:
 
     def _text(self, session: Session, pointer: str) -> bytes:
         if session.ref(pointer) is None and (copied := self.adapter.store.find(pointer)):
-            session = copied[0]  # this thread is a copy, and the thread that it was copied from is deleted
+            session = copied[
+                0
+            ]  # this thread is a copy, and the thread that it was copied from is deleted
         with session.open(pointer) as stream:
             return stream.read()
 
@@ -140,7 +173,8 @@ class Serializer:
 
 
 def _long_in(data: bytes, at: int, stop: int, least: int) -> list[tuple[int, int]] | None:
-    """Where the long texts of a part of msgpack data start and end; None if the part is something else."""
+    """Where the long texts of a part of msgpack data start and end; None if the part is something
+    else."""
     found: list[tuple[int, int]] = []
     while at < stop:
         head, at = data[at], at + 1
@@ -170,14 +204,17 @@ def _after(data: bytes, at: int, width: int) -> tuple[int, int]:
 class _Slim(BaseCheckpointSaver[Any]):
     """What a slimmed checkpointer does around the methods of the original.
 
-    Before an asynchronous write the texts are stored in a thread: the serializer then has nothing to wait for."""
+    Before an asynchronous write the texts are stored in a thread: the serializer then has nothing
+    to wait for."""
 
     def put(self, config: Any, *args: Any, **kwargs: Any) -> Any:
         with _writing(_write.get() or self._begin(config)):
             return super().put(config, *args, **kwargs)
 
     async def aput(self, config: Any, checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
-        with _writing(await in_thread(self._begin, config, [*checkpoint["channel_values"].values()])):
+        with _writing(
+            await in_thread(self._begin, config, [*checkpoint["channel_values"].values()])
+        ):
             return await super().aput(config, checkpoint, *args, **kwargs)
 
     def put_writes(self, config: Any, *args: Any, **kwargs: Any) -> None:

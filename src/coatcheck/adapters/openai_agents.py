@@ -59,7 +59,10 @@ try:
         ToolOutputText,
     )
     from agents.strict_schema import ensure_strict_json_schema
-    from agents.tool import FunctionToolCustomDataContext, resolve_function_tool_failure_error_function
+    from agents.tool import (
+        FunctionToolCustomDataContext,
+        resolve_function_tool_failure_error_function,
+    )
     from agents.tool_context import ToolContext
 except ImportError as error:
     raise missing("openai-agents", TESTED) from error
@@ -133,8 +136,8 @@ class _Slimming:
         return copied
 
     def watch(self) -> None:
-        """Watch what the models of the agents are sent. Agents with the same name are left out: the SDK
-        may refuse to save a run if they have hooks."""
+        """Watch what the models of the agents are sent. Agents with the same name are left out: the
+        SDK may refuse to save a run if they have hooks."""
         agents = [one for one in self._copies.values() if isinstance(one, Agent)]
         names = Counter(agent.name for agent in agents)
         for agent in agents:
@@ -142,8 +145,8 @@ class _Slimming:
                 agent.hooks = _Watching(self.runs, agent.hooks)
 
     def tool(self, tool: Any, names: _Names) -> Any:
-        """Return the copy of a tool. Its inside is wrapped, so that the SDK still finds its own marks
-        and its own handling of errors. Hosted tools stay as they are."""
+        """Return the copy of a tool. Its inside is wrapped, so that the SDK still finds its own
+        marks and its own handling of errors. Hosted tools stay as they are."""
         if not isinstance(tool, FunctionTool):
             return tool
         mark = _mark_of(tool)
@@ -151,7 +154,9 @@ class _Slimming:
         copied = copy.copy(tool)
         object.__setattr__(copied, _MARK, _Mark(self, tool))
         invoker: Any = copied.on_invoke_tool
-        is_own_invoker = hasattr(invoker, "_invoke_tool_impl") and invoker is not tool.on_invoke_tool
+        is_own_invoker = (
+            hasattr(invoker, "_invoke_tool_impl") and invoker is not tool.on_invoke_tool
+        )
         inside = invoker._invoke_tool_impl if is_own_invoker else tool.on_invoke_tool
         other = getattr(tool, "_agent_instance", None)
         if isinstance(other, Agent) and _runs_agent(inside):
@@ -163,7 +168,9 @@ class _Slimming:
             copied.on_invoke_tool = self._wrapped(tool, inside, names)
         copied.custom_data_extractor = self._noting(tool.custom_data_extractor)
         schema = _with_pointers(tool.params_json_schema)
-        copied.params_json_schema = ensure_strict_json_schema(schema) if tool.strict_json_schema else schema
+        copied.params_json_schema = (
+            ensure_strict_json_schema(schema) if tool.strict_json_schema else schema
+        )
         return copied
 
     def hand_off(self, target: Any) -> Any:
@@ -211,7 +218,10 @@ class _Slimming:
                 return await inside(ctx, input)
             given = _arguments(input)
             session = await self._session(ctx, recalls=given is not None)
-            kit, about = names.kit, {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)}
+            kit, about = (
+                names.kit,
+                {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)},
+            )
             if given is not None:
                 resolved = await in_thread(kit.arguments, session, tool.name, given, schema)
                 if isinstance(resolved, Refusal):
@@ -223,13 +233,19 @@ class _Slimming:
                 with within(session):
                     value = await inside(ctx, input)
             except Exception as error:
-                if resolve_function_tool_failure_error_function(tool, ctx) is not None:  # the model gets it
+                if (
+                    resolve_function_tool_failure_error_function(tool, ctx) is not None
+                ):  # the model gets it
                     text = str(error)
                     shown = await in_thread(kit.failure, session, text, **about)
                     if shown != text:
                         shortened(error, shown)
                 raise
-            if kit.is_small(value) or tool.output_json_schema is not None or _ends_the_run(ctx, tool.name):
+            if (
+                kit.is_small(value)
+                or tool.output_json_schema is not None
+                or _ends_the_run(ctx, tool.name)
+            ):
                 return value
             return await in_thread(_slimmed, kit, session, value, about)
 
@@ -241,7 +257,9 @@ class _Slimming:
             parts = await in_thread(names.kit.answer, session, ours.name, _parsed(input))
             return parts[0].text if len(parts) == 1 else [_as_output(one) for one in parts]
 
-        ours = _ArtifactTool(tool.name, tool.description, dict(tool.parameters), invoke, strict_json_schema=False)
+        ours = _ArtifactTool(
+            tool.name, tool.description, dict(tool.parameters), invoke, strict_json_schema=False
+        )
         object.__setattr__(ours, _MARK, _Mark(self, ours))
         ours.custom_data_extractor = self._noting(None)
         names.ours.append(ours)
@@ -313,8 +331,8 @@ class _Runs:
         return run
 
     def private(self, ctx: Any) -> _Run | None:
-        """Return the run of a call if it has a private session: neither a group nor a `within` around
-        it names another."""
+        """Return the run of a call if it has a private session: neither a group nor a `within`
+        around it names another."""
         run, shared = self.of(ctx), self._adapter.shared_session()
         if shared is not None:
             return run if shared is run.session else None
@@ -341,8 +359,8 @@ class _Run:
             return self.session
 
     def recalled_session(self, ctx: ToolContext[Any]) -> Session:
-        """Return the session, after it was granted what the history proves: the input of the run, what
-        its models were sent since, and this call, which may have waited for an approval."""
+        """Return the session, after it was granted what the history proves: the input of the run,
+        what its models were sent since, and this call, which may have waited for an approval."""
         session = self.opened_session()
         with self._lock, suppress(CoatcheckError), self._adapter.store.batching:
             for call in self._past_calls(ctx):
@@ -407,7 +425,9 @@ class _Watching(AgentHooks[Any]):
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
         await self._others.on_tool_end(context, agent, tool, result)
 
-    async def on_llm_start(self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]) -> None:
+    async def on_llm_start(
+        self, context: Any, agent: Any, system_prompt: str | None, input_items: list[Any]
+    ) -> None:
         self._runs.of(context).sent[id(agent)] = list(input_items)
         await self._others.on_llm_start(context, agent, system_prompt, input_items)
 
@@ -432,7 +452,8 @@ class _Names:
         return self._adapter.kit(self._taken)
 
     def add(self, names: Iterable[str]) -> None:
-        """Note the tools of a server. If one has the name of one of ours, ours are renamed before they are sent."""
+        """Note the tools of a server. If one has the name of one of ours, ours are renamed before
+        they are sent."""
         self._taken |= set(names)
         for ours, tool in zip(self.ours, self.kit.tools, strict=True):
             ours.name = tool.name
@@ -447,8 +468,8 @@ def _mark_of(one: Any) -> _Mark | None:
 
 
 def _may_wait(agent: Any, name: str) -> bool:
-    """Whether a call of this tool may wait for an approval: of the call, or of one inside its agent. The tools of MCP
-    servers are not in the list."""
+    """Whether a call of this tool may wait for an approval: of the call, or of one inside its
+    agent. The tools of MCP servers are not in the list."""
     tool = next((one for one in agent.tools if one.name == name), None)
     needs_approval = getattr(tool, "needs_approval", True)
     return needs_approval is not False or getattr(tool, "_agent_instance", None) is not None
@@ -469,7 +490,11 @@ def _with_agent(invoke: Any, agent: Any) -> Any:
     cells = dict(zip(invoke.__code__.co_freevars, invoke.__closure__, strict=True))
     cells["self"] = types.CellType(agent)
     changed = types.FunctionType(
-        invoke.__code__, invoke.__globals__, invoke.__name__, invoke.__defaults__, tuple(cells.values())
+        invoke.__code__,
+        invoke.__globals__,
+        invoke.__name__,
+        invoke.__defaults__,
+        tuple(cells.values()),
     )
     return functools.update_wrapper(changed, invoke)
 
@@ -479,7 +504,8 @@ def _turn(key: bytes, context: Any) -> str:
 
 
 def _items(history: Iterable[Any]) -> Iterator[HistoryItem]:
-    """Yield the messages, calls and outputs of a history, without what differs between its forms."""
+    """Yield the messages, calls and outputs of a history, without what differs between its
+    forms."""
     for one in history:
         if not isinstance(one, dict):
             continue
@@ -501,7 +527,8 @@ def _text_in(content: Any) -> str:
 
 
 def _slimmed(kit: Kit, session: Session, value: Any, about: dict[str, Any]) -> Any:
-    """Return what the model gets for a result: text, structured outputs of the SDK, or any other value."""
+    """Return what the model gets for a result: text, structured outputs of the SDK, or any other
+    value."""
     items = list(value) if isinstance(value, list | tuple) else [value]
     outputs = [_structured(one) for one in items]
     if not items or None in outputs:
@@ -532,13 +559,20 @@ def _part(output: Any) -> ContentPart:
     data = output.image_url if isinstance(output, ToolOutputImage) else output.file_data
     head, comma, body = (data or "").partition(",")
     if not comma and isinstance(output, ToolOutputFileContent):
-        head, body = mimetypes.guess_type(output.filename or "")[0] or "application/octet-stream", head
+        head, body = (
+            mimetypes.guess_type(output.filename or "")[0] or "application/octet-stream",
+            head,
+        )
     try:
         decoded = base64.b64decode(body, validate=True)
     except ValueError:
         decoded = b""
     media_type = head.removeprefix("data:").partition(";")[0]
-    return ContentPart(media_type=media_type, data=decoded) if decoded and media_type else ContentPart(kept=output)
+    return (
+        ContentPart(media_type=media_type, data=decoded)
+        if decoded and media_type
+        else ContentPart(kept=output)
+    )
 
 
 def _as_output(part: ContentPart) -> Any:
@@ -561,9 +595,11 @@ def _arguments(text: str) -> dict[str, Any] | None:
 
 
 def _with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
-    """Allow pointers at the top and in objects that the schema defines: strict schemas bind the model."""
+    """Allow pointers at the top and in objects that the schema defines: strict schemas bind the
+    model."""
     inner = {
-        name: widened_schema(one) if isinstance(one, dict) else one for name, one in schema.get("$defs", {}).items()
+        name: widened_schema(one) if isinstance(one, dict) else one
+        for name, one in schema.get("$defs", {}).items()
     }
     return {**widened_schema(schema), **({"$defs": inner} if inner else {})}
 
@@ -571,8 +607,12 @@ def _with_pointers(schema: dict[str, Any]) -> dict[str, Any]:
 def _ends_the_run(ctx: Any, name: str) -> bool:
     """Whether the result of this tool may be the final output, which is for the user."""
     behavior = getattr(getattr(ctx, "agent", None), "tool_use_behavior", None)
-    return behavior == "stop_on_first_tool" or (isinstance(behavior, dict) and name in behavior["stop_at_tool_names"])
+    return behavior == "stop_on_first_tool" or (
+        isinstance(behavior, dict) and name in behavior["stop_at_tool_names"]
+    )
 
 
 def _name_of(target: Any) -> str:
-    return str(target.tool_name if isinstance(target, Handoff) else Handoff.default_tool_name(target))
+    return str(
+        target.tool_name if isinstance(target, Handoff) else Handoff.default_tool_name(target)
+    )

@@ -1,8 +1,9 @@
 """The adapter for Pydantic AI: `Agent(model, capabilities=[Coatcheck(store)])`.
 
-Large results of tools become stubs before they enter the message history, pointers in arguments become values before
-arguments are validated, and the model gets our three tools. Toolsets of MCP servers are covered too. The run's
-`conversation_id` names the session; an agent that runs inside a tool of another shares that agent's session.
+Large results of tools become stubs before they enter the message history, pointers in arguments
+become values before arguments are validated, and the model gets our three tools. Toolsets of MCP
+servers are covered too. The run's `conversation_id` names the session; an agent that runs inside a
+tool of another shares that agent's session.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ try:
     from pydantic_ai import BinaryContent, ToolReturn
     from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering, durable_operation
     from pydantic_ai.exceptions import ModelRetry, ToolFailed, ToolFailedError, ToolRetryError
-    from pydantic_ai.messages import ModelRequest, ToolReturnContent, ToolReturnPart, is_multi_modal_content
+    from pydantic_ai.messages import (
+        ModelRequest,
+        ToolReturnContent,
+        ToolReturnPart,
+        is_multi_modal_content,
+    )
     from pydantic_ai.tools import RunContext, ToolDefinition
     from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
     from pydantic_core import SchemaValidator, core_schema, to_jsonable_python
@@ -35,7 +41,9 @@ except ImportError as error:
     raise missing("pydantic-ai", TESTED) from error
 
 _ID: Final = "coatcheck"
-_READ_AGAIN: Final = frozenset({"capability-load", "tool-search"})  # the framework reads what these tools return
+_READ_AGAIN: Final = frozenset(
+    {"capability-load", "tool-search"}
+)  # the framework reads what these tools return
 _PLAIN: Final = (str, bytes, int, float, bool, type(None))
 _ANYTHING: Final = SchemaValidator(core_schema.any_schema())
 
@@ -49,9 +57,11 @@ class ShorterReturn:
 
 
 class Coatcheck(AbstractCapability[Any]):
-    """A capability for an agent or for a single run. `store` is a store or a folder; a `Session` serves all runs.
+    """A capability for an agent or for a single run. `store` is a store or a folder; a `Session`
+    serves all runs.
 
-    An agent has one of these unless they have different ids; a later one replaces an earlier one."""
+    An agent has one of these unless they have different ids; a later one replaces an earlier
+    one."""
 
     id: str | None = _ID
 
@@ -82,9 +92,12 @@ class Coatcheck(AbstractCapability[Any]):
         return None  # a store is not part of a spec
 
     def get_ordering(self) -> CapabilityOrdering | None:
-        """Return an ordering where results reach us before the harness's offloader, which then has nothing to do."""
+        """Return an ordering where results reach us before the harness's offloader, which then has
+        nothing to do."""
         harness = sys.modules.get("pydantic_ai_harness.tool_output_limits")
-        return None if harness is None else CapabilityOrdering(wrapped_by=(harness.ToolOutputLimits,))
+        return (
+            None if harness is None else CapabilityOrdering(wrapped_by=(harness.ToolOutputLimits,))
+        )
 
     async def for_run(self, ctx: RunContext[Any]) -> AbstractCapability[Any]:
         run = copy.copy(self)
@@ -98,13 +111,16 @@ class Coatcheck(AbstractCapability[Any]):
     def _kit(self) -> Kit:
         return self.adapter.kit(self._taken)
 
-    # Hooks of the framework. They do no I/O themselves: under durable execution, only operations may.
+    # Hooks of the framework. They do no I/O themselves: under durable execution, only operations
+    # may.
 
     async def before_tool_validate(
         self, ctx: RunContext[Any], *, call: Any, tool_def: ToolDefinition, args: Any
     ) -> Any:
         """Resolve pointers. The message history keeps what the model sent."""
-        if self._is_left_alone(call.tool_name) or SCHEME not in (args if isinstance(args, str) else repr(args)):
+        if self._is_left_alone(call.tool_name) or SCHEME not in (
+            args if isinstance(args, str) else repr(args)
+        ):
             return args
         try:
             given = json.loads(args) if isinstance(args, str) else args
@@ -112,7 +128,9 @@ class Coatcheck(AbstractCapability[Any]):
             return args
         if not isinstance(given, dict):
             return args
-        resolved = await self.resolve(ctx, list(self._taken), call.tool_name, given, tool_def.parameters_json_schema)
+        resolved = await self.resolve(
+            ctx, list(self._taken), call.tool_name, given, tool_def.parameters_json_schema
+        )
         if isinstance(resolved, str):
             raise ToolFailed(resolved)
         return args if resolved is None else resolved
@@ -135,9 +153,16 @@ class Coatcheck(AbstractCapability[Any]):
         raise error
 
     async def wrap_tool_execute(
-        self, ctx: RunContext[Any], *, call: Any, tool_def: ToolDefinition, args: dict[str, Any], handler: Any
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: Any,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Any,
     ) -> Any:
-        """Share the session with agents that run inside the tool, and shorten what it reports as a failure."""
+        """Share the session with agents that run inside the tool, and shorten what it reports as a
+        failure."""
         try:
             if _is_durable(ctx):
                 return await handler(args)
@@ -151,7 +176,13 @@ class Coatcheck(AbstractCapability[Any]):
             raise
 
     async def after_tool_execute(
-        self, ctx: RunContext[Any], *, call: Any, tool_def: ToolDefinition, args: dict[str, Any], result: Any
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: Any,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        result: Any,
     ) -> Any:
         if tool_def.tool_kind in _READ_AGAIN or self._is_left_alone(call.tool_name):
             return result
@@ -179,17 +210,24 @@ class Coatcheck(AbstractCapability[Any]):
         last = ctx.messages[-1] if ctx.messages else None
         if ctx.run_step > 1 or not isinstance(last, ModelRequest):
             return request_context
-        parts = [await self._slim_part(ctx, part) if isinstance(part, ToolReturnPart) else part for part in last.parts]
+        parts = [
+            await self._slim_part(ctx, part) if isinstance(part, ToolReturnPart) else part
+            for part in last.parts
+        ]
         if any(new is not old for new, old in zip(parts, last.parts, strict=True)):
             shorter = replace(last, parts=parts)
-            request_context.messages = [shorter if one is last else one for one in request_context.messages]
+            request_context.messages = [
+                shorter if one is last else one for one in request_context.messages
+            ]
             ctx.messages[-1] = shorter
         return request_context
 
     async def _slim_part(self, ctx: RunContext[Any], part: ToolReturnPart) -> ToolReturnPart:
         if part.tool_kind in _READ_AGAIN or self._is_left_alone(part.tool_name):
             return part
-        done = await self.slim(ctx, list(self._taken), part.tool_name, part.tool_call_id, part.content)
+        done = await self.slim(
+            ctx, list(self._taken), part.tool_name, part.tool_call_id, part.content
+        )
         return part if done is None else replace(part, content=done.content)
 
     async def _shortened(self, ctx: RunContext[Any], call: Any, text: Any) -> str | None:
@@ -209,9 +247,15 @@ class Coatcheck(AbstractCapability[Any]):
 
     @durable_operation(name="resolve")
     async def resolve(
-        self, ctx: RunContext[Any], taken: list[str], tool: str, given: dict[str, Any], schema: dict[str, Any]
+        self,
+        ctx: RunContext[Any],
+        taken: list[str],
+        tool: str,
+        given: dict[str, Any],
+        schema: dict[str, Any],
     ) -> dict[str, Any] | str | None:
-        """Return the arguments with values for pointers, a text for the model, or None if nothing changes."""
+        """Return the arguments with values for pointers, a text for the model, or None if nothing
+        changes."""
         kit, session = self.adapter.kit(taken), await self._session_of(ctx)
         resolved = await in_thread(kit.arguments, session, tool, given, schema)
         if isinstance(resolved, Refusal):
@@ -220,26 +264,39 @@ class Coatcheck(AbstractCapability[Any]):
 
     @durable_operation(name="slim")
     async def slim(
-        self, ctx: RunContext[Any], taken: list[str], tool: str, call_id: str, value: ToolReturnContent
+        self,
+        ctx: RunContext[Any],
+        taken: list[str],
+        tool: str,
+        call_id: str,
+        value: ToolReturnContent,
     ) -> ShorterReturn | None:
         """Return what replaces a tool's result, or None if nothing changes."""
-        return await in_thread(_slimmed, self.adapter.kit(taken), await self._session_of(ctx), tool, call_id, value)
+        return await in_thread(
+            _slimmed, self.adapter.kit(taken), await self._session_of(ctx), tool, call_id, value
+        )
 
     @durable_operation(name="answer")
     async def answer(
         self, ctx: RunContext[Any], taken: list[str], tool: str, given: dict[str, Any]
     ) -> ToolReturnContent:
         """Run one of our tools."""
-        parts = await in_thread(self.adapter.kit(taken).answer, await self._session_of(ctx), tool, given)
+        parts = await in_thread(
+            self.adapter.kit(taken).answer, await self._session_of(ctx), tool, given
+        )
         return list(map(_content, parts)) if len(parts) > 1 else parts[0].text
 
 
 def _is_durable(ctx: RunContext[Any]) -> bool:
     """Whether the run is inside a durable workflow, where only operations may use the store."""
-    return any(getattr(one, "in_durable_context", False) is True for one in ctx.capabilities.values())
+    return any(
+        getattr(one, "in_durable_context", False) is True for one in ctx.capabilities.values()
+    )
 
 
-def _slimmed(kit: Kit, session: Session, tool: str, call_id: str, value: Any) -> ShorterReturn | None:
+def _slimmed(
+    kit: Kit, session: Session, tool: str, call_id: str, value: Any
+) -> ShorterReturn | None:
     if isinstance(value, BinaryContent):
         whole = _part(value)
         (part,) = kit.parts(session, [whole], tool=tool, call_id=call_id)
@@ -247,7 +304,9 @@ def _slimmed(kit: Kit, session: Session, tool: str, call_id: str, value: Any) ->
     if isinstance(value, list | tuple) and any(map(is_multi_modal_content, value)):
         given = [_part(one) for one in value]
         done = kit.parts(session, given, tool=tool, call_id=call_id)
-        if all(new is old for new, old in zip(done, given, strict=False)) and len(done) == len(given):
+        if all(new is old for new, old in zip(done, given, strict=False)) and len(done) == len(
+            given
+        ):
             return None
         kept = {id(part): one for part, one in zip(given, value, strict=True)}
         shown = [kept[id(one)] if id(one) in kept else _content(one) for one in done]
@@ -269,7 +328,8 @@ def _content(part: ContentPart) -> str | BinaryContent:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as the framework would write it for the model; the value itself if that is not possible."""
+    """Return a value as the framework would write it for the model; the value itself if that is not
+    possible."""
     if isinstance(value, _PLAIN):
         return value
     try:
@@ -289,12 +349,18 @@ class _WithArtifacts(WrapperToolset[Any]):
         self.capability._taken = tuple(tools)
         for tool in self.capability._kit.tools:
             about = ToolDefinition(
-                name=tool.name, description=tool.description, parameters_json_schema=dict(tool.parameters)
+                name=tool.name,
+                description=tool.description,
+                parameters_json_schema=dict(tool.parameters),
             )
-            tools[tool.name] = _ArtifactTool(toolset=self, tool_def=about, max_retries=1, args_validator=_ANYTHING)
+            tools[tool.name] = _ArtifactTool(
+                toolset=self, tool_def=about, max_retries=1, args_validator=_ANYTHING
+            )
         return tools
 
-    async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
+    async def call_tool(
+        self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
         if not isinstance(tool, _ArtifactTool):
             return await super().call_tool(name, tool_args, ctx, tool)
         given = tool_args if isinstance(tool_args, Mapping) else {"arguments": tool_args}

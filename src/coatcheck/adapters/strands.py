@@ -1,8 +1,9 @@
-"""Strands Agents: `Agent(plugins=[Coatcheck(store)])`, and `CoatcheckStorage(store)` as a storage backend.
+"""Strands Agents: `Agent(plugins=[Coatcheck(store)])`, and `CoatcheckStorage(store)` as a storage
+backend.
 
-A middleware of the tool stage resolves pointers, so that only the tool sees their values. A hook after the call
-replaces large results and errors. It runs after all other hooks, which see the whole result, but before Strands' own
-`ContextOffloader` if the agent has one too: ours wins.
+A middleware of the tool stage resolves pointers, so that only the tool sees their values. A hook
+after the call replaces large results and errors. It runs after all other hooks, which see the whole
+result, but before Strands' own `ContextOffloader` if the agent has one too: ours wins.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ try:
     from strands.storage import Storage
     from strands.types.events import ToolResultEvent, TypedEvent
     from strands.types.exceptions import StorageError
-    from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolResultContent, ToolSpec, ToolUse
+    from strands.types.tools import (
+        AgentTool,
+        ToolGenerator,
+        ToolResult,
+        ToolResultContent,
+        ToolSpec,
+        ToolUse,
+    )
     from strands.vended_plugins.context_offloader import ContextOffloader
 except ImportError as error:
     raise missing("strands", "strands-agents>=1.62,<2") from error
@@ -39,14 +47,16 @@ except ImportError as error:
 __all__ = ["STATE_KEY", "Coatcheck", "CoatcheckStorage"]
 
 STATE_KEY: Final = "coatcheck_session"
-"""The key of the invocation state with which a host names the conversation, e.g. for all agents of a swarm."""
+"""The key of the invocation state with which a host names the conversation, e.g. for all agents of
+a swarm."""
 
 
 class Coatcheck(Plugin):
     """A plugin that takes large tool results out of an agent's context.
 
-    The session is the one that `STATE_KEY` of the invocation state names, else the session manager's, else a private
-    one of the agent object. An agent that runs inside a tool of another shares that agent's session."""
+    The session is the one that `STATE_KEY` of the invocation state names, else the session
+    manager's, else a private one of the agent object. An agent that runs inside a tool of another
+    shares that agent's session."""
 
     name = "coatcheck"
 
@@ -65,8 +75,8 @@ class Coatcheck(Plugin):
         super().__init__()
 
     def forget(self, session_id: str) -> None:
-        """Drop what belongs to a session of a session manager. Call it where you delete the session: Strands does not
-        report that."""
+        """Drop what belongs to a session of a session manager. Call it where you delete the
+        session: Strands does not report that."""
         self._adapter.forget(session_id)
 
     def init_agent(self, agent: Agent) -> None:
@@ -78,13 +88,26 @@ class Coatcheck(Plugin):
         agent.add_hook(self._after_call, AfterToolCallEvent, order=HookOrder.SDK_LAST)
 
     async def _execute(
-        self, context: ExecuteToolContext, next_call: Callable[[ExecuteToolContext], AsyncGenerator[TypedEvent, None]]
+        self,
+        context: ExecuteToolContext,
+        next_call: Callable[[ExecuteToolContext], AsyncGenerator[TypedEvent, None]],
     ) -> AsyncGenerator[TypedEvent, None]:
-        """Run a tool with the values of the pointers in its input. The message keeps the pointers."""
-        tool, use, session = context.tool, context.tool_use, await self.session(context.agent, context.invocation_state)
-        if tool is not None and not isinstance(tool, _ArtifactTool) and isinstance(use["input"], dict):
+        """Run a tool with the values of the pointers in its input. The message keeps the
+        pointers."""
+        tool, use, session = (
+            context.tool,
+            context.tool_use,
+            await self.session(context.agent, context.invocation_state),
+        )
+        if (
+            tool is not None
+            and not isinstance(tool, _ArtifactTool)
+            and isinstance(use["input"], dict)
+        ):
             schema = tool.tool_spec["inputSchema"].get("json")
-            given = await in_thread(self._kits[context.agent].arguments, session, use["name"], use["input"], schema)
+            given = await in_thread(
+                self._kits[context.agent].arguments, session, use["name"], use["input"], schema
+            )
             if isinstance(given, Refusal):
                 yield ToolResultEvent(_result(use, [{"text": given.text}], "error"))
                 return
@@ -109,11 +132,15 @@ class Coatcheck(Plugin):
     async def _after_call(self, event: AfterToolCallEvent) -> None:
         """Replace what is large in a result, or in the text of an error."""
         tool = event.selected_tool
-        if isinstance(tool, _ArtifactTool) or getattr(tool, "delegate", False):  # a delegate's result ends the run
+        if isinstance(tool, _ArtifactTool) or getattr(
+            tool, "delegate", False
+        ):  # a delegate's result ends the run
             return
         about = {"tool": event.tool_use["name"], "call_id": event.tool_use["toolUseId"]}
         session = await self.session(event.agent, event.invocation_state)
-        content = await in_thread(_slimmed, self._kits[event.agent], session, event.result["content"], about)
+        content = await in_thread(
+            _slimmed, self._kits[event.agent], session, event.result["content"], about
+        )
         if content is not event.result["content"]:
             event.result = {**event.result, "content": content}
 
@@ -129,7 +156,8 @@ class Coatcheck(Plugin):
         return await in_thread(self._session_of, agent, host_id)
 
     def _session_of(self, agent: Any, host_id: str | None) -> Session:
-        """Return the session of an agent object. It is made once, even if the first calls are parallel."""
+        """Return the session of an agent object. It is made once, even if the first calls are
+        parallel."""
         with self._lock:
             if agent not in self._sessions:
                 self._sessions[agent] = self._adapter.session(host_id)
@@ -155,16 +183,20 @@ class _ArtifactTool(AgentTool):
         schema = copy.deepcopy(dict(tool.parameters))  # Strands adds to it
         return {"name": tool.name, "description": tool.description, "inputSchema": {"json": schema}}
 
-    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:
+    async def stream(
+        self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any
+    ) -> ToolGenerator:
         session = await self._plugin.session(invocation_state["agent"], invocation_state)
         parts = await in_thread(self._kit.answer, session, tool_use["name"], tool_use["input"])
         yield ToolResultEvent(_result(tool_use, [_block(part) for part in parts], "success"))
 
 
 class CoatcheckStorage(Storage):
-    """A storage backend for snapshots, offloaded results and memory: equal content is stored once, nothing expires.
+    """A storage backend for snapshots, offloaded results and memory: equal content is stored once,
+    nothing expires.
 
-    A key is a name in one session. A write is durable before the value that it replaces is dropped."""
+    A key is a name in one session. A write is durable before the value that it replaces is
+    dropped."""
 
     def __init__(self, store: Store | str | Path, *, session: str = "strands-storage") -> None:
         self._session = Adapter(store, host="strands").store.session(session, ttl=None)
@@ -206,7 +238,9 @@ class CoatcheckStorage(Storage):
     def _write(self, key: str, data: bytes) -> None:
         number, last = self._newest(key)
         name = f"{key}@{(number + 1) % 2}"
-        self._session.put(data, name=name, media_type="application/octet-stream", metadata={"write": number + 1})
+        self._session.put(
+            data, name=name, media_type="application/octet-stream", metadata={"write": number + 1}
+        )
         if last is not None:
             self._session.forget(f"{key}@{number % 2}")
 
@@ -224,11 +258,15 @@ def _checked(key: str, *, prefix: bool = False) -> str:
     """A key with single slashes, as in Strands' own backends."""
     parts = [part for part in key.split("/") if part]
     if "\\" in key or ".." in parts or not (parts or prefix):
-        raise StorageError(f"invalid storage key {key!r}: use names with '/' between them, without '..' or backslashes")
+        raise StorageError(
+            f"invalid storage key {key!r}: use names with '/' between them, without '..' or backslashes"
+        )
     return "/".join(parts) + ("/" if prefix and parts and key.endswith("/") else "")
 
 
-def _result(use: ToolUse, content: list[ToolResultContent], status: Literal["success", "error"]) -> ToolResult:
+def _result(
+    use: ToolUse, content: list[ToolResultContent], status: Literal["success", "error"]
+) -> ToolResult:
     return {"toolUseId": use["toolUseId"], "status": status, "content": content}
 
 
@@ -248,7 +286,8 @@ def _slimmed(
 
 
 def _json_in(block: ToolResultContent) -> Any:
-    """The list or object in a block, even if Strands has written it as text, so that it can be passed on as such."""
+    """The list or object in a block, even if Strands has written it as text, so that it can be
+    passed on as such."""
     text = block.get("text", "")
     if not text.startswith(("[", "{")):
         return block.get("json")
@@ -264,7 +303,9 @@ def _part(block: ToolResultContent) -> ContentPart:
     if "text" in block:
         return ContentPart(block["text"], original=block)
     if "json" in block:
-        return ContentPart(json.dumps(block["json"], ensure_ascii=False, default=str), original=block)
+        return ContentPart(
+            json.dumps(block["json"], ensure_ascii=False, default=str), original=block
+        )
     for kind in ("image", "document"):
         media = cast(dict[str, Any], block).get(kind)
         if media and isinstance(data := media.get("source", {}).get("bytes"), bytes):

@@ -1,9 +1,10 @@
 """The command line: `coatcheck put`, `get`, `ls` and the rest.
 
-A command parses its arguments, calls the store and prints the result. Results go to stdout; errors (one line each) and
-progress go to stderr. A command may return its exit code; those of errors are in `errors.CODES`. Untrusted text is
-printed through `terminal`, which escapes characters that could control the terminal. This module has the group of
-all commands, the options that several share, and the functions that open a store.
+A command parses its arguments, calls the store and prints the result. Results go to stdout; errors
+(one line each) and progress go to stderr. A command may return its exit code; those of errors are
+in `errors.CODES`. Untrusted text is printed through `terminal`, which escapes characters that could
+control the terminal. This module has the group of all commands, the options that several share, and
+the functions that open a store.
 """
 
 from __future__ import annotations
@@ -78,13 +79,14 @@ _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
         "completion": ("doctor_commands", "Print the completion script for a SHELL."),
     }),
 }  # fmt: skip
-"""The commands by group, each group with an example: the module of each command, which is imported when the command is
-used, and its line in the list of commands."""
+"""The commands by group, each group with an example: the module of each command, which is imported
+when the command is used, and its line in the list of commands."""
 _COMMANDS: Final = {name: entry for _, group in _GROUPS.values() for name, entry in group.items()}
 
 
 class Commands(click.Group):
-    """A group that loads commands on demand and turns every expected failure into one line and an exit code."""
+    """A group that loads commands on demand and turns every expected failure into one line and an
+    exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -93,7 +95,9 @@ class Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         attribute = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command: click.Command = getattr(import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}"), attribute)
+        command: click.Command = getattr(
+            import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}"), attribute
+        )
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -101,11 +105,15 @@ class Commands(click.Group):
         widest = max(map(len, _COMMANDS))
         for heading, (example, commands) in _GROUPS.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(widest), summary) for name, (_, summary) in commands.items()])
+                formatter.write_dl(
+                    [(name.ljust(widest), summary) for name, (_, summary) in commands.items()]
+                )
                 formatter.write_text(f"$ {example}")
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
-        atexit.register(gc.freeze)  # else the interpreter searches all objects for cycles before it ends
+        atexit.register(
+            gc.freeze
+        )  # else the interpreter searches all objects for cycles before it ends
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -133,7 +141,9 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
-            click.echo(nl=False)  # flush: a broken pipe must fail here, not when the interpreter exits
+            click.echo(
+                nl=False
+            )  # flush: a broken pipe must fail here, not when the interpreter exits
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
@@ -158,7 +168,8 @@ def setting(key: str) -> Any:
 
 
 def expand_folder(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Replace `{folder}` in a session id with the name of the working folder and a digest of its path."""
+    """Replace `{folder}` in a session id with the name of the working folder and a digest of its
+    path."""
     if not isinstance(value, str) or FOLDER not in value:
         return value
     import hashlib
@@ -168,12 +179,18 @@ def expand_folder(context: click.Context, parameter: click.Parameter, value: Any
     return value.replace(FOLDER, f"{label}-{hashlib.sha256(os.fsencode(here)).hexdigest()[:12]}")
 
 
-def complete_session(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+def complete_session(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[Any]:
     """Complete the id of a session."""
-    return _completed(context, lambda store: (one.session_id for one in sessions_of(store)), incomplete)
+    return _completed(
+        context, lambda store: (one.session_id for one in sessions_of(store)), incomplete
+    )
 
 
-def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+def complete_target(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[Any]:
     """Complete the name or the pointer of an artifact of the session."""
 
     def targets(store: Store) -> Iterator[tuple[str, str]]:
@@ -190,9 +207,12 @@ def complete_target(context: click.Context, parameter: click.Parameter, incomple
 
 
 def _completed(
-    context: click.Context, found: Callable[[Store], Iterable[str | tuple[str, str]]], incomplete: str
+    context: click.Context,
+    found: Callable[[Store], Iterable[str | tuple[str, str]]],
+    incomplete: str,
 ) -> list[Any]:
-    """Return the words that begin like the one on the command line. Errors are not shown during completion."""
+    """Return the words that begin like the one on the command line. Errors are not shown during
+    completion."""
     from itertools import islice
 
     from click.shell_completion import CompletionItem
@@ -202,13 +222,20 @@ def _completed(
     try:
         with coatcheck.open(context.params.get("url"), create=False) as store:
             known = ((one, "") if isinstance(one, str) else one for one in found(store))
-            fitting = (one for one in known if one[0].startswith(incomplete) and one[0].isprintable())
-            return [CompletionItem(word, help=one_line(about)[:80]) for word, about in islice(fitting, _COMPLETED)]
+            fitting = (
+                one for one in known if one[0].startswith(incomplete) and one[0].isprintable()
+            )
+            return [
+                CompletionItem(word, help=one_line(about)[:80])
+                for word, about in islice(fitting, _COMPLETED)
+            ]
     except (CoatcheckError, OSError):
         return []
 
 
-_STORE_HELP: Final = "Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder."
+_STORE_HELP: Final = (
+    "Folder of the store. Default: the settings (COATCHECK_STORE), else the user's data folder."
+)
 store_option = click.option("--store", "url", metavar="FOLDER", help=_STORE_HELP)
 session_option = click.option(
     "--session", "session_id", metavar="ID", default=lambda: setting("session.id"), callback=expand_folder,
@@ -219,7 +246,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 any_session_option = click.option(
-    "--any-session", is_flag=True, help="Look in every session of the store, for a pointer from elsewhere."
+    "--any-session",
+    is_flag=True,
+    help="Look in every session of the store, for a pointer from elsewhere.",
 )
 
 
@@ -240,22 +269,29 @@ def usage_error(message: str) -> click.UsageError:
 
 
 def open_existing(url: str | None) -> Store:
-    """Open the store for a command that only reads or removes. A store named on the command line must exist."""
-    typed = click.get_current_context().get_parameter_source("url") == click.core.ParameterSource.COMMANDLINE
+    """Open the store for a command that only reads or removes. A store named on the command line
+    must exist."""
+    typed = (
+        click.get_current_context().get_parameter_source("url")
+        == click.core.ParameterSource.COMMANDLINE
+    )
     return coatcheck.open(url, create=not typed)
 
 
 @contextmanager
-def open_session(url: str | None, session_id: str, target: str, any_session: bool = False) -> Iterator[Session]:
-    """Open the session of a command that reads `target`; with `any_session`, the first that has it."""
+def open_session(
+    url: str | None, session_id: str, target: str, any_session: bool = False
+) -> Iterator[Session]:
+    """Open the session of a command that reads `target`; with `any_session`, the first that has
+    it."""
     with open_existing(url) as store, naming_holders(store, target):
         found = store.find(target.partition("#")[0]) if any_session else None
         yield found[0] if found else known_session(store, session_id)
 
 
 def known_session(store: Store, session_id: str) -> Session:
-    """Return a session for a command that reads. Raises `NotFound` if the store has no session with this id, unless
-    it is the default id."""
+    """Return a session for a command that reads. Raises `NotFound` if the store has no session with
+    this id, unless it is the default id."""
     from coatcheck.config import DEFAULTS
 
     if store.has_session(session_id) or session_id == DEFAULTS["session.id"]:
@@ -265,13 +301,20 @@ def known_session(store: Store, session_id: str) -> Session:
 
     known = [info.session_id for info in islice(sessions_of(store), _NEAR)]
     near = difflib.get_close_matches(session_id, known, n=3, cutoff=0.5) or known[:3]
-    hint = f"there are {', '.join(near)}; coatcheck ls --sessions lists all" if near else "it has no sessions yet"
+    hint = (
+        f"there are {', '.join(near)}; coatcheck ls --sessions lists all"
+        if near
+        else "it has no sessions yet"
+    )
     raise errors.NotFound(f"there is no session {session_id!r} in {shown_url(store)}", hint=hint)
 
 
 def sessions_of(store: Store) -> Iterator[SessionInfo]:
-    """Return the sessions of a store, without those that contain only figures of the store itself."""
-    return (one for one in store.sessions() if one.used_bytes or not one.session_id.startswith(_OWN))
+    """Return the sessions of a store, without those that contain only figures of the store
+    itself."""
+    return (
+        one for one in store.sessions() if one.used_bytes or not one.session_id.startswith(_OWN)
+    )
 
 
 def default_place() -> str:
@@ -292,8 +335,8 @@ def shown_url(store: Store) -> str:
 
 @contextmanager
 def naming_holders(store: Store, target: str) -> Iterator[None]:
-    """Add to a `NotFound` error the command that opens the target in another session that has it. The command line
-    belongs to the owner of the store; models never get this information."""
+    """Add to a `NotFound` error the command that opens the target in another session that has it.
+    The command line belongs to the owner of the store; models never get this information."""
     try:
         yield
     except errors.NotFound as error:
@@ -303,13 +346,18 @@ def naming_holders(store: Store, target: str) -> Iterator[None]:
         if not found:
             raise
         context = click.get_current_context()
-        command = f"coatcheck {context.info_name} {shlex.quote(target)} --session {shlex.quote(found[0])}"
+        command = (
+            f"coatcheck {context.info_name} {shlex.quote(target)} --session {shlex.quote(found[0])}"
+        )
         others = f", or --session {', '.join(map(shlex.quote, found[1:]))}" if found[1:] else ""
-        raise type(error)(f"{error.message}; another session has it", hint=command + others) from error
+        raise type(error)(
+            f"{error.message}; another session has it", hint=command + others
+        ) from error
 
 
 def command_line(*words: str) -> str:
-    """A command to copy that uses the same store and session as this one. Credentials in a URL are masked."""
+    """A command to copy that uses the same store and session as this one. Credentials in a URL are
+    masked."""
     import shlex
 
     from coatcheck.redaction import mask_url

@@ -29,7 +29,12 @@ _ARTIFACTS: Final = {
     "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "age", "name": "name",
     "summary": "summary",
 }  # fmt: skip
-_SESSIONS: Final = {"used_bytes": "size", "used_at": "last use", "expires_at": "expires", "session_id": "session"}
+_SESSIONS: Final = {
+    "used_bytes": "size",
+    "used_at": "last use",
+    "expires_at": "expires",
+    "session_id": "session",
+}
 _CUT: Final = ("summary", "expires", "seen", "kind", "age", "name", "session")
 _HIT: Final = ("pointer", "name", "lines", "passage", "read_on")
 _PAGE: Final = ("text", "shown", "pointer", "cursor", "derived", "matches", "matches_exact")
@@ -38,14 +43,24 @@ _PAGE: Final = ("text", "shown", "pointer", "cursor", "derived", "matches", "mat
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--name", help="Name in the session. Default: the file name.")
-@click.option("--kind", type=click.Choice(KINDS), help="Kind of artifact. Default: detected from the content.")
+@click.option(
+    "--kind", type=click.Choice(KINDS), help="Kind of artifact. Default: detected from the content."
+)
 @click.option("--tool", help="Tool that produced it.")
-@click.option("--media-type", metavar="TYPE", help="Media type. Default: detected from the content.")
-@click.option("--summary", help="Summary of at most 500 characters. Default: the beginning of the content.")
-@click.option("--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Expire before the session does.")
+@click.option(
+    "--media-type", metavar="TYPE", help="Media type. Default: detected from the content."
+)
+@click.option(
+    "--summary", help="Summary of at most 500 characters. Default: the beginning of the content."
+)
+@click.option(
+    "--ttl", type=click.FloatRange(min=0), metavar="SECONDS", help="Expire before the session does."
+)
 @click.option("--pin", is_flag=True, help="Never expire.")
 @cli.session_options
-def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, **described: Any) -> None:
+def put(
+    file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, **described: Any
+) -> None:
     """Store a FILE, or stdin if it is '-', and print its pointer."""
     with coatcheck.open(url) as store:
         session = store.session(session_id)
@@ -57,17 +72,29 @@ def put(file: Path, pin: bool, session_id: str, url: str | None, as_json: bool, 
 
 @click.command()
 @cli.target_argument
-@click.option("-o", "--output", default=terminal.STDIO, metavar="FILE", help="Write to a file instead of stdout.")
+@click.option(
+    "-o",
+    "--output",
+    default=terminal.STDIO,
+    metavar="FILE",
+    help="Write to a file instead of stdout.",
+)
 @click.option("--raw", is_flag=True, help="Write the exact bytes even to a terminal.")
 @cli.any_session_option
 @cli.session_option
 @cli.store_option
-def get(target: str, output: str, raw: bool, any_session: bool, session_id: str, url: str | None) -> None:
+def get(
+    target: str, output: str, raw: bool, any_session: bool, session_id: str, url: str | None
+) -> None:
     """Write the content of an artifact.
 
-    TARGET is a pointer, an id or a name. With a fragment ('art:…#/items/0') it writes that part of a JSON artifact.
-    Files and pipes get the exact bytes; on a terminal, control characters are escaped."""
-    with cli.open_session(url, session_id, target, any_session) as session, session.open(target) as content:
+    TARGET is a pointer, an id or a name. With a fragment ('art:…#/items/0') it writes that part of
+    a JSON artifact. Files and pipes get the exact bytes; on a terminal, control characters are
+    escaped."""
+    with (
+        cli.open_session(url, session_id, target, any_session) as session,
+        session.open(target) as content,
+    ):
         if output == terminal.STDIO and terminal.is_terminal() and not raw:
             terminal.print_content(content)
             return
@@ -80,27 +107,53 @@ def get(target: str, output: str, raw: bool, any_session: bool, session_id: str,
 
 @click.command()
 @cli.target_argument
-@click.option("--lines", metavar="A:B", help="Lines, counted from 1: 4100:4160, 10:40,200:220, or -50:.")
-@click.option("--chars", metavar="A:B", help="Characters, counted from 0: 0:2000, or -2000: for the last 2000.")
-@click.option("--grep", metavar="PATTERN", help="Matching lines, in RE2 syntax; with --lines, only within those.")
-@click.option("-C", "--context", type=int, metavar="N", help="With --grep: lines around each match.")
+@click.option(
+    "--lines", metavar="A:B", help="Lines, counted from 1: 4100:4160, 10:40,200:220, or -50:."
+)
+@click.option(
+    "--chars",
+    metavar="A:B",
+    help="Characters, counted from 0: 0:2000, or -2000: for the last 2000.",
+)
+@click.option(
+    "--grep",
+    metavar="PATTERN",
+    help="Matching lines, in RE2 syntax; with --lines, only within those.",
+)
+@click.option(
+    "-C", "--context", type=int, metavar="N", help="With --grep: lines around each match."
+)
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore case.")
 @click.option("-v", "--invert", is_flag=True, help="With --grep: lines that do not match.")
 @click.option("-F", "--literal", is_flag=True, help="With --grep: treat the pattern as plain text.")
-@click.option("--query", help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.")
+@click.option(
+    "--query",
+    help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.",
+)
 @click.option("--diff", metavar="OLDER", help="Changes since another artifact.")
 @click.option("--cursor", help="Continue where a page ended.")
-@click.option("--max-chars", type=int, metavar="N", help="Maximum size of a page. Default: the settings, else 8000.")
+@click.option(
+    "--max-chars",
+    type=int,
+    metavar="N",
+    help="Maximum size of a page. Default: the settings, else 8000.",
+)
 @click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
 @cli.any_session_option
 @cli.session_options
 def read(
-    target: str, raw: bool, any_session: bool, session_id: str, url: str | None, as_json: bool, **request: Any
+    target: str,
+    raw: bool,
+    any_session: bool,
+    session_id: str,
+    url: str | None,
+    as_json: bool,
+    **request: Any,
 ) -> int:
     """Print one page of an artifact.
 
-    TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without options it reads
-    from the start. Exits with 1 if --grep matches nothing."""
+    TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without
+    options it reads from the start. Exits with 1 if --grep matches nothing."""
     with cli.open_session(url, session_id, target, any_session) as session:
         page = session.read(target, **request, exact=True)
         if as_json:
@@ -109,7 +162,11 @@ def read(
             text = page.text
             if text and not page.spans and not text.endswith("\n"):  # only a slice is an exact copy
                 text += "\n"
-            styled = _highlighted(session, page, text, request) if terminal.is_terminal() and not raw else None
+            styled = (
+                _highlighted(session, page, text, request)
+                if terminal.is_terminal() and not raw
+                else None
+            )
             terminal.print_text(text, styled, raw=raw)
             terminal.print_note(_position(page))
     return NO_MATCH if page.matches == 0 and page.cursor is None else 0
@@ -117,13 +174,22 @@ def read(
 
 @click.command()
 @click.argument("words", nargs=-1, required=True)
-@click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Maximum number of results.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Maximum number of results.",
+)
 @cli.session_options
-def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None, as_json: bool) -> None:
+def search(
+    words: tuple[str, ...], limit: int, session_id: str, url: str | None, as_json: bool
+) -> None:
     """Find the artifacts of a session that match WORDS.
 
-    Searches names, tools, summaries and content; the best match comes first. Each result has the matching passage
-    and a command that reads on from there. Tab-separated lines in a pipe, JSON lines with --json."""
+    Searches names, tools, summaries and content; the best match comes first. Each result has the
+    matching passage and a command that reads on from there. Tab-separated lines in a pipe, JSON
+    lines with --json."""
     text = " ".join(words)
     with cli.open_existing(url) as store:
         hits = cli.known_session(store, session_id).search(text, limit=limit)
@@ -143,7 +209,12 @@ def search(words: tuple[str, ...], limit: int, session_id: str, url: str | None,
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of entries.")
 @cli.session_options
 def ls(
-    sessions: bool, limit: int | None, session_id: str, url: str | None, as_json: bool, **wanted: str | None
+    sessions: bool,
+    limit: int | None,
+    session_id: str,
+    url: str | None,
+    as_json: bool,
+    **wanted: str | None,
 ) -> None:
     """List the artifacts that a session sees, newest first.
 
@@ -156,7 +227,10 @@ def ls(
             refs = session.list(**wanted, limit=limit)
             records = [_record(ref) | {"coverage": _coverage(session, ref)} for ref in refs]
     if not sessions and not as_json:
-        records = [record | {"seen": _share(record["coverage"]), "name": _label(record)} for record in records]
+        records = [
+            record | {"seen": _share(record["coverage"]), "name": _label(record)}
+            for record in records
+        ]
     columns = _SESSIONS if sessions else _ARTIFACTS
     if not records and terminal.is_terminal() and not as_json:
         what = "sessions yet" if sessions else f"artifacts in session {session_id!r}"
@@ -196,9 +270,13 @@ def show(target: str, any_session: bool, session_id: str, url: str | None, as_js
 
 @click.command()
 @click.argument("targets", metavar="[TARGET]...", nargs=-1, shell_complete=cli.complete_target)
-@click.option("--all", "everything", is_flag=True, help="Forget everything in the session, and end it.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Forget everything in the session, and end it."
+)
 @cli.session_options
-def forget(targets: tuple[str, ...], everything: bool, session_id: str, url: str | None, as_json: bool) -> int:
+def forget(
+    targets: tuple[str, ...], everything: bool, session_id: str, url: str | None, as_json: bool
+) -> int:
     """Drop artifacts from a session.
 
     A TARGET is a pointer, an id or a name. The bytes are removed when no other session has them."""
@@ -242,8 +320,8 @@ def _record(ref: Ref) -> dict[str, Any]:
 
 
 def _label(record: dict[str, Any]) -> str | None:
-    """What a person recognises an artifact by on a terminal: its name, else the tool that returned it with the
-    arguments of the call."""
+    """What a person recognises an artifact by on a terminal: its name, else the tool that returned
+    it with the arguments of the call."""
     if record["name"] is not None or not terminal.is_terminal() or record["tool"] is None:
         return record["name"]  # type: ignore[no-any-return]
     given = record["metadata"].get("arguments")
@@ -282,7 +360,8 @@ def _share(coverage: dict[str, int] | None) -> str | None:
 
 
 def _not_held(session: Session, target: str) -> CoatcheckError:
-    """The error for a target that the session does not hold; opening it gives the most precise one."""
+    """The error for a target that the session does not hold; opening it gives the most precise
+    one."""
     try:
         session.open(target).close()
     except CoatcheckError as error:
@@ -297,10 +376,16 @@ def _position(page: Page) -> str:
     shown = page.shown if page.cut is None else f"{page.cut}; {page.shown}"
     if page.cursor is not None:
         return f"{shown}; to read on, add --cursor {page.cursor}"
-    return shown + (f"; to read on: {cli.command_line('read', page.derived)}" if page.derived is not None else "")
+    return shown + (
+        f"; to read on: {cli.command_line('read', page.derived)}"
+        if page.derived is not None
+        else ""
+    )
 
 
-def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any]) -> Iterable[terminal.Piece] | None:
+def _highlighted(
+    session: Session, page: Page, text: str, request: dict[str, Any]
+) -> Iterable[terminal.Piece] | None:
     """The text of a page in styled pieces, or None if nothing is highlighted."""
     from coatcheck.media import essence, is_json, is_jsonl
     from coatcheck.reading.grep import Pattern
@@ -308,7 +393,9 @@ def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any
     if page.matches is not None:
         pattern = None
         if request["grep"] is not None and not request["invert"]:
-            pattern = Pattern(request["grep"], ignore_case=request["ignore_case"], literal=request["literal"])
+            pattern = Pattern(
+                request["grep"], ignore_case=request["ignore_case"], literal=request["literal"]
+            )
         return terminal.grep_lines(text, pattern)
     query, pointer = (request["query"] or "").lstrip(), page.derived or page.pointer
     ref = None if "#" in pointer or (query and not page.derived) else session.ref(pointer)
@@ -320,7 +407,9 @@ def _highlighted(session: Session, page: Page, text: str, request: dict[str, Any
 
 
 def _read_on(hit: Hit) -> str:
-    return cli.command_line("read", hit.ref.pointer, *(("--lines", f"{hit.lines[0]}:") if hit.lines else ()))
+    return cli.command_line(
+        "read", hit.ref.pointer, *(("--lines", f"{hit.lines[0]}:") if hit.lines else ())
+    )
 
 
 def _hit_record(hit: Hit, as_json: bool) -> dict[str, Any]:

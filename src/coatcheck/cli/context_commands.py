@@ -1,7 +1,8 @@
-"""Commands for what prompts carry: hot shows the hot state of a session, metrics the figures of its model calls.
+"""Commands for what prompts carry: hot shows the hot state of a session, metrics the figures of its
+model calls.
 
-Figures are shown as a table, sparklines, JSON, an HTML page with plots, and baselines. The page is self-contained: no
-scripts, and nothing is loaded. All text that is not ours is escaped.
+Figures are shown as a table, sparklines, JSON, an HTML page with plots, and baselines. The page is
+self-contained: no scripts, and nothing is loaded. All text that is not ours is escaped.
 """
 
 from __future__ import annotations
@@ -89,10 +90,22 @@ Calls = dict[str, "list[PromptMetrics]"]
 @click.argument("numbers", metavar="[N [M]]", nargs=-1, type=click.IntRange(min=1))
 @click.option("--history", is_flag=True, help="List the states, newest first.")
 @click.option("--diff", is_flag=True, help="Changes from state N to M. Default: the last two.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of states.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Maximum number of states.",
+)
 @store_options
 def hot(
-    session_id: str, numbers: tuple[int, ...], history: bool, diff: bool, limit: int, url: str | None, as_json: bool
+    session_id: str,
+    numbers: tuple[int, ...],
+    history: bool,
+    diff: bool,
+    limit: int,
+    url: str | None,
+    as_json: bool,
 ) -> None:
     """Show the hot state of a SESSION.
 
@@ -133,7 +146,9 @@ def _print_state(session: Session, numbers: tuple[int, ...], as_json: bool) -> N
     else:
         terminal.print_table((), lines)
     text = "; ".join(steps)
-    terminal.print_note(f"in a prompt: {tokens} tokens{' after ' + text if text else ''}" if tokens else text)
+    terminal.print_note(
+        f"in a prompt: {tokens} tokens{' after ' + text if text else ''}" if tokens else text
+    )
 
 
 def _state_pieces(snapshot: Snapshot, lines: list[tuple[str, str]]) -> Iterator[terminal.Piece]:
@@ -151,15 +166,28 @@ def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> No
     from coatcheck.context import changes_between
 
     newer = _find_snapshot(session, *numbers[1:])
-    older = _find_snapshot(session, numbers[0]) if numbers else _find_snapshot(session, before=newer.number)
+    older = (
+        _find_snapshot(session, numbers[0])
+        if numbers
+        else _find_snapshot(session, before=newer.number)
+    )
     changes = changes_between(older.state, newer.state)
     if as_json:
-        terminal.print_json({"from": older.number, "to": newer.number, "changes": [one.to_record() for one in changes]})
+        terminal.print_json(
+            {
+                "from": older.number,
+                "to": newer.number,
+                "changes": [one.to_record() for one in changes],
+            }
+        )
         return
     pieces = [
         (f"{sign} {change.field}: {terminal.one_line(text)}\n", style)
         for change in changes
-        for sign, style, texts in (("-", terminal.REMOVED, change.removed), ("+", terminal.ADDED, change.added))
+        for sign, style, texts in (
+            ("-", terminal.REMOVED, change.removed),
+            ("+", terminal.ADDED, change.added),
+        )
         for text in texts
     ]
     terminal.print_text("".join(text for text, _ in pieces), pieces)
@@ -168,24 +196,34 @@ def _print_diff(session: Session, numbers: tuple[int, ...], as_json: bool) -> No
 
 
 def _history(session: Session, limit: int) -> Iterator[dict[str, Any]]:
-    """One row per state, with the fields it changed. An unreadable state gets a row that says so."""
+    """One row per state, with the fields it changed. An unreadable state gets a row that says
+    so."""
     from coatcheck.context import changes_between
 
     records = session.records(_SERIES, newest=True, limit=limit + 1)
     if not records:
         raise _no_state(session)
     snapshots = [_readable(record) for record in records]
-    for record, snapshot, previous in zip(records[:limit], snapshots, [*snapshots[1:], None], strict=False):
+    for record, snapshot, previous in zip(
+        records[:limit], snapshots, [*snapshots[1:], None], strict=False
+    ):
         row: dict[str, Any] = {"number": record.seq, "written_at": iso_time(record.at)}
         if snapshot is None:
-            yield row | {"holder": None, "risk_level": None, "artifacts": None, "changed": ["cannot be read"]}
+            yield row | {
+                "holder": None,
+                "risk_level": None,
+                "artifacts": None,
+                "changed": ["cannot be read"],
+            }
             continue
         state = snapshot.state
         yield row | {
             "holder": mask(snapshot.holder),
             "risk_level": state.risk_level,
             "artifacts": len(state.artifact_index),
-            "changed": [one.field for one in changes_between(previous.state, state)] if previous else [],
+            "changed": [one.field for one in changes_between(previous.state, state)]
+            if previous
+            else [],
         }
 
 
@@ -198,7 +236,9 @@ def _readable(record: Record) -> Snapshot | None:
         return None
 
 
-def _find_snapshot(session: Session, number: int | None = None, *, before: int | None = None) -> Snapshot:
+def _find_snapshot(
+    session: Session, number: int | None = None, *, before: int | None = None
+) -> Snapshot:
     """The state with this number, the last one before another, or the newest."""
     from coatcheck.context import history
 
@@ -206,16 +246,21 @@ def _find_snapshot(session: Session, number: int | None = None, *, before: int |
     if found is not None and number in (None, found.number):
         return found
     if before is not None:
-        raise errors.NotFound(f"hot state {before} is the first", hint="there is no earlier state to compare it with")
+        raise errors.NotFound(
+            f"hot state {before} is the first", hint="there is no earlier state to compare it with"
+        )
     kept = [*session.records(_SERIES, limit=1), *session.records(_SERIES, newest=True, limit=1)]
     if not kept:
         raise _no_state(session)
-    raise errors.NotFound(f"there is no hot state {number}", hint=f"the history has {kept[0].seq} to {kept[-1].seq}")
+    raise errors.NotFound(
+        f"there is no hot state {number}", hint=f"the history has {kept[0].seq} to {kept[-1].seq}"
+    )
 
 
 def _no_state(session: Session) -> errors.NotFound:
     return errors.NotFound(
-        f"session {clip(session.session_id)} has no hot state", hint="'coatcheck ls --sessions' lists sessions"
+        f"session {clip(session.session_id)} has no hot state",
+        hint="'coatcheck ls --sessions' lists sessions",
     )
 
 
@@ -224,26 +269,57 @@ def _no_state(session: Session) -> errors.NotFound:
 
 @click.command()
 @click.argument("sessions", metavar="[SESSION]...", nargs=-1)
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Only the newest N calls of each session.")
-@click.option("--file", "source", metavar="FILE", help="Read a file of JSON lines (metrics.file) instead of the store.")
-@click.option("--html", metavar="FILE", help="Write a self-contained HTML page with plots and tables.")
-@click.option("--save-baseline", metavar="FILE", help="Save the current values, to compare a later release with them.")
-@click.option("--label", metavar="TEXT", help="With --save-baseline: name of the release. Default: metrics.release.")
-@click.option("--baseline", metavar="FILE", help="Compare with a saved baseline; exit with 1 if a value has risen.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Only the newest N calls of each session.",
+)
+@click.option(
+    "--file",
+    "source",
+    metavar="FILE",
+    help="Read a file of JSON lines (metrics.file) instead of the store.",
+)
+@click.option(
+    "--html", metavar="FILE", help="Write a self-contained HTML page with plots and tables."
+)
+@click.option(
+    "--save-baseline",
+    metavar="FILE",
+    help="Save the current values, to compare a later release with them.",
+)
+@click.option(
+    "--label",
+    metavar="TEXT",
+    help="With --save-baseline: name of the release. Default: metrics.release.",
+)
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    help="Compare with a saved baseline; exit with 1 if a value has risen.",
+)
 @store_options
 def metrics(
-    sessions: tuple[str, ...], last: int | None, source: str | None, url: str | None, as_json: bool, **out: str | None
+    sessions: tuple[str, ...],
+    last: int | None,
+    source: str | None,
+    url: str | None,
+    as_json: bool,
+    **out: str | None,
 ) -> int:
     """Show the size of prompts, and what stubs saved.
 
-    Shows the metrics of model calls by turn, for all sessions or the given ones: sparklines and a table on a
-    terminal, tab-separated lines in a pipe, JSON lines with --json."""
+    Shows the metrics of model calls by turn, for all sessions or the given ones: sparklines and a
+    table on a terminal, tab-separated lines in a pipe, JSON lines with --json."""
     from coatcheck.context.metrics import Baseline
 
     found = _read_file(source, sessions, last) if source else _read_store(url, sessions, last)
     every = [call for calls in found.values() for call in calls]
     if not every and not as_json:
-        terminal.print_note("no metrics in this store" if source is None else f"no metrics in {source}")
+        terminal.print_note(
+            "no metrics in this store" if source is None else f"no metrics in {source}"
+        )
     html, saved, baseline = out["html"], out["save_baseline"], out["baseline"]
     if saved is not None:
         current = Baseline.of(out["label"] or setting("metrics.release") or "unnamed", every)
@@ -255,7 +331,11 @@ def metrics(
             terminal.print_json(call.to_record())
     elif html is None and saved is None:
         _print(found)
-    rises = Baseline.read(baseline).rises(every, setting("metrics.warn_rise_percent"), {}) if baseline else []
+    rises = (
+        Baseline.read(baseline).rises(every, setting("metrics.warn_rise_percent"), {})
+        if baseline
+        else []
+    )
     for one in rises:
         terminal.print_error(one.message)
     return HAS_RISEN if rises else 0
@@ -267,13 +347,17 @@ def print_savings(store: Store, *, as_json: bool) -> None:
 
     found = savings(store)
     if as_json:
-        terminal.print_json({"total": found.total.to_record(), "rows": [row.to_record() for row in found.rows]})
+        terminal.print_json(
+            {"total": found.total.to_record(), "rows": [row.to_record() for row in found.rows]}
+        )
     elif not found.rows:
         terminal.print_note("no result has become a stub in this store yet")
     else:
         click.echo(f"{found}\n")
         rows = (row.to_record() for row in found.by("surface", "server", "tool"))
-        terminal.print_records(rows, _SAVINGS, as_json=False, shrink=("surface", "results", "server", "tool"))
+        terminal.print_records(
+            rows, _SAVINGS, as_json=False, shrink=("surface", "results", "server", "tool")
+        )
 
 
 def _store_savings(url: str | None) -> Savings:
@@ -315,29 +399,42 @@ def _read_file(path: str, wanted: Sequence[str], last: int | None) -> Calls:
     if invalid:
         terminal.print_error(f"{invalid} lines of {path} are not metrics")
     if invalid and not found:
-        raise errors.InvalidArgument(f"{path} has no metrics", hint="use the file set in metrics.file")
+        raise errors.InvalidArgument(
+            f"{path} has no metrics", hint="use the file set in metrics.file"
+        )
     return {name: calls[-last:] if last else calls for name, calls in sorted(found.items())}
 
 
 def _print(found: Calls) -> None:
     if not terminal.is_terminal():
-        calls_of_all = ((terminal.one_line(session), call) for session, calls in found.items() for call in calls)
-        rows = ([session, *(figure(call, name).replace(",", "") for name in COLUMNS)] for session, call in calls_of_all)
+        calls_of_all = (
+            (terminal.one_line(session), call) for session, calls in found.items() for call in calls
+        )
+        rows = (
+            [session, *(figure(call, name).replace(",", "") for name in COLUMNS)]
+            for session, call in calls_of_all
+        )
         terminal.print_table((), rows)
         return
     for number, (session, calls) in enumerate(found.items()):
         click.echo(
-            ("\n" if number else "") + click.style(terminal.one_line(session), bold=True) + f"  {_summary(calls)}"
+            ("\n" if number else "")
+            + click.style(terminal.one_line(session), bold=True)
+            + f"  {_summary(calls)}"
         )
         for heading, name in _SPARKLINES.items():
             values = [getattr(call, name) for call in calls]
             known = [value for value in values if value is not None]
             if any(known):
                 click.echo(f"  {heading:<10}{sparkline(values)}  {known[0]:,} → {known[-1]:,}")
-        terminal.print_table(list(_SHORT.values()), ([figure(call, name) for name in _SHORT] for call in calls))
+        terminal.print_table(
+            list(_SHORT.values()), ([figure(call, name) for name in _SHORT] for call in calls)
+        )
         warnings = new_warnings(calls)
         if len(warnings) > _MAX_NOTES:
-            terminal.print_note(f"{len(warnings) - _MAX_NOTES} earlier warnings; use --json for all")
+            terminal.print_note(
+                f"{len(warnings) - _MAX_NOTES} earlier warnings; use --json for all"
+            )
         for line in warnings[-_MAX_NOTES:]:
             terminal.print_note(line)
 
@@ -345,9 +442,7 @@ def _print(found: Calls) -> None:
 def _summary(calls: Sequence[PromptMetrics]) -> str:
     sums = totals(calls)
     plural = "" if sums["calls"] == 1 else "s"
-    text = (
-        f"{sums['calls']:,} call{plural}, {sums['est_tokens']:,} tokens sent, {sums['tokens_without']:,} without stubs"
-    )
+    text = f"{sums['calls']:,} call{plural}, {sums['est_tokens']:,} tokens sent, {sums['tokens_without']:,} without stubs"
     if sums["cost_without"]:
         text += f", cost {sums['cost'] * 100 / sums['cost_without']:.0f}% of that"
     return text + (f", {sums['warnings']:,} warnings" if sums["warnings"] else "")
@@ -364,7 +459,13 @@ def figure(call: PromptMetrics, column: str) -> str:
     if column == "warnings":
         return str(len(call.warnings) or "-")
     value = getattr(call, column)
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else terminal.one_line(str(value))
+    return (
+        "-"
+        if value is None
+        else f"{value:,}"
+        if isinstance(value, int)
+        else terminal.one_line(str(value))
+    )
 
 
 def new_warnings(calls: Sequence[PromptMetrics]) -> list[str]:
@@ -373,7 +474,9 @@ def new_warnings(calls: Sequence[PromptMetrics]) -> list[str]:
     before: set[tuple[str, str]] = set()
     for call in calls:
         found += [
-            f"turn {call.turn or '?'}: {one.message}" for one in call.warnings if (one.figure, one.reason) not in before
+            f"turn {call.turn or '?'}: {one.message}"
+            for one in call.warnings
+            if (one.figure, one.reason) not in before
         ]
         before = {(one.figure, one.reason) for one in call.warnings}
     return found
@@ -386,10 +489,14 @@ def totals(calls: Sequence[PromptMetrics]) -> dict[str, int]:
 
 
 def sparkline(values: Sequence[Value], width: int = 32) -> str:
-    """Values as blocks, from zero to the largest. Long series are thinned; a missing value is a blank."""
+    """Values as blocks, from zero to the largest. Long series are thinned; a missing value is a
+    blank."""
     peaks, _ = thinned(values, width)
     top = max((value for value in peaks if value is not None), default=0)
-    steps = (None if value is None else int(max(0, value) / top * len(_BLOCKS)) if top > 0 else 0 for value in peaks)
+    steps = (
+        None if value is None else int(max(0, value) / top * len(_BLOCKS)) if top > 0 else 0
+        for value in peaks
+    )
     return "".join(" " if step is None else _BLOCKS[min(len(_BLOCKS) - 1, step)] for step in steps)
 
 
@@ -413,10 +520,10 @@ def page(sessions: Mapping[str, Sequence[PromptMetrics]], saved: Savings | None 
 def _tiles(calls: Sequence[PromptMetrics]) -> str:
     sums = totals(calls)
     texts = {name: f"{value:,}" for name, value in sums.items()}
-    texts["percent"] = f"{sums['cost'] * 100 / sums['cost_without']:.0f}%" if sums["cost_without"] else "-"
-    return (
-        f'<div class="tiles">{"".join(f"<div><b>{texts[name]}</b>{text}</div>" for name, text in _TILES.items())}</div>'
+    texts["percent"] = (
+        f"{sums['cost'] * 100 / sums['cost_without']:.0f}%" if sums["cost_without"] else "-"
     )
+    return f'<div class="tiles">{"".join(f"<div><b>{texts[name]}</b>{text}</div>" for name, text in _TILES.items())}</div>'
 
 
 def _savings_section(saved: Savings | None) -> str:
@@ -426,7 +533,9 @@ def _savings_section(saved: Savings | None) -> str:
     body = ""
     for row in saved.by("surface", "server", "tool")[:MAX_ROWS]:
         shown = row.to_record()
-        cells = (f"{one:,}" if isinstance(one := shown[name], int) else _safe(one) for name in _SAVINGS)
+        cells = (
+            f"{one:,}" if isinstance(one := shown[name], int) else _safe(one) for name in _SAVINGS
+        )
         body += f"<tr>{''.join(f'<td>{text}</td>' for text in cells)}</tr>"
     table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     return f"<section><h2>Savings</h2><p>{saved}</p>{table}</section>"
@@ -441,9 +550,13 @@ def _section(name: str, calls: Sequence[PromptMetrics]) -> str:
     for title, names, options in plots:
         step = max(1, math.ceil(len(turns) / _MAX_POINTS))
         series = {
-            label: thinned([getattr(call, one) for call in calls], _MAX_POINTS)[0] for label, one in names.items()
+            label: thinned([getattr(call, one) for call in calls], _MAX_POINTS)[0]
+            for label, one in names.items()
         }
-        keys = (f'<span class="key s{at}"></span>{label}' for at, label in enumerate(names, options.get("colour", 0)))
+        keys = (
+            f'<span class="key s{at}"></span>{label}'
+            for at, label in enumerate(names, options.get("colour", 0))
+        )
         note = f"; each point is the largest of {step} turns" if step > 1 else ""
         drawn.append(
             f"<figure><h3>{title}</h3>{plot(title, turns[::step], series, **options)}"
@@ -451,7 +564,9 @@ def _section(name: str, calls: Sequence[PromptMetrics]) -> str:
         )
     found = new_warnings(calls)
     items = "".join(f"<li>{_safe(one)}</li>" for one in found[-MAX_WARNINGS:])
-    warnings = f"<h3>New warnings{_newest(found, MAX_WARNINGS)}</h3><ul>{items}</ul>" if found else ""
+    warnings = (
+        f"<h3>New warnings{_newest(found, MAX_WARNINGS)}</h3><ul>{items}</ul>" if found else ""
+    )
     plots_part = f'<div class="plots">{"".join(drawn)}</div>'
     return f"<section><h2>{_safe(name)}</h2>{_tiles(calls)}{plots_part}{warnings}{_table(calls)}</section>"
 
@@ -466,7 +581,10 @@ def _table(calls: Sequence[PromptMetrics]) -> str:
     head = "".join(f'<th scope="col">{COLUMNS[column]}</th>' for column in columns)
     body = ""
     for row in rows:
-        cells = (f"<td{_OVER if row[one].endswith(' over') else ''}>{_safe(row[one])}</td>" for one in columns)
+        cells = (
+            f"<td{_OVER if row[one].endswith(' over') else ''}>{_safe(row[one])}</td>"
+            for one in columns
+        )
         body += f"<tr>{''.join(cells)}</tr>"
     return (
         f'<details open="open"><summary>Figures of each turn{_newest(calls, MAX_ROWS)}</summary><div class="table">'

@@ -1,4 +1,5 @@
-"""Commands for a person at a shell: doctor finds out what is wrong and what to do, completion completes words."""
+"""Commands for a person at a shell: doctor finds out what is wrong and what to do, completion
+completes words."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ _EXTRAS: Final = {
 }
 _LITTLE_ROOM: Final = 1 << 30
 _STALE_DAYS: Final = 30
-_QUOTED: Final = """("$([[ ${COMP_WORDS[COMP_CWORD]} == [\\"\\']* ]] && echo "$value" || printf %q "$value")")"""
+_QUOTED: Final = (
+    """("$([[ ${COMP_WORDS[COMP_CWORD]} == [\\"\\']* ]] && echo "$value" || printf %q "$value")")"""
+)
 _SHELLS: Final = ("bash", "zsh", "fish")
 _HOW: Final = {
     "bash": 'add to ~/.bashrc:  eval "$(coatcheck completion bash)"',
@@ -44,7 +47,8 @@ _HOW: Final = {
 
 
 class Finding(NamedTuple):
-    """One line of a diagnosis: its state, what was checked, what was found, and the command that fixes it."""
+    """One line of a diagnosis: its state, what was checked, what was found, and the command that
+    fixes it."""
 
     state: Literal["ok", "note", "problem"]
     about: str
@@ -90,7 +94,9 @@ def _settings() -> Iterator[Finding]:
         folder = shlex.quote(str(settings.file.parent))
         yield Finding("note", "settings", what, f"coatcheck trust {folder}")
     for name, nearest in unknown(os.environ).items():
-        yield Finding("problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?")
+        yield Finding(
+            "problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?"
+        )
 
 
 def _store(url: str | None) -> Iterator[Finding]:
@@ -103,7 +109,9 @@ def _store(url: str | None) -> Iterator[Finding]:
             totals, collected = store.stats(), store.collected_at()
             figures = f"{totals.sessions:,} sessions, {totals.artifacts:,} artifacts, {totals.stored_bytes:,} bytes"
             yield Finding("ok", "store", f"{shown_url(store)}: {figures}")
-            yield from _upkeep(terminal.age(collected.isoformat()) if collected else None, totals.artifacts)
+            yield from _upkeep(
+                terminal.age(collected.isoformat()) if collected else None, totals.artifacts
+            )
             yield _expired(store.collect(dry_run=True, orphans=False))
             yield from _folder(Path(store.url))
     except CoatcheckError as error:
@@ -143,7 +151,12 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is not None:
             yield Finding("ok", f"extra {extra}", f"installed, for {use}")
         else:
-            yield Finding("note", f"extra {extra}", f"not installed, for {use}", f"pip install 'coatcheck[{extra}]'")
+            yield Finding(
+                "note",
+                f"extra {extra}",
+                f"not installed, for {use}",
+                f"pip install 'coatcheck[{extra}]'",
+            )
 
 
 def _children() -> Iterator[Finding]:
@@ -163,13 +176,20 @@ def _children() -> Iterator[Finding]:
     if not found.calls:
         lacking.append("they can use sockets and start processes (no seccomp filter)")
     if lacking:
-        yield Finding("note", "child processes", f"their time is limited, but {' and '.join(lacking)}")
+        yield Finding(
+            "note", "child processes", f"their time is limited, but {' and '.join(lacking)}"
+        )
     else:
-        yield Finding("ok", "child processes", "confined to their own files, without sockets and other processes")
+        yield Finding(
+            "ok",
+            "child processes",
+            "confined to their own files, without sockets and other processes",
+        )
 
 
 def _clients() -> Iterator[Finding]:
-    """Look at each MCP client that has a configuration: whether it uses Coatcheck, and whether that can start."""
+    """Look at each MCP client that has a configuration: whether it uses Coatcheck, and whether that
+    can start."""
     from coatcheck.install.clients import CLIENTS, SCOPES, after_launcher, find_here
     from coatcheck.install.plan import Plan
     from coatcheck.install.plugin import plugin_folder
@@ -185,7 +205,9 @@ def _clients() -> Iterator[Finding]:
                 seen = seen or place.file.exists()
                 if name == "claude-code" and scope != "local":
                     environ = os.environ
-                    folder = plugin_folder(scope, home=Path.home(), project=Path.cwd(), environ=environ, folder=None)
+                    folder = plugin_folder(
+                        scope, home=Path.home(), project=Path.cwd(), environ=environ, folder=None
+                    )
                     plugin = Plan(replace(place, file=folder / ".mcp.json")).text.servers
                     servers |= {f"{one} of the plugin": entry for one, entry in plugin.items()}
             except CoatcheckError as error:
@@ -196,13 +218,22 @@ def _clients() -> Iterator[Finding]:
                 if after_launcher(entry) is not None:
                     ours.append(entry_name)
                     command = str(entry["command"])
-                    gone += [command] if os.path.isabs(command) and not os.path.exists(command) else []
+                    gone += (
+                        [command] if os.path.isabs(command) and not os.path.exists(command) else []
+                    )
         if gone:
-            yield Finding("problem", client.title, f"{gone[0]} does not exist", f"coatcheck install {name} --write")
+            yield Finding(
+                "problem",
+                client.title,
+                f"{gone[0]} does not exist",
+                f"coatcheck install {name} --write",
+            )
         elif ours:
             yield Finding("ok", client.title, f"uses Coatcheck: {', '.join(sorted(set(ours)))}")
         elif seen:
-            yield Finding("note", client.title, "does not use Coatcheck", f"coatcheck install {name} --wrap")
+            yield Finding(
+                "note", client.title, "does not use Coatcheck", f"coatcheck install {name} --wrap"
+            )
 
 
 @click.command()
@@ -210,7 +241,8 @@ def _clients() -> Iterator[Finding]:
 def completion(shell: str) -> None:
     """Print the completion script for a SHELL.
 
-    It completes commands, options, sessions, names and pointers. On a terminal, a line says how to install it."""
+    It completes commands, options, sessions, names and pointers. On a terminal, a line says how to
+    install it."""
     from click.shell_completion import get_completion_class
 
     from coatcheck.cli import main
@@ -218,7 +250,9 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(main, {}, "coatcheck", "_COATCHECK_COMPLETE").source()
-    if shell == "bash":  # a pointer has a colon, at which bash would split the word; a name may have spaces
+    if (
+        shell == "bash"
+    ):  # a pointer has a colon, at which bash would split the word; a name may have spaces
         source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{source.replace('($value)', _QUOTED)}"
     click.echo(source)
     if terminal.is_terminal():

@@ -25,9 +25,7 @@ _MODE: Final = (
     "observe changes nothing and records; stub shortens results for clients that have our tools through MCP; loop adds "
     "our tools and answers them itself."
 )
-_TOKENS: Final = (
-    "File with the digests of tokens, as for `coatcheck serve`: each names the tenant and the sessions of its client."
-)
+_TOKENS: Final = "File with the digests of tokens, as for `coatcheck serve`: each names the tenant and the sessions of its client."
 _SESSION: Final = (
     "Session of all requests that name none; {folder} is replaced by the working folder. Default: one for each "
     "conversation, by what the client sends."
@@ -58,11 +56,35 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_shared_options
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8975, show_default=True, help="0 for any free port.")
-@click.option("--allow-host", metavar="NAME", multiple=True, help="Further host name of this server. Repeatable.")
-@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
-@click.option("--no-token", is_flag=True, help="Accept requests without a token. On the loopback only.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8975,
+    show_default=True,
+    help="0 for any free port.",
+)
+@click.option(
+    "--allow-host",
+    metavar="NAME",
+    multiple=True,
+    help="Further host name of this server. Repeatable.",
+)
+@click.option(
+    "--allow-origin",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin of an allowed web page. Repeatable.",
+)
+@click.option(
+    "--no-token", is_flag=True, help="Accept requests without a token. On the loopback only."
+)
 @click.option("--tokens", type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS)
 def gateway(
     mode: Any,
@@ -80,8 +102,9 @@ def gateway(
 ) -> None:
     """Serve a gateway between agents and model providers.
 
-    Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. With --tokens, each client
-    has a token of its own. A conversation that went through stub or loop mode cannot continue without the gateway."""
+    Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. With
+    --tokens, each client has a token of its own. A conversation that went through stub or loop mode
+    cannot continue without the gateway."""
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
@@ -109,7 +132,9 @@ def gateway(
 
     with server, ending(), coatcheck.open(url) as store, collecting_daily(store, tenants=tenants):
         if tenants() and store.settings["store.tenant"] is not None:
-            raise usage_error("tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)")
+            raise usage_error(
+                "tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)"
+            )
         app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)), keyring=keyring)
         address = launch.address_of(server, None if given else token)
         shown = f"{address}/t/…" if keyring or (given and token) else address
@@ -117,7 +142,8 @@ def gateway(
             click.echo(json.dumps({"address": shown, "mode": mode}))
         else:
             print_error(
-                f"gateway in {mode} mode at {shown}" + ("" if given or no_token or keyring else ", shown only once")
+                f"gateway in {mode} mode at {shown}"
+                + ("" if given or no_token or keyring else ", shown only once")
             )
             print_error(f"  ANTHROPIC_BASE_URL={shown}")
             print_error(f"  OPENAI_BASE_URL={shown}/v1")
@@ -141,8 +167,9 @@ def run(
 ) -> int:
     """Run a command behind a gateway of its own.
 
-    Sets the variables that point Claude Code, opencode and the providers' SDKs at it, and the option that points Codex.
-    Exits with the command's exit code. At the end, a line on stderr says what was saved."""
+    Sets the variables that point Claude Code, opencode and the providers' SDKs at it, and the
+    option that points Codex. Exits with the command's exit code. At the end, a line on stderr says
+    what was saved."""
     if not command:
         raise usage_error("a command is missing after --")
     launch = _launch()
@@ -151,7 +178,9 @@ def run(
     from coatcheck.http.serving import new_token
 
     if session_id is None and mode == "stub":  # the client's own MCP server must use the same one
-        session_id = expand_folder(click.get_current_context(), click.Option(["--session"]), f"run-{FOLDER}")
+        session_id = expand_folder(
+            click.get_current_context(), click.Option(["--session"]), f"run-{FOLDER}"
+        )
     token = new_token()
     addresses = {**launch.upstreams(os.environ), **_upstream(**upstream)}
     settings = GatewaySettings(mode=mode, session=session_id, token=token, **addresses)
@@ -159,8 +188,12 @@ def run(
         address = launch.address_of(server, token)
         trusts_user = launch.is_codex(command) and launch.knows_users(server)
         if launch.is_codex(command) and not trusts_user:
-            print_error("other users of this machine can read the token of the gateway in the arguments of Codex")
-        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens), trusts_user=trusts_user))
+            print_error(
+                "other users of this machine can read the token of the gateway in the arguments of Codex"
+            )
+        app = Gateway(
+            store, replace(settings, policy=_policy(store, max_tokens), trusts_user=trusts_user)
+        )
         environ = {**os.environ, **launch.variables(address, os.environ)}
         if session_id is not None:
             environ["COATCHECK_SESSION"] = session_id
@@ -180,8 +213,13 @@ def _launch() -> Any:
 
 
 def _upstream(proxy: str | None, **addresses: str | None) -> dict[str, Any]:
-    """Return the settings for the providers that were given: the proxy, and addresses without /v1."""
-    given = {name: address.rstrip("/").removesuffix("/v1") for name, address in addresses.items() if address}
+    """Return the settings for the providers that were given: the proxy, and addresses without
+    /v1."""
+    given = {
+        name: address.rstrip("/").removesuffix("/v1")
+        for name, address in addresses.items()
+        if address
+    }
     return {"proxy": proxy, **given}
 
 

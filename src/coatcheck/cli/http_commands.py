@@ -25,16 +25,53 @@ _NEW: Final = "Make a token, add its digest to the tokens file, print it, and en
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65_535), default=8976, show_default=True, help="0 for any free port.")
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
-@click.option("--allow-host", metavar="NAME", multiple=True, help="Host name that clients may use. Repeatable.")
-@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
-@click.option("--grace", type=click.IntRange(min=0), metavar="SECONDS", default=15, show_default=True, help=_GRACE)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8976,
+    show_default=True,
+    help="0 for any free port.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on.",
+)
+@click.option(
+    "--allow-host",
+    metavar="NAME",
+    multiple=True,
+    help="Host name that clients may use. Repeatable.",
+)
+@click.option(
+    "--allow-origin",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin of an allowed web page. Repeatable.",
+)
+@click.option(
+    "--grace",
+    type=click.IntRange(min=0),
+    metavar="SECONDS",
+    default=15,
+    show_default=True,
+    help=_GRACE,
+)
 @click.option("--tokens", type=click.Path(path_type=Path), metavar="FILE", help=_TOKENS)
 @click.option("--new-token", metavar="NAME", help=_NEW)
-@click.option("--scope", type=click.Choice(["read", "write", "admin", "metrics"]), help="With --new-token: its scope.")
+@click.option(
+    "--scope",
+    type=click.Choice(["read", "write", "admin", "metrics"]),
+    help="With --new-token: its scope.",
+)
 @click.option("--tenant", metavar="NAME", help="With --new-token: the tenant whose store it opens.")
-@click.option("--sessions", metavar="PREFIX", help="With --new-token: only sessions whose ids begin like this.")
+@click.option(
+    "--sessions",
+    metavar="PREFIX",
+    help="With --new-token: only sessions whose ids begin like this.",
+)
 @store_option
 def serve(
     port: int,
@@ -51,8 +88,8 @@ def serve(
 ) -> None:
     """Serve the store over HTTP.
 
-    Clients need a token: one of the tokens file, the one in COATCHECK_HTTP_TOKEN, or without both a new one that is
-    printed once. The paths are in docs/http.md and at /api/v1/openapi.json."""
+    Clients need a token: one of the tokens file, the one in COATCHECK_HTTP_TOKEN, or without both a
+    new one that is printed once. The paths are in docs/http.md and at /api/v1/openapi.json."""
     file = tokens or (Path(found) if (found := setting("serve.tokens")) else None)
     with errors.needs_extra("http"):
         from coatcheck.console.site import console_routes
@@ -69,11 +106,20 @@ def serve(
     from coatcheck.collect import collecting_daily
     from coatcheck.lanes import ending
 
-    server = LocalServer(host=host, port=port, hosts=allow_host, origins=allow_origin, methods=METHODS, exposed=EXPOSED)
+    server = LocalServer(
+        host=host,
+        port=port,
+        hosts=allow_host,
+        origins=allow_origin,
+        methods=METHODS,
+        exposed=EXPOSED,
+    )
     with server, ending(), coatcheck.open(url) as store:
         keyring, printed = _keyring(file)
         if keyring.tenants and store.settings["store.tenant"] is not None:
-            raise usage_error("tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)")
+            raise usage_error(
+                "tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)"
+            )
         print_error(f"store at {server.url}/api/v1")
         if printed is not None:
             print_error(f"token, shown only once: {printed}")
@@ -81,19 +127,28 @@ def serve(
             print_error("tokens are readable on the way: put a proxy with TLS before this server")
         print_error(f"console at {server.url}/console")
         with collecting_daily(store, tenants=lambda: keyring.tenants):
-            server.run(store_app(store, keyring, routes=console_routes(store, keyring)), grace=grace)
+            server.run(
+                store_app(store, keyring, routes=console_routes(store, keyring)), grace=grace
+            )
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65_535), default=8977, show_default=True, help="0 for any free port.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8977,
+    show_default=True,
+    help="0 for any free port.",
+)
 @click.option("--read-only", is_flag=True, help="Pages only: nothing can be pinned or forgotten.")
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @store_option
 def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
     """Look at the store in a browser.
 
-    Shows sessions, conversations, artifacts and savings. Prints an address that logs in once. Only this machine can
-    reach it; `coatcheck serve` has the same pages for others, who log in with their tokens."""
+    Shows sessions, conversations, artifacts and savings. Prints an address that logs in once. Only
+    this machine can reach it; `coatcheck serve` has the same pages for others, who log in with
+    their tokens."""
     with errors.needs_extra("http"):
         from coatcheck.console.site import ROOT, console_routes
         from coatcheck.http.application import METHODS, store_app
@@ -119,8 +174,9 @@ def console(port: int, read_only: bool, opens: bool, url: str | None) -> None:
 
 @contextmanager
 def _private_page(address: str) -> Iterator[Path]:
-    """Write a page that leads to an address, readable by this user only, and remove it at the end. A browser gets its
-    path instead of the address, because every user of a machine can read the arguments of a program."""
+    """Write a page that leads to an address, readable by this user only, and remove it at the end.
+    A browser gets its path instead of the address, because every user of a machine can read the
+    arguments of a program."""
     from html import escape
     from tempfile import TemporaryDirectory
 
@@ -128,7 +184,9 @@ def _private_page(address: str) -> Iterator[Path]:
         page = Path(folder) / "console.html"
         with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             link = escape(address)
-            file.write(f'<!doctype html><title>Console</title><meta http-equiv="refresh" content="0; url={link}">')
+            file.write(
+                f'<!doctype html><title>Console</title><meta http-equiv="refresh" content="0; url={link}">'
+            )
             file.write(f'<p><a href="{link}">Open the console</a></p>')
         yield page
 

@@ -1,4 +1,5 @@
-"""Commands for MCP: mcp serves the store, proxy runs in front of other servers, install configures a client."""
+"""Commands for MCP: mcp serves the store, proxy runs in front of other servers, install configures
+a client."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ import click
 
 import coatcheck
 from coatcheck import __version__, errors
-from coatcheck.cli import FOLDER, expand_folder, open_existing, store_option, store_options, usage_error
+from coatcheck.cli import (
+    FOLDER,
+    expand_folder,
+    open_existing,
+    store_option,
+    store_options,
+    usage_error,
+)
 from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_text
 from coatcheck.config import SESSION_TTL
 from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_here
@@ -40,7 +48,9 @@ _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _DURATION: Final = click.FloatRange(min=0)
 _TTL: Final = "How long artifacts are kept after the session's last use. It never shortens a session's time to live."
 _TIMEOUT: Final = "Abandon a request after this time without an answer or progress; 0 for no limit."
-_SCOPE: Final = "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
+_SCOPE: Final = (
+    "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
+)
 _SESSION: Final = (
     "Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
     "working folder. Default: a new session per client."
@@ -49,14 +59,34 @@ session_option = click.option(
     "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID", callback=expand_folder,
     help=_SESSION,
 )  # fmt: skip
-ttl_option = click.option("--ttl", type=_SECONDS, metavar="SECONDS", default=SESSION_TTL, show_default=True, help=_TTL)
+ttl_option = click.option(
+    "--ttl", type=_SECONDS, metavar="SECONDS", default=SESSION_TTL, show_default=True, help=_TTL
+)
 
 
 @click.command()
-@click.option("--http", is_flag=True, help="Serve over HTTP on 127.0.0.1, with a token, instead of stdio.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=8974, show_default=True, help="0 for any free port.")
-@click.option("--allow-origin", metavar="ORIGIN", multiple=True, help="Origin of an allowed web page. Repeatable.")
-@click.option("--only", type=click.Choice(["get", "list", "store"]), multiple=True, help="Tool to offer. Repeatable.")
+@click.option(
+    "--http", is_flag=True, help="Serve over HTTP on 127.0.0.1, with a token, instead of stdio."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8974,
+    show_default=True,
+    help="0 for any free port.",
+)
+@click.option(
+    "--allow-origin",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin of an allowed web page. Repeatable.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(["get", "list", "store"]),
+    multiple=True,
+    help="Tool to offer. Repeatable.",
+)
 @click.option("--claude-code", is_flag=True, help="Answer the hooks of the Claude Code plugin too.")
 @session_option
 @ttl_option
@@ -84,9 +114,17 @@ def mcp(
     with ending(), coatcheck.open(url) as store, collecting_daily(store):
         name = session_id or f"mcp-{secrets.token_hex(8)}"
         hooks = _hooks(store, session_id, ttl, only) if claude_code else None
-        sessions = Sessions(store, name, named=session_id is not None, ttl=ttl, only=only, hooks=hooks)
+        sessions = Sessions(
+            store, name, named=session_id is not None, ttl=ttl, only=only, hooks=hooks
+        )
         if http:
-            serve_http(sessions, port=port, token=os.environ.get(TOKEN), origins=allow_origin, say=print_error)
+            serve_http(
+                sessions,
+                port=port,
+                token=os.environ.get(TOKEN),
+                origins=allow_origin,
+                say=print_error,
+            )
         else:
             serve_stdio(sessions)
 
@@ -94,15 +132,50 @@ def mcp(
 @click.command()
 @click.argument("command", metavar="[-- COMMAND [ARGS]...]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--url", "address", metavar="URL", help="A running server, over streamable HTTP.")
-@click.option("--header", metavar="'NAME: VALUE'", multiple=True, help="For --url; ${VAR} is expanded. Repeatable.")
-@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Several servers (mcpServers).")
-@click.option("--max-tokens", metavar="N", type=_POSITIVE, help="Larger results become stubs. Default: [policy], 3000.")
-@click.option("--inline", metavar="TOOL", multiple=True, help="A tool whose results are never changed. Repeatable.")
-@click.option("--no-tools", is_flag=True, help="Add no tools; 'coatcheck mcp' with the same --session offers them.")
-@click.option("--timeout", type=_DURATION, metavar="SECONDS", default=600.0, show_default=True, help=_TIMEOUT)
-@click.option("--max-message", metavar="MIB", type=_POSITIVE, default=64, show_default=True, help="Largest message.")
 @click.option(
-    "--report", is_flag=True, help="Print savings by tool at the end; without a server, those of the whole store."
+    "--header",
+    metavar="'NAME: VALUE'",
+    multiple=True,
+    help="For --url; ${VAR} is expanded. Repeatable.",
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Several servers (mcpServers).",
+)
+@click.option(
+    "--max-tokens",
+    metavar="N",
+    type=_POSITIVE,
+    help="Larger results become stubs. Default: [policy], 3000.",
+)
+@click.option(
+    "--inline",
+    metavar="TOOL",
+    multiple=True,
+    help="A tool whose results are never changed. Repeatable.",
+)
+@click.option(
+    "--no-tools",
+    is_flag=True,
+    help="Add no tools; 'coatcheck mcp' with the same --session offers them.",
+)
+@click.option(
+    "--timeout", type=_DURATION, metavar="SECONDS", default=600.0, show_default=True, help=_TIMEOUT
+)
+@click.option(
+    "--max-message",
+    metavar="MIB",
+    type=_POSITIVE,
+    default=64,
+    show_default=True,
+    help="Largest message.",
+)
+@click.option(
+    "--report",
+    is_flag=True,
+    help="Print savings by tool at the end; without a server, those of the whole store.",
 )
 @session_option
 @ttl_option
@@ -125,9 +198,9 @@ def proxy(
 ) -> int:
     """Run in front of another MCP server.
 
-    Large results become stubs, and tools to read them are added. The server is a COMMAND that speaks MCP on stdio,
-    one at a --url, or those of a --config file. Everything else passes through in both directions. At the end, a
-    line on stderr says what was saved."""
+    Large results become stubs, and tools to read them are added. The server is a COMMAND that
+    speaks MCP on stdio, one at a --url, or those of a --config file. Everything else passes through
+    in both directions. At the end, a line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
         from coatcheck.cli.context_commands import print_savings
@@ -147,14 +220,18 @@ def proxy(
     from coatcheck.mcp.proxy import run
     from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings
 
-    upstream, name = _upstream(command, address, header, config or Path(), max_message * _MIB, timeout)
+    upstream, name = _upstream(
+        command, address, header, config or Path(), max_message * _MIB, timeout
+    )
     counts = Counts()
     session_id = session_id or f"mcp-{secrets.token_hex(8)}"
     with coatcheck.open(url) as store, collecting_daily(store):
         policy = configured(store.settings)
         if max_tokens is not None:
             policy = policy.limited(max_tokens=max_tokens)
-        settings = ProxySettings(policy, frozenset(inline), timeout, max_message * _MIB, no_tools, name)
+        settings = ProxySettings(
+            policy, frozenset(inline), timeout, max_message * _MIB, no_tools, name
+        )
         try:
             status = run(upstream, store.lasting_session(session_id, ttl=ttl), settings, counts)
         finally:
@@ -167,14 +244,32 @@ def proxy(
 @click.argument("client", type=click.Choice(list(CLIENTS)), metavar="CLIENT")
 @click.argument("server", nargs=-1)
 @click.option("--wrap", is_flag=True, help="Put the client's servers behind the proxy.")
-@click.option("--plugin", is_flag=True, help="Install the plugin for Claude Code: it covers Bash, Read and all tools.")
-@click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
-@click.option("--undo", is_flag=True, help="Undo everything that was written; with --write, else only show it.")
-@click.option("--scope", type=click.Choice(SCOPES), default="user", show_default=True, help=_SCOPE)
-@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="File to use instead of the default.")
-@click.option("--name", default="coatcheck", show_default=True, metavar="TEXT", help="Name of our own entry.")
 @click.option(
-    "--session", "session_id", metavar="ID", help="Session of all entries. Default: one per client and folder."
+    "--plugin",
+    is_flag=True,
+    help="Install the plugin for Claude Code: it covers Bash, Read and all tools.",
+)
+@click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
+@click.option(
+    "--undo",
+    is_flag=True,
+    help="Undo everything that was written; with --write, else only show it.",
+)
+@click.option("--scope", type=click.Choice(SCOPES), default="user", show_default=True, help=_SCOPE)
+@click.option(
+    "--file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to use instead of the default.",
+)
+@click.option(
+    "--name", default="coatcheck", show_default=True, metavar="TEXT", help="Name of our own entry."
+)
+@click.option(
+    "--session",
+    "session_id",
+    metavar="ID",
+    help="Session of all entries. Default: one per client and folder.",
 )
 @click.option("--store", "url", metavar="FOLDER", help="Store to use instead of the user's.")
 def install(
@@ -213,7 +308,9 @@ def install(
     plan: Plan | PluginPlan
     folder = None
     if plugin:
-        folder = plugin_folder(scope, home=Path.home(), project=Path.cwd(), environ=os.environ, folder=file)
+        folder = plugin_folder(
+            scope, home=Path.home(), project=Path.cwd(), environ=os.environ, folder=file
+        )
     if undo:
         plan = plan_unplug(folder) if folder is not None else plan_undo(place)
         if write:
@@ -230,7 +327,9 @@ def install(
     if importlib.util.find_spec("mcp") is None:
         raise errors.MissingExtra("mcp")
     if folder is not None:
-        plan = plan_plugin(folder, start, [*(options[:2] if session_id else []), *where], Plan(place))
+        plan = plan_plugin(
+            folder, start, [*(options[:2] if session_id else []), *where], Plan(place)
+        )
     elif wrap:
         plan = plan_wrap(place, server, start, options, own=name, is_chosen=bool(session_id or url))
     else:
@@ -256,7 +355,9 @@ def _other_scopes(client: str, scope: Scope, file: Path | None) -> Iterator[str]
     from coatcheck.install.plan import Plan
 
     for other in SCOPES if file is None else ():
-        with contextlib.suppress(errors.CoatcheckError):  # it has no such scope, or the file cannot be read
+        with contextlib.suppress(
+            errors.CoatcheckError
+        ):  # it has no such scope, or the file cannot be read
             place = find_here(client, other)
             servers = Plan(place).text.servers if other != scope and place.file.exists() else {}
             plain = [name for name, entry in servers.items() if after_launcher(entry) is None]
@@ -275,15 +376,27 @@ def _hooks(store: Store, session_id: str | None, ttl: float, only: tuple[Purpose
 
 
 def _upstream(
-    command: tuple[str, ...], address: str | None, header: tuple[str, ...], config: Path, size: int, timeout: float
+    command: tuple[str, ...],
+    address: str | None,
+    header: tuple[str, ...],
+    config: Path,
+    size: int,
+    timeout: float,
 ) -> tuple[Upstream, str]:
     """The server behind the proxy, and a name for it. No message may be larger than `size`."""
-    from coatcheck.mcp.upstreams import ProcessServer, configured_servers, remote_headers, remote_server
+    from coatcheck.mcp.upstreams import (
+        ProcessServer,
+        configured_servers,
+        remote_headers,
+        remote_server,
+    )
 
     if command:
         return ProcessServer(command, max_message=size), _command_name(command)
     if address:
-        return remote_server(address, remote_headers(header), size), urlsplit(address).hostname or "?"
+        return remote_server(address, remote_headers(header), size), urlsplit(
+            address
+        ).hostname or "?"
     from coatcheck.mcp.merged_server import PATIENCE, MergedServer
 
     found = configured_servers(_read_config(config), max_message=size)
@@ -300,13 +413,15 @@ def _read_config(file: Path) -> object:
     try:
         root = config_text.JsonText(plan.decode(data).removeprefix("\ufeff")).root
     except errors.InvalidArgument as error:
-        raise errors.InvalidArgument(f"cannot read {str(file)!r}: {error.message}", hint=error.hint) from error
+        raise errors.InvalidArgument(
+            f"cannot read {str(file)!r}: {error.message}", hint=error.hint
+        ) from error
     return root.value if root is not None else None
 
 
 def _command_name(command: tuple[str, ...]) -> str:
-    """A name for a command in reports: the program, and its first argument if the program only runs others. Other
-    arguments are left out because they may contain secrets."""
+    """A name for a command in reports: the program, and its first argument if the program only runs
+    others. Other arguments are left out because they may contain secrets."""
     name = Path(command[0]).name
     what = next((one for one in command[1:] if not one.startswith("-")), None)
     return f"{name} {what}" if what and _RUNNERS.match(name) else name
@@ -321,7 +436,9 @@ def _print_counts(counts: Counts, by_tool: bool, as_json: bool) -> None:
         print_error(str(counts))
     if by_tool:
         for name, row in sorted(counts.tools.items(), key=lambda item: -item[1]["tokens_saved"]):
-            print_error(f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens")
+            print_error(
+                f"  {name}: {row['slimmed']:,} results, about {row['tokens_saved']:,} tokens"
+            )
 
 
 def _print_plan(plan: Plan | PluginPlan) -> None:

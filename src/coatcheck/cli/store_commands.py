@@ -1,5 +1,5 @@
-"""Commands for a whole store: collect, verify, stats, export, import and copy; and config and trust for the
-settings."""
+"""Commands for a whole store: collect, verify, stats, export, import and copy; and config and trust
+for the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import json_option, open_existing, setting, shown_url, store_options, terminal, usage_error
+from coatcheck.cli import (
+    json_option,
+    open_existing,
+    setting,
+    shown_url,
+    store_options,
+    terminal,
+    usage_error,
+)
 from coatcheck.refs import iso_time
 
 if TYPE_CHECKING:
@@ -27,11 +35,18 @@ _SETTING: Final = {"key": "key", "value": "value", "source": "from", "about": "m
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Show what would be freed, without changes.")
 @click.option(
-    "--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time to keep expired artifacts. Default: 7200."
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time to keep expired artifacts. Default: 7200.",
 )
-@click.option("--no-orphans", is_flag=True, help="Do not list every stored copy to find leftovers of crashes.")
+@click.option(
+    "--no-orphans", is_flag=True, help="Do not list every stored copy to find leftovers of crashes."
+)
 @store_options
-def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | None, as_json: bool) -> int:
+def collect(
+    dry_run: bool, grace: float | None, no_orphans: bool, url: str | None, as_json: bool
+) -> int:
     """Remove expired artifacts and compress cold content.
 
     Also removes leftovers of crashes. Exits with 8 if something could not be read or removed."""
@@ -46,7 +61,9 @@ def collect(dry_run: bool, grace: float | None, no_orphans: bool, url: str | Non
 
 
 @click.command()
-@click.option("--repair", is_flag=True, help="Repair what can be repaired, without losing sound content.")
+@click.option(
+    "--repair", is_flag=True, help="Repair what can be repaired, without losing sound content."
+)
 @store_options
 def verify(repair: bool, url: str | None, as_json: bool) -> int:
     """Read everything and report problems. Exits with 8 if problems remain."""
@@ -66,7 +83,8 @@ def verify(repair: bool, url: str | None, as_json: bool) -> int:
 def stats(url: str | None, as_json: bool) -> None:
     """Count sessions, refs, artifacts, tombstones and bytes.
 
-    Also shows where the store is, what a collection would free now, and when it was last collected."""
+    Also shows where the store is, what a collection would free now, and when it was last
+    collected."""
     with open_existing(url) as store:
         collected = store.collected_at()
         totals = {"store": shown_url(store), **asdict(store.stats())}
@@ -97,10 +115,14 @@ def export(file: str, url: str | None, as_json: bool) -> None:
 
 @click.command("import")
 @click.argument("file", default=terminal.STDIO)
-@click.option("--session", "mapped", multiple=True, metavar="OLD=NEW", help="Import OLD as NEW. Repeatable.")
+@click.option(
+    "--session", "mapped", multiple=True, metavar="OLD=NEW", help="Import OLD as NEW. Repeatable."
+)
 @click.option("--merge", is_flag=True, help="Import into existing sessions.")
 @store_options
-def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as_json: bool) -> None:
+def import_(
+    file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as_json: bool
+) -> None:
     """Import the output of export.
 
     Reads a FILE, or stdin. Ids, names, sessions and expiry stay the same. An existing session is refused unless
@@ -120,7 +142,9 @@ def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as
                 bar(source.tell() if size else refs, size)
 
         sessions = {old: new for old, _, new in pairs}
-        count = store.import_(source, sessions=sessions, merge=merge, progress=advance if bar else None)
+        count = store.import_(
+            source, sessions=sessions, merge=merge, progress=advance if bar else None
+        )
     _print_count("imported", count, as_json)
 
 
@@ -131,13 +155,17 @@ def import_(file: str, mapped: tuple[str, ...], merge: bool, url: str | None, as
     "--tenant", default=lambda: setting("store.tenant"), show_default="the settings (COATCHECK_TENANT)",
     help="Copy this tenant's store to the same tenant in the target.",
 )  # fmt: skip
-@click.option("--move", is_flag=True, help="End the sessions in the source afterwards. Stop their writers first.")
+@click.option(
+    "--move",
+    is_flag=True,
+    help="End the sessions in the source afterwards. Stop their writers first.",
+)
 @json_option
 def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool) -> int:
     """Copy a store FROM one place TO another.
 
-    A place is a folder, or an s3:// URL with its catalog. Existing content in the target is skipped: an interrupted
-    copy can be continued, and a later one adds what is new."""
+    A place is a folder, or an s3:// URL with its catalog. Existing content in the target is
+    skipped: an interrupted copy can be continued, and a later one adds what is new."""
     with (
         coatcheck.open(source, create=False, tenant=tenant) as old,
         coatcheck.open(target, tenant=tenant) as new,
@@ -156,7 +184,9 @@ def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool
             f" {report.bytes} bytes; {report.known} refs were already there"
         )
     if report.lost:
-        terminal.print_error(f"{len(report.lost)} refs have lost their bytes in the source: run 'coatcheck verify'")
+        terminal.print_error(
+            f"{len(report.lost)} refs have lost their bytes in the source: run 'coatcheck verify'"
+        )
     return DAMAGED if report.lost else 0
 
 
@@ -166,8 +196,8 @@ def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool
 def config(keys: tuple[str, ...], as_json: bool) -> None:
     """Show the effective settings for this folder.
 
-    Each has its source: a file, the environment, or the default. With KEYs, or the beginnings of keys ('policy'),
-    it shows only those. Passwords are masked."""
+    Each has its source: a file, the environment, or the default. With KEYs, or the beginnings of
+    keys ('policy'), it shows only those. Passwords are masked."""
     from coatcheck.cli import default_place
     from coatcheck.config import FILE, SETTINGS, VARIABLE, load, unknown
 
@@ -181,7 +211,9 @@ def config(keys: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         return
     if terminal.is_terminal():
-        terminal.print_note(f"file: {settings.file or f'none; {FILE} in this folder or above, or {VARIABLE}'}")
+        terminal.print_note(
+            f"file: {settings.file or f'none; {FILE} in this folder or above, or {VARIABLE}'}"
+        )
         terminal.print_note(f"store: {default_place()}")
     for name, nearest in unknown(os.environ).items():
         terminal.print_error(f"unknown setting {name}; did you mean {nearest}?")
@@ -242,12 +274,21 @@ def _matches(key: str, wanted: str) -> bool:
 
 
 def _setting_record(settings: Settings, setting: Setting, as_json: bool) -> dict[str, Any]:
-    """A setting as JSON, or as the cells of a table. On a terminal the path of the settings file is below the table."""
+    """A setting as JSON, or as the cells of a table. On a terminal the path of the settings file is
+    below the table."""
     key, value, origin = setting.key, settings[setting.key], settings.origin(setting.key)
     shown, source = settings.shown(key), str(origin)
     if as_json:
-        record = {"key": key, "value": shown if isinstance(value, str) else value, "source": origin.source}
-        record |= {"where": origin.where or None, "default": setting.default, "variable": setting.variable}
+        record = {
+            "key": key,
+            "value": shown if isinstance(value, str) else value,
+            "source": origin.source,
+        }
+        record |= {
+            "where": origin.where or None,
+            "default": setting.default,
+            "variable": setting.variable,
+        }
         return record | {"about": setting.about}
     if terminal.is_terminal():
         shown = shown if len(shown) <= _MAX_VALUE else f"{shown[:_MAX_VALUE]}…"

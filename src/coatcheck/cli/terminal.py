@@ -1,10 +1,11 @@
 """Input and output: files, pipes and terminals.
 
-A pipe gets plain text, a person a readable form. Names, summaries, tools and content are untrusted: characters that a
-terminal would obey or hide are printed as escapes (see `display`).
+A pipe gets plain text, a person a readable form. Names, summaries, tools and content are untrusted:
+characters that a terminal would obey or hide are printed as escapes (see `display`).
 
-The highlighting functions split a text into pieces with a style each; joined, the pieces are the text. They never
-backtrack, and pieces are escaped after the split. Code is not highlighted: lexers can be made to run for minutes.
+The highlighting functions split a text into pieces with a style each; joined, the pieces are the
+text. They never backtrack, and pieces are escaped after the split. Code is not highlighted: lexers
+can be made to run for minutes.
 """
 
 from __future__ import annotations
@@ -62,9 +63,14 @@ def is_terminal() -> bool:
 
 @contextmanager
 def writing(file: str, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new file."""
+    """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new
+    file."""
     opener = partial(os.open, mode=0o600) if private else None
-    with open(file, "wb", opener=opener) if file != STDIO else nullcontext(sys.stdout.buffer) as target:
+    with (
+        open(file, "wb", opener=opener)
+        if file != STDIO
+        else nullcontext(sys.stdout.buffer) as target
+    ):
         yield target
         target.flush()
 
@@ -74,9 +80,15 @@ def print_error(message: str) -> None:
 
 
 def print_note(message: str) -> None:
-    """Print a line on stderr that accompanies the result; faint if stderr is a terminal with colours."""
+    """Print a line on stderr that accompanies the result; faint if stderr is a terminal with
+    colours."""
     text = one_line(message)
-    click.echo(click.style(text, dim=True) if sys.stderr.isatty() and "NO_COLOR" not in os.environ else text, err=True)
+    click.echo(
+        click.style(text, dim=True)
+        if sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        else text,
+        err=True,
+    )
 
 
 def print_json(record: Any) -> None:
@@ -92,24 +104,34 @@ def print_details(record: Mapping[str, object]) -> None:
 
 
 def print_records(
-    records: Iterable[Mapping[str, Any]], columns: Collection[str], *, as_json: bool, shrink: Collection[str] = ()
+    records: Iterable[Mapping[str, Any]],
+    columns: Collection[str],
+    *,
+    as_json: bool,
+    shrink: Collection[str] = (),
 ) -> None:
-    """Print one line of JSON per record, or a table. `columns` are the keys of its cells; a mapping has their
-    headings."""
+    """Print one line of JSON per record, or a table. `columns` are the keys of its cells; a mapping
+    has their headings."""
     if as_json:
         for record in records:
             print_json(record)
         return
     rows = ([_table_cell(key, record.get(key)) for key in columns] for record in records)
-    headings = columns.values() if isinstance(columns, Mapping) else [key.replace("_", " ") for key in columns]
+    headings = (
+        columns.values()
+        if isinstance(columns, Mapping)
+        else [key.replace("_", " ") for key in columns]
+    )
     print_table(headings, rows, shrink=shrink)
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()) -> None:
+def print_table(
+    columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink: Collection[str] = ()
+) -> None:
     """Print tab-separated lines in a pipe, a table on a terminal.
 
-    If the table is too wide, the `shrink` columns are cut in their order: the one that identifies a row comes last. A
-    column that would keep fewer than eight characters is left out."""
+    If the table is too wide, the `shrink` columns are cut in their order: the one that identifies a
+    row comes last. A column that would keep fewer than eight characters is left out."""
     if not is_terminal():
         for row in rows:
             click.echo("\t".join(row))
@@ -124,7 +146,9 @@ def print_table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink
         return
     console = Console(highlight=False, markup=False, emoji=False)
     widths = [max(map(cell_len, column)) for column in zip(headings, *lines, strict=True)]
-    widths = _fitting(widths, [headings.index(name) for name in shrink if name in headings], console.width)
+    widths = _fitting(
+        widths, [headings.index(name) for name in shrink if name in headings], console.width
+    )
     table = Table(box=None, pad_edge=False, header_style="none")
     shown = [at for at, width in enumerate(widths) if width]
     for at in shown:
@@ -135,8 +159,8 @@ def print_table(columns: Iterable[str], rows: Iterable[Sequence[str]], *, shrink
 
 
 def _fitting(widths: list[int], order: Sequence[int], room: int) -> list[int]:
-    """Return the widths of columns that fit into a line, 0 for one that is left out: the columns of `order` are cut or
-    left out one after the other, but the last is only cut."""
+    """Return the widths of columns that fit into a line, 0 for one that is left out: the columns of
+    `order` are cut or left out one after the other, but the last is only cut."""
 
     def over() -> int:
         return sum(width + _GAP for width in widths if width) - _GAP - room
@@ -145,7 +169,9 @@ def _fitting(widths: list[int], order: Sequence[int], room: int) -> list[int]:
     if not order or over() <= 0:
         return widths
     last = order[-1]
-    widths[last] = min(widths[last], _IDENTIFYING)  # a very long name must not push everything else out
+    widths[last] = min(
+        widths[last], _IDENTIFYING
+    )  # a very long name must not push everything else out
     for at in order:
         if over() > 0:
             kept = widths[at] - over()
@@ -157,7 +183,9 @@ def _fitting(widths: list[int], order: Sequence[int], room: int) -> list[int]:
 def print_content(source: IO[bytes]) -> None:
     """Print bytes on a terminal as escaped text, with a final line end."""
     last = "\n"
-    for text in codecs.iterdecode(iter(partial(source.read, _BUFFER), b""), "utf-8", "backslashreplace"):
+    for text in codecs.iterdecode(
+        iter(partial(source.read, _BUFFER), b""), "utf-8", "backslashreplace"
+    ):
         last = text[-1:]
         click.echo(visible(text), nl=False)
     if last != "\n":
@@ -165,7 +193,8 @@ def print_content(source: IO[bytes]) -> None:
 
 
 def print_text(text: str, pieces: Iterable[Piece] | None = None, *, raw: bool = False) -> None:
-    """Print exact text in a pipe or if `raw`. On a terminal, escape it, style its pieces and end the last line."""
+    """Print exact text in a pipe or if `raw`. On a terminal, escape it, style its pieces and end
+    the last line."""
     if raw or not is_terminal():
         with writing(STDIO) as out:
             out.write(text.encode("utf-8", "backslashreplace"))
@@ -185,7 +214,10 @@ def print_pieces(pieces: Iterable[Piece]) -> None:
 
     console = Console()
     plain = console.no_color
-    segments = (Segment(visible(text), None if plain else console.get_style(style)) for text, style in pieces)
+    segments = (
+        Segment(visible(text), None if plain else console.get_style(style))
+        for text, style in pieces
+    )
     console.print(Segments(segments), crop=False, end="")
 
 
@@ -209,7 +241,11 @@ def cell(key: str, value: object) -> str:
 
 def _table_cell(key: str, value: object) -> str:
     """One value of a table: on a terminal, times are ages."""
-    return age(str(value)) if key.endswith("_at") and value is not None and is_terminal() else cell(key, value)
+    return (
+        age(str(value))
+        if key.endswith("_at") and value is not None and is_terminal()
+        else cell(key, value)
+    )
 
 
 @contextmanager
@@ -249,7 +285,9 @@ def words_in(text: str, words: str) -> Iterator[Piece]:
 
 def json_tokens(text: str) -> Iterator[Piece]:
     """Highlight JSON or JSONL, or a part of it that may begin or end inside a token."""
-    return _styled(text, ((token, _TOKEN_STYLES[token.lastgroup or ""]) for token in _TOKEN.finditer(text)))
+    return _styled(
+        text, ((token, _TOKEN_STYLES[token.lastgroup or ""]) for token in _TOKEN.finditer(text))
+    )
 
 
 def _styled(text: str, matches: Iterable[tuple[re.Match[str], str]]) -> Iterator[Piece]:

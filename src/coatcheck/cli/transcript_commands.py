@@ -1,4 +1,5 @@
-"""Commands for transcripts: externalize, rehydrate, verify, undo, forget and show; and audit, which replays them."""
+"""Commands for transcripts: externalize, rehydrate, verify, undo, forget and show; and audit, which
+replays them."""
 
 from __future__ import annotations
 
@@ -13,16 +14,39 @@ import click
 
 import coatcheck
 from coatcheck import CoatcheckError, Store
-from coatcheck.cli import json_option, open_existing, session_options, store_options, terminal, usage_error
+from coatcheck.cli import (
+    json_option,
+    open_existing,
+    session_options,
+    store_options,
+    terminal,
+    usage_error,
+)
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 
 if TYPE_CHECKING:
     from coatcheck.audit import Audited
     from coatcheck.transcript import FileReport, Report
 
-_COLUMNS: Final = ("status", "format", "artifacts", "before_bytes", "after_bytes", "tokens_saved", "path")
+_COLUMNS: Final = (
+    "status",
+    "format",
+    "artifacts",
+    "before_bytes",
+    "after_bytes",
+    "tokens_saved",
+    "path",
+)
 _REF_KEYS: Final = ("line", "artifact", "media_type", "bytes", "held", "place", "summary")
-_FORMATS: Final = ("claude-code", "pi", "langchain", "mcp", "openai-responses", "anthropic", "openai-chat")
+_FORMATS: Final = (
+    "claude-code",
+    "pi",
+    "langchain",
+    "mcp",
+    "openai-responses",
+    "anthropic",
+    "openai-chat",
+)
 _SHOWN: Final = 3  # of the best and of the worst sessions
 _PAYS: Final = 0.99
 _MANY_READS: Final = 1.5
@@ -32,7 +56,9 @@ _AUDIT_COLUMNS: Final = {
 }  # fmt: skip
 _AUDIT_CUT: Final = ("file", "inline", "worse", "reads", "stubs", "calls", "sessions")
 
-paths_argument = click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
+paths_argument = click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path)
+)
 
 
 @click.group()
@@ -44,21 +70,35 @@ def transcript() -> None:
 
 @transcript.command()
 @paths_argument
-@click.option("--write", is_flag=True, help="Change the files. Without it, only show what would be saved.")
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="The format. Default: detected from the content.")
+@click.option(
+    "--write", is_flag=True, help="Change the files. Without it, only show what would be saved."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    help="The format. Default: detected from the content.",
+)
 @session_options
 def externalize(
-    paths: tuple[Path, ...], write: bool, form: str | None, session_id: str, url: str | None, as_json: bool
+    paths: tuple[Path, ...],
+    write: bool,
+    form: str | None,
+    session_id: str,
+    url: str | None,
+    as_json: bool,
 ) -> int:
     """Move the payloads of transcripts into the store.
 
-    A PATH is a file, or a folder with transcripts. Without --write nothing changes. With it, each file is replaced
-    atomically, and a backup stays beside it until 'verify --remove-backup'. Run it again to process lines appended
-    since."""
+    A PATH is a file, or a folder with transcripts. Without --write nothing changes. With it, each
+    file is replaced atomically, and a backup stays beside it until 'verify --remove-backup'. Run it
+    again to process lines appended since."""
     from coatcheck.transcript import externalize
 
     with coatcheck.open(url) if write else _store_for_dry_run(url) as store:
-        call = partial(externalize, session=store.session(session_id), format=form, dry_run=not write)
+        call = partial(
+            externalize, session=store.session(session_id), format=form, dry_run=not write
+        )
         code = _for_each(paths, call, "externalizing" if write else "reading", as_json)
     if not write and not as_json:
         terminal.print_note("nothing was changed (use --write)")
@@ -70,11 +110,13 @@ def externalize(
 @click.option("-o", "--output", metavar="FILE", help="Write to a file. Default: stdout, or '-'.")
 @click.option("--in-place", is_flag=True, help="Restore the files themselves.")
 @store_options
-def rehydrate(paths: tuple[Path, ...], output: str | None, in_place: bool, url: str | None, as_json: bool) -> int:
+def rehydrate(
+    paths: tuple[Path, ...], output: str | None, in_place: bool, url: str | None, as_json: bool
+) -> int:
     """Write the original transcript, byte for byte.
 
-    Payloads that the store lacks get a placeholder in the output and are reported on stderr, and the exit code is
-    that of the error. With --in-place, such a file is left unchanged."""
+    Payloads that the store lacks get a placeholder in the output and are reported on stderr, and
+    the exit code is that of the error. With --in-place, such a file is left unchanged."""
     from coatcheck.transcript import rehydrate
     from coatcheck.transcript.migrate import exit_code
 
@@ -106,7 +148,13 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
 
     def summary(report: Report) -> str:
         sound, total = sum(one.is_sound for one in report.files), len(report.files)
-        count = f"{sound} of {total} files" if sound < total else "1 file" if total == 1 else f"{total} files"
+        count = (
+            f"{sound} of {total} files"
+            if sound < total
+            else "1 file"
+            if total == 1
+            else f"{total} files"
+        )
         return f"{count} {'is' if sound == 1 else 'are'} sound"
 
     with open_existing(url) as store:
@@ -120,8 +168,8 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
 def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
     """Restore transcripts in place.
 
-    Drops what the store kept for them. Lines appended since are kept. The backup is used if the store does not have
-    everything."""
+    Drops what the store kept for them. Lines appended since are kept. The backup is used if the
+    store does not have everything."""
     from coatcheck.transcript import undo
 
     with open_existing(url) as store:
@@ -130,7 +178,9 @@ def undo(paths: tuple[Path, ...], url: str | None, as_json: bool) -> int:
 
 @transcript.command()
 @paths_argument
-@click.option("--force", is_flag=True, help="Even if the file still has refs; they then lead nowhere.")
+@click.option(
+    "--force", is_flag=True, help="Even if the file still has refs; they then lead nowhere."
+)
 @store_options
 def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool) -> int:
     """Drop what the store kept for transcripts.
@@ -139,7 +189,9 @@ def forget(paths: tuple[Path, ...], force: bool, url: str | None, as_json: bool)
     from coatcheck.transcript import forget
 
     with open_existing(url) as store:
-        return _for_each(paths, lambda path, progress: forget(path, store, force=force), "forgetting", as_json)
+        return _for_each(
+            paths, lambda path, progress: forget(path, store, force=force), "forgetting", as_json
+        )
 
 
 @transcript.command()
@@ -191,8 +243,8 @@ def _for_each(
     as_json: bool,
     summary: Callable[[Report], str | None] = _summary,
 ) -> int:
-    """Call a function for each file, with one progress bar for all, and print the report. A file that fails does not
-    stop the others. Return the exit code."""
+    """Call a function for each file, with one progress bar for all, and print the report. A file
+    that fails does not stop the others. Return the exit code."""
     from coatcheck.transcript import Report
     from coatcheck.transcript.migrate import exit_code, failed, files_in
 
@@ -211,10 +263,13 @@ def _for_each(
         terminal.print_json(report.to_record())
     else:
         rows = (
-            {**asdict(one), "before_bytes": one.bytes_before, "after_bytes": one.bytes_after} for one in report.files
+            {**asdict(one), "before_bytes": one.bytes_before, "after_bytes": one.bytes_after}
+            for one in report.files
         )
         terminal.print_records(rows, _COLUMNS, as_json=False, shrink=("path",))
-        for note in [f"{one.path}: {one.note}" for one in report.files if one.note] + [summary(report)]:
+        for note in [f"{one.path}: {one.note}" for one in report.files if one.note] + [
+            summary(report)
+        ]:
             if note:
                 terminal.print_note(note)
     for problem in report.problems:
@@ -227,23 +282,36 @@ def _advance(bar: terminal.Progress, start: int, total: int, done: int, _: int |
 
 
 @click.command()
-@click.argument("paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path, exists=True))
-@click.option("--model", "model_name", metavar="NAME", help="Use the prices of this model. Default: the usual prices.")
-@click.option("--plot", "plot_file", metavar="FILE.svg", help="Write a plot with one bar for each session.")
+@click.argument(
+    "paths", nargs=-1, metavar="[PATH]...", type=click.Path(path_type=Path, exists=True)
+)
+@click.option(
+    "--model",
+    "model_name",
+    metavar="NAME",
+    help="Use the prices of this model. Default: the usual prices.",
+)
+@click.option(
+    "--plot", "plot_file", metavar="FILE.svg", help="Write a plot with one bar for each session."
+)
 @json_option
-def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None, as_json: bool) -> None:
+def audit(
+    paths: tuple[Path, ...], model_name: str | None, plot_file: str | None, as_json: bool
+) -> None:
     """Show what recorded sessions would have cost with Coatcheck.
 
-    A PATH is a file, or a folder with transcripts. Default: the sessions of Claude Code, Codex and pi of this user. The
-    sessions are replayed, and what later answers used of a stored result is read back and charged. Nothing is changed
-    or stored."""
+    A PATH is a file, or a folder with transcripts. Default: the sessions of Claude Code, Codex and
+    pi of this user. The sessions are replayed, and what later answers used of a stored result is
+    read back and charged. Nothing is changed or stored."""
     from coatcheck.audit import audit as audited
     from coatcheck.audit import ratio_plot, total, usual_folders
     from coatcheck.models import UNKNOWN, model
 
     chosen = list(paths) or usual_folders()
     if not chosen:
-        raise usage_error("there are no sessions of Claude Code, Codex or pi; name a file or a folder")
+        raise usage_error(
+            "there are no sessions of Claude Code, Codex or pi; name a file or a folder"
+        )
     known = model(model_name)
     if model_name is not None and known is UNKNOWN:
         terminal.print_note(f"the prices of {model_name} are not known; the usual ones are used")
@@ -253,15 +321,27 @@ def audit(paths: tuple[Path, ...], model_name: str | None, plot_file: str | None
     sessions = sorted((one for one in found if not one.skipped), key=lambda one: one.ratio)
     whole = total(sessions)
     if as_json:
-        record = {"sessions": len(sessions), "worse": sum(one.is_worse for one in sessions), **whole.to_record()}
-        terminal.print_json({"total": record, "files": [one.to_record() for one in [*sessions, *skipped]]})
+        record = {
+            "sessions": len(sessions),
+            "worse": sum(one.is_worse for one in sessions),
+            **whole.to_record(),
+        }
+        terminal.print_json(
+            {"total": record, "files": [one.to_record() for one in [*sessions, *skipped]]}
+        )
     for one in [] if as_json else skipped:
         terminal.print_note(f"skipped {one.path}: {one.skipped}")
     if not sessions:
-        raise InvalidArgument("there is no recorded session in these files", hint="name a transcript of an agent")
+        raise InvalidArgument(
+            "there is no recorded session in these files", hint="name a transcript of an agent"
+        )
     if plot_file is not None:
         with terminal.writing(plot_file) as out:
-            out.write(ratio_plot("Cost with Coatcheck", [(one.name, one.ratio) for one in sessions]).encode())
+            out.write(
+                ratio_plot(
+                    "Cost with Coatcheck", [(one.name, one.ratio) for one in sessions]
+                ).encode()
+            )
     if not as_json:
         few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
         rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
@@ -285,7 +365,5 @@ def verdict(whole: Audited, sessions: Sequence[Audited]) -> str:
     if not ours.kept_out:
         return f"it does not pay here: in sessions of {calls:.0f} calls, no result is large enough to leave the context"
     if ours.reads > _MANY_READS * max(1, ours.stubs):
-        return (
-            f"it does not pay here: a stub is read {ours.reads / max(1, ours.stubs):.1f} times, a call more each time"
-        )
+        return f"it does not pay here: a stub is read {ours.reads / max(1, ours.stubs):.1f} times, a call more each time"
     return f"it does not pay here: sessions of {calls:.0f} calls are too short to earn the stubs and tools back"

@@ -9,7 +9,8 @@ from coatcheck.redaction import CONTEXT, mask
 
 
 def head_of(session: Session, ref: Ref, chars: int) -> str:
-    """Return the first characters of an artifact as text, with secrets masked. Bytes that are not text are base64."""
+    """Return the first characters of an artifact as text, with secrets masked. Bytes that are not
+    text are base64."""
     with session.open(ref) as stream:
         head = stream.read(4 * (chars + CONTEXT))
     if ref.codec == "bytes" and not media.is_text(ref.media_type):

@@ -1,4 +1,5 @@
-"""The three spellings of an artifact's id that the designs have between them. Every reader of a drop-in takes all."""
+"""The three spellings of an artifact's id that the designs have between them. Every reader of a
+drop-in takes all."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ HINT: Final = "an id has 64 lower-case hex characters; 'art:' with 12 or more of
 
 
 def id_prefix(text: object) -> str | None:
-    """Return the hex characters of an id: all 64, or the first ones. None if the text is not spelled like an id."""
+    """Return the hex characters of an id: all 64, or the first ones. None if the text is not
+    spelled like an id."""
     found = _SPELLINGS.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None

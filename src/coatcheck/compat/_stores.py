@@ -17,11 +17,14 @@ Place = Store | str | os.PathLike[str]
 
 def is_store(place: object) -> TypeGuard[Store | str]:
     """Whether a place is an open store, or the address of one. Otherwise it is a folder."""
-    return isinstance(place, Store) or (isinstance(place, str) and place.startswith(("s3:", "memory:")))
+    return isinstance(place, Store) or (
+        isinstance(place, str) and place.startswith(("s3:", "memory:"))
+    )
 
 
 def folder_of(place: object, what: str) -> Path:
-    """Return the absolute path of a folder. Raises `InvalidArgument` for anything else; `what` is its name there."""
+    """Return the absolute path of a folder. Raises `InvalidArgument` for anything else; `what` is
+    its name there."""
     if not isinstance(place, str | os.PathLike) or not os.fspath(place):
         given = repr(place) if isinstance(place, str) else f"a {type(place).__name__}"
         raise InvalidArgument(
@@ -30,6 +33,9 @@ def folder_of(place: object, what: str) -> Path:
         )
     if isinstance(place, str) and "://" in place:
         if not place.startswith("file:///"):
-            raise InvalidArgument(f"no backend for {clip(place)}", hint="use a folder, or s3://bucket/prefix?catalog=…")
+            raise InvalidArgument(
+                f"no backend for {clip(place)}",
+                hint="use a folder, or s3://bucket/prefix?catalog=…",
+            )
         return Path(unquote(urlsplit(place).path))
     return Path(place).expanduser().absolute()

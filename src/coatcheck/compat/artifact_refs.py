@@ -1,4 +1,5 @@
-"""Artifact references: a registry, a hot state with an index, budgets, prompt metrics and bootstrap references."""
+"""Artifact references: a registry, a hot state with an index, budgets, prompt metrics and bootstrap
+references."""
 
 from __future__ import annotations
 
@@ -47,10 +48,15 @@ _SESSION: Final = "artifacts"
 _BACKEND: Final = ".coatcheck"
 _CONTENT, _RECORD = "content.txt", "record.json"
 _WHOLE: Final = 64  # characters of an id
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not block
+_READ: Final = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+)  # opening a pipe must not block
 _MARKDOWN: Final = "text/markdown"
 _THRESHOLD_CHARS: Final = 8_000
-_LIMITS: Final = {re.sub("_(.)", lambda found: found[1].upper(), one.name): one.name for one in fields(context.Budget)}
+_LIMITS: Final = {
+    re.sub("_(.)", lambda found: found[1].upper(), one.name): one.name
+    for one in fields(context.Budget)
+}
 _KEYS: Final = (
     "type", "session", "run", "hs_tokens", "hs_bytes", "hs_truncated", "artifacts", "artifact_types", "sys_chars",
     "user_chars", "est_tokens", "ref_files", "budget_violations", "budget_ok",
@@ -73,17 +79,22 @@ class ArtifactRecord:
 
     def index_entry(self, label: str | None = None, version: str | None = None) -> dict[str, Any]:
         """Return an entry for the artifact index of a hot state."""
-        entry = {"artifact_id": self.artifact_id, "type": self.type, "label": label, "version": version}
+        entry = {
+            "artifact_id": self.artifact_id,
+            "type": self.type,
+            "label": label,
+            "version": version,
+        }
         entry["summary"] = self.summary
         return {name: value for name, value in entry.items() if value is not None}
 
 
 class ArtifactRegistry:
-    """Artifacts by their SHA-256, each in a folder `<root>/<2 hex>/<sha256>/`. The default root is `artifacts` in the
-    state folder of OpenClaw: `OPENCLAW_STATE_DIR`, or else `~/.openclaw`.
+    """Artifacts by their SHA-256, each in a folder `<root>/<2 hex>/<sha256>/`. The default root is
+    `artifacts` in the state folder of OpenClaw: `OPENCLAW_STATE_DIR`, or else `~/.openclaw`.
 
-    With an `s3://` address or an open store as `root`, the artifacts are kept there. `session` is a session for
-    executors and meters, whose store has the hot states."""
+    With an `s3://` address or an open store as `root`, the artifacts are kept there. `session` is a
+    session for executors and meters, whose store has the hot states."""
 
     def __init__(self, root: Place | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         whole(max_bytes, "max_bytes", least=1)
@@ -109,12 +120,17 @@ class ArtifactRegistry:
         producer: Producer | None = None,
         summary: str | None = None,
     ) -> ArtifactRecord:
-        """Store a text. Content that is stored already keeps its record. Raises `TooLarge` over the cap."""
+        """Store a text. Content that is stored already keeps its record. Raises `TooLarge` over the
+        cap."""
         given: object = text
         if not isinstance(given, str):
-            raise InvalidArgument(f"a text must be a string, got a {given.__class__.__name__}", hint="use store_json")
+            raise InvalidArgument(
+                f"a text must be a string, got a {given.__class__.__name__}", hint="use store_json"
+            )
         stored = masked(text, configured(self.session.store.settings))
-        return self._store(encode_text(stored), mime=mime, type=type, producer=producer, summary=summary)
+        return self._store(
+            encode_text(stored), mime=mime, type=type, producer=producer, summary=summary
+        )
 
     def store_json(
         self,
@@ -124,9 +140,12 @@ class ArtifactRegistry:
         producer: Producer | None = None,
         summary: str | None = None,
     ) -> ArtifactRecord:
-        """Store a JSON value. Raises `InvalidArgument` if it would come back different, `TooLarge` over the cap."""
+        """Store a JSON value. Raises `InvalidArgument` if it would come back different, `TooLarge`
+        over the cap."""
         if isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidArgument("bytes are not a JSON value", hint="decode them and use store_text")
+            raise InvalidArgument(
+                "bytes are not a JSON value", hint="decode them and use store_text"
+            )
         stored = masked(value, configured(self.session.store.settings))
         if isinstance(stored, str):
             data = encode_text(json.dumps(stored, ensure_ascii=False))
@@ -141,8 +160,8 @@ class ArtifactRegistry:
         return self._store(data, mime=_MARKDOWN, type="doc", producer=None, summary=None)
 
     def get(self, artifact_id: object) -> tuple[ArtifactRecord, Any] | None:
-        """Return the record and the content of an artifact, or None: a parsed value if its mime is that of JSON, else a
-        text. Raises `InvalidArgument` for an invalid id."""
+        """Return the record and the content of an artifact, or None: a parsed value if its mime is
+        that of JSON, else a text. Raises `InvalidArgument` for an invalid id."""
         prefix = id_prefix(artifact_id)
         if prefix is None:
             raise InvalidArgument("invalid artifact id", hint=HINT)
@@ -174,7 +193,9 @@ class ArtifactRegistry:
     ) -> ArtifactRecord:
         About(kind=type, media_type=mime, producer=producer, summary=summary).check()
         if len(data) > self._max_bytes:
-            raise TooLarge(f"the artifact has {len(data):,} bytes; at most {self._max_bytes:,} can be stored")
+            raise TooLarge(
+                f"the artifact has {len(data):,} bytes; at most {self._max_bytes:,} can be stored"
+            )
         start = data[: 4 * (_SUMMARY + CONTEXT)].decode("utf-8", "ignore")
         kind = type or media.sniff_kind(mime, start[: media.HEAD])
         shown = summarize(mask(start), _SUMMARY) if summary is None else mask(summary)
@@ -189,12 +210,13 @@ class _Contents(Protocol):
         """Store bytes, unless they are stored already, and return their record."""
 
     def get(self, prefix: str) -> tuple[ArtifactRecord, bytes] | None:
-        """Return the artifact whose id begins like this. Raises `AmbiguousPointer`, and `Damaged` if its bytes do not
-        match their digest."""
+        """Return the artifact whose id begins like this. Raises `AmbiguousPointer`, and `Damaged`
+        if its bytes do not match their digest."""
 
 
 class _FolderContents:
-    """Two files for each artifact: `<root>/<2 hex>/<sha256>/content.txt`, and `record.json` beside it."""
+    """Two files for each artifact: `<root>/<2 hex>/<sha256>/content.txt`, and `record.json` beside
+    it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -227,7 +249,8 @@ class _FolderContents:
         data = _read(folder / _CONTENT)
         if data is None or digest_of(data) != folder.name:
             raise Damaged(
-                f"the content of {folder.name} does not match its digest", hint="store the same content again"
+                f"the content of {folder.name} does not match its digest",
+                hint="store the same content again",
             )
         return record, data
 
@@ -239,11 +262,14 @@ class _FolderContents:
         names = os.listdir(shard) if shard.is_dir() else []
         found = sorted(name for name in names if name.startswith(prefix) and len(name) == _WHOLE)
         if len(found) > 1:
-            raise AmbiguousPointer(f"art:{prefix} matches {len(found)} artifacts", [f"art:{name}" for name in found])
+            raise AmbiguousPointer(
+                f"art:{prefix} matches {len(found)} artifacts", [f"art:{name}" for name in found]
+            )
         return shard / found[0] if found else None
 
     def _record(self, folder: Path) -> ArtifactRecord | None:
-        """Return the record in a folder; None if it is missing or cannot be read, as if it had not been written."""
+        """Return the record in a folder; None if it is missing or cannot be read, as if it had not
+        been written."""
         data = _read(folder / _RECORD)
         try:
             return None if data is None else _record_of(folder, json.loads(data))
@@ -271,7 +297,8 @@ class _StoreContents:
             return self._record_of(ref), stream.read()
 
     def _bytes_of(self, ref: Ref) -> bytes | None:
-        """Return the bytes of an artifact, or None if they are missing or damaged: putting them again repairs that."""
+        """Return the bytes of an artifact, or None if they are missing or damaged: putting them
+        again repairs that."""
         try:
             with self._session.open(ref) as stream:
                 return stream.read()
@@ -283,7 +310,8 @@ class _StoreContents:
 
 
 def _record_of(folder: Path, written: Mapping[str, Any]) -> ArtifactRecord:
-    """Return the record that was written in a folder. Raises what a record of another form raises."""
+    """Return the record that was written in a folder. Raises what a record of another form
+    raises."""
     return ArtifactRecord(
         artifact_id=folder.name,
         type=written["type"],
@@ -306,7 +334,8 @@ def _text_of(data: bytes) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the bytes of a file, or None if it is missing. A link or a pipe is not read, as if it were missing."""
+    """Return the bytes of a file, or None if it is missing. A link or a pipe is not read, as if it
+    were missing."""
     with storage_errors("reading an artifact"):
         try:
             handle = os.open(path, _READ)
@@ -327,12 +356,13 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def artifacts_get(registry: ArtifactRegistry) -> dict[str, Callable[[str], str]]:
-    """Return the tool under its name, as a `ToolExecutor` takes it. It answers JSON and never raises. An executor does
-    not replace its answers by stubs."""
+    """Return the tool under its name, as a `ToolExecutor` takes it. It answers JSON and never
+    raises. An executor does not replace its answers by stubs."""
 
     @stays_inline
     def get(id: Pointer) -> str:  # noqa: A002
-        """Read an artifact by its SHA-256 id: its metadata, and the first 8,000 characters of its content."""
+        """Read an artifact by its SHA-256 id: its metadata, and the first 8,000 characters of its
+        content."""
         try:
             found = registry.get(id)
         except CoatcheckError as error:
@@ -340,15 +370,19 @@ def artifacts_get(registry: ArtifactRegistry) -> dict[str, Callable[[str], str]]
         if found is None:
             return json.dumps({"error": "no artifact has this id"})
         record, text = asdict(found[0]), as_text(found[1])
-        answer = {"metadata": record, "content": text[:MAX_CHARS], "truncated": len(text) > MAX_CHARS}
+        answer = {
+            "metadata": record,
+            "content": text[:MAX_CHARS],
+            "truncated": len(text) > MAX_CHARS,
+        }
         return json.dumps(answer, ensure_ascii=False)
 
     return {"artifacts.get": get}
 
 
 class HotState(context.HotState):
-    """A hot state whose index has whole ids, and versions as texts. `risk_level` and `version` are left out unless they
-    are set."""
+    """A hot state whose index has whole ids, and versions as texts. `risk_level` and `version` are
+    left out unless they are set."""
 
     shows_whole_ids: ClassVar[bool] = True
     least_entries: ClassVar[tuple[int, int]] = (1_000, 0)
@@ -357,14 +391,16 @@ class HotState(context.HotState):
         if not isinstance(artifact_index, list | tuple):
             given = "None" if artifact_index is None else f"a {type(artifact_index).__name__}"
             raise InvalidArgument(
-                f"artifact_index must be a list of entries, got {given}", hint="leave it out if empty"
+                f"artifact_index must be a list of entries, got {given}",
+                hint="leave it out if empty",
             )
         entries = [_index_entry(entry) for entry in artifact_index]
         super().__init__(**{"risk_level": None, "artifact_index": entries} | fields)
 
 
 def _index_entry(entry: object) -> dict[str, Any]:
-    """Return an entry of an artifact index with its whole id, and its version as a text. The rest is checked later."""
+    """Return an entry of an artifact index with its whole id, and its version as a text. The rest
+    is checked later."""
     if isinstance(entry, context.IndexEntry):
         entry = dict(entry)
     if not isinstance(entry, Mapping):
@@ -385,21 +421,25 @@ def _index_entry(entry: object) -> dict[str, Any]:
     return checked
 
 
-def claim(registry: ArtifactRegistry, session_id: str, holder: str, *, idle: float = 0) -> context.Claim:
-    """Claim the hot state of a session for a dispatcher. Only the newest claim can write it, with `write(state)`; the
-    one before raises `Fenced` from then on. With `idle`, so does this call, if another holder has claimed or written
-    within that many seconds."""
+def claim(
+    registry: ArtifactRegistry, session_id: str, holder: str, *, idle: float = 0
+) -> context.Claim:
+    """Claim the hot state of a session for a dispatcher. Only the newest claim can write it, with
+    `write(state)`; the one before raises `Fenced` from then on. With `idle`, so does this call, if
+    another holder has claimed or written within that many seconds."""
     return context.claim(registry.session.store.session(session_id), holder, idle=idle)
 
 
 def current(registry: ArtifactRegistry, session_id: str) -> HotState | None:
-    """Return the hot state of a session as its dispatcher wrote it last, or None. Reading needs no claim."""
+    """Return the hot state of a session as its dispatcher wrote it last, or None. Reading needs no
+    claim."""
     snapshot = context.current(registry.session.store.session(session_id))
     return None if snapshot is None else HotState.parse(snapshot.state.content())
 
 
 class ContextBudget(context.Budget):
-    """The limits of a prompt, under their camelCase names. Violations are logged as warnings by `enforce`."""
+    """The limits of a prompt, under their camelCase names. Violations are logged as warnings by
+    `enforce`."""
 
     __slots__ = ()
 
@@ -429,7 +469,8 @@ def bootstrap(
     env: Mapping[str, str] = os.environ,
 ) -> str:
     """Return workspace files for a prompt. With OPENCLAW_ARTIFACT_REFS=true, files of at least
-    OPENCLAW_ARTIFACT_REFS_THRESHOLD_CHARS characters become references. The same files give the same text each time."""
+    OPENCLAW_ARTIFACT_REFS_THRESHOLD_CHARS characters become references. The same files give the
+    same text each time."""
     chars = env.get("OPENCLAW_ARTIFACT_REFS_THRESHOLD_CHARS", "")
     threshold = int(chars) if chars.isdecimal() and int(chars) else _THRESHOLD_CHARS
 
@@ -444,7 +485,9 @@ def bootstrap(
         files,
         root=root,
         enabled=env.get("OPENCLAW_ARTIFACT_REFS", "").strip().lower() == "true",
-        threshold_chars=max(1, threshold - 1),  # there, a file with this many characters is shown whole
+        threshold_chars=max(
+            1, threshold - 1
+        ),  # there, a file with this many characters is shown whole
         read_tool=None,
         keep=keep,
     )

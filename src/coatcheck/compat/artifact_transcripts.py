@@ -1,4 +1,5 @@
-"""Artifact-first transcripts for session files of OpenClaw and pi: payloads leave them for files, and come back."""
+"""Artifact-first transcripts for session files of OpenClaw and pi: payloads leave them for files,
+and come back."""
 
 from __future__ import annotations
 
@@ -43,13 +44,13 @@ _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLO
 _TYPES: Final = {"result": "tool-result", "arguments": "tool-call"}
 
 ArtifactType = Literal["tool-result", "tool-call", "message"]
-"""What an artifact was a part of. Messages are everything that is neither a result nor a call, such as a picture that a
-user sent."""
+"""What an artifact was a part of. Messages are everything that is neither a result nor a call, such
+as a picture that a user sent."""
 
 
 class ArtifactRef(TypedDict):
-    """What a line and the registry say about an artifact. `hash` is the SHA-256 of its content, and `id` is `art_` with
-    the first 16 characters of it."""
+    """What a line and the registry say about an artifact. `hash` is the SHA-256 of its content, and
+    `id` is `art_` with the first 16 characters of it."""
 
     id: str
     type: ArtifactType
@@ -62,7 +63,8 @@ class ArtifactRef(TypedDict):
 
 
 class ToolResultArtifactDetails(TypedDict):
-    """The `details` of a tool result whose payload is an artifact, besides what the host keeps there."""
+    """The `details` of a tool result whose payload is an artifact, besides what the host keeps
+    there."""
 
     artifactRef: ArtifactRef
 
@@ -76,7 +78,8 @@ class RegistryEntry(TypedDict):
 
 
 class Artifact(TypedDict):
-    """A stored artifact: its description and its payload. That is a text, bytes if it is not text, or a JSON value."""
+    """A stored artifact: its description and its payload. That is a text, bytes if it is not text,
+    or a JSON value."""
 
     artifact: ArtifactRef
     payload: Any
@@ -112,13 +115,16 @@ class MemoryArtifacts:
 
 
 class ArtifactTranscripts:
-    """The sessions of one agent, at `<root>/agents/<agentId>/sessions/`, with their artifacts in a folder beside them.
+    """The sessions of one agent, at `<root>/agents/<agentId>/sessions/`, with their artifacts in a
+    folder beside them.
 
-    `max_chars` is the size over which a tool result leaves its line. Artifacts are kept in a store in their folder, or
-    in `store`: an open store, or an `s3://` address. Either may be given in place of `root` too. The files in the
-    folder are copies. A context manager; `close` closes a store that was opened here.
+    `max_chars` is the size over which a tool result leaves its line. Artifacts are kept in a store
+    in their folder, or in `store`: an open store, or an `s3://` address. Either may be given in
+    place of `root` too. The files in the folder are copies. A context manager; `close` closes a
+    store that was opened here.
 
-    `problems` says what could not be stored, registered or read. The message itself is always written."""
+    `problems` says what could not be stored, registered or read. The message itself is always
+    written."""
 
     def __init__(
         self,
@@ -168,8 +174,8 @@ class ArtifactTranscripts:
         return sorted(path for path in found if not is_own(path.name) and not path.is_dir())
 
     def append(self, session_id: str, message: object) -> transcript.Appended:
-        """Append a message. A large tool result becomes an artifact: its file is written, then its entry in the
-        registry, then the line, which has a `details.artifactRef` and no payload."""
+        """Append a message. A large tool result becomes an artifact: its file is written, then its
+        entry in the registry, then the line, which has a `details.artifactRef` and no payload."""
         path, session = self.path(session_id), self.session(session_id)
         policy = self._policy(session_id)
         with transcript.Transcript(path, session, format="pi", policy=policy) as log:
@@ -178,8 +184,9 @@ class ArtifactTranscripts:
         return done
 
     def read(self, session_id: str, *, rehydrate: bool = False) -> list[Any]:
-        """Return the lines of a session: as they are stored, or with their original payloads. A line that is not JSON
-        is None. If a payload cannot be read, a placeholder says so, and `problems` has the reason."""
+        """Return the lines of a session: as they are stored, or with their original payloads. A
+        line that is not JSON is None. If a payload cannot be read, a placeholder says so, and
+        `problems` has the reason."""
         path, session = self.path(session_id), self.session(session_id)
         with transcript.Transcript(path, session, format="pi", read_only=True) as log:
             found = [line.value for line in log.lines(mode="whole" if rehydrate else "stored")]
@@ -189,7 +196,8 @@ class ArtifactTranscripts:
     def read_artifact(self, session_id: str, artifact_id: str) -> Artifact:
         """Return an artifact of a session. `artifact_id` is its hash, its id, or a pointer.
 
-        Raises `NotFound` if the session has no such artifact, and `Damaged` if its content is not what was stored."""
+        Raises `NotFound` if the session has no such artifact, and `Damaged` if its content is not
+        what was stored."""
         entry = self.find_by_hash(artifact_id, session_id)
         if entry is None:
             raise NotFound(f"no artifact {clip(artifact_id)} in session {clip(session_id)}")
@@ -200,22 +208,24 @@ class ArtifactTranscripts:
         return {"artifact": entry["artifact"], "payload": self._from_file(entry)}
 
     def migrate(self, paths: Iterable[str | Path] = ()) -> transcript.Report:
-        """Move the inline payloads of all transcripts, or of these, to artifacts, and add what is missing in the
-        registry. `undo` restores the files. A file that fails is reported, and the others continue."""
+        """Move the inline payloads of all transcripts, or of these, to artifacts, and add what is
+        missing in the registry. `undo` restores the files. A file that fails is reported, and the
+        others continue."""
         return self._each(paths, self._migrated)
 
     def undo(self, paths: Iterable[str | Path] = ()) -> transcript.Report:
-        """Restore transcripts byte for byte. Remove their artifacts from the store, the registry and the folder, unless
-        another transcript of the same session refers to them."""
+        """Restore transcripts byte for byte. Remove their artifacts from the store, the registry
+        and the folder, unless another transcript of the same session refers to them."""
         return self._each(paths, self._undone)
 
     def registry(self) -> Iterator[RegistryEntry]:
-        """Yield the entries of `artifacts/registry.jsonl`, one for each artifact of a session, oldest first."""
+        """Yield the entries of `artifacts/registry.jsonl`, one for each artifact of a session,
+        oldest first."""
         yield from self._registry.entries()
 
     def find_by_hash(self, digest: str, session_id: str | None = None) -> RegistryEntry | None:
-        """Return the newest entry of the registry with this hash, in any session or in one. An id or a pointer is
-        accepted too."""
+        """Return the newest entry of the registry with this hash, in any session or in one. An id
+        or a pointer is accepted too."""
         prefix = id_prefix(digest)
         if prefix is None:
             raise InvalidArgument(f"{clip(str(digest))} is not the id of an artifact", hint=HINT)
@@ -226,12 +236,15 @@ class ArtifactTranscripts:
         return found
 
     def recall(self, session_id: str, message: str = "") -> str | None:
-        """Return a section for the prompt: a narrative, and the artifacts that fit the message best, within the
-        settings. What tools wrote is quoted. None if recall is off or there is nothing to recall."""
+        """Return a section for the prompt: a narrative, and the artifacts that fit the message
+        best, within the settings. What tools wrote is quoted. None if recall is off or there is
+        nothing to recall."""
         if not self.memory.enabled:
             return None
         session = self.session(session_id)
-        found = context.recall(session, message, max_items=self.memory.maxItems, max_chars=_EVERYTHING)
+        found = context.recall(
+            session, message, max_items=self.memory.maxItems, max_chars=_EVERYTHING
+        )
         if not found.items:
             return None
         lines: list[list[str]] = []
@@ -240,7 +253,9 @@ class ArtifactTranscripts:
             described = about or self._described(session_id, item.ref)
             lines.append(_recall_lines(described, has_file=about is not None))
         room = self.memory.maxChars - len(_HEAD) - 1
-        first = next(line for line in lines[0] if len(line) <= room)  # before the narrative, which may be long
+        first = next(
+            line for line in lines[0] if len(line) <= room
+        )  # before the narrative, which may be long
         summaries = [mask(item.ref.summary) for item in found.items]
         narrative = _narrative(summaries, min(self.memory.narrativeMaxChars, room - len(first) - 1))
         parts = [_HEAD, narrative, first] if narrative else [_HEAD, first]
@@ -268,7 +283,9 @@ class ArtifactTranscripts:
 
     def session(self, session_id: str) -> Session:
         """Return the session of the store that can read the artifacts of a transcript."""
-        return self.store.session(f"{self._agent_id}/{session_id}" if self._is_shared else session_id)
+        return self.store.session(
+            f"{self._agent_id}/{session_id}" if self._is_shared else session_id
+        )
 
     def _each(
         self, paths: Iterable[str | Path], call: Callable[[Path, str], transcript.FileReport]
@@ -277,14 +294,18 @@ class ArtifactTranscripts:
         for path in [Path(one) for one in paths] or self.files():
             try:
                 if path.is_dir():
-                    raise InvalidArgument(f"{clip(path.name)} is a folder", hint="pass transcript files")
+                    raise InvalidArgument(
+                        f"{clip(path.name)} is a folder", hint="pass transcript files"
+                    )
                 found.append(call(path, _session_of(path)))
             except (CoatcheckError, OSError, RecursionError) as error:
                 found.append(failed(path, error))
         return transcript.Report(tuple(found))
 
     def _migrated(self, path: Path, session_id: str) -> transcript.FileReport:
-        (report,) = transcript.externalize(path, self.session(session_id), policy=self._policy(session_id)).files
+        (report,) = transcript.externalize(
+            path, self.session(session_id), policy=self._policy(session_id)
+        ).files
         for one in {ref.id: ref for _, ref in refs_in(path)}.values():
             ref = self.store.session(one.session).ref(one.id)
             if ref is not None:
@@ -313,7 +334,9 @@ class ArtifactTranscripts:
             max_chars=self._max_chars, preview_chars=PREVIEW_CHARS, reference=reference
         )
 
-    def _described(self, session_id: str, ref: Ref, part_of: ArtifactType | None = None) -> ArtifactRef:
+    def _described(
+        self, session_id: str, ref: Ref, part_of: ArtifactType | None = None
+    ) -> ArtifactRef:
         """Return the description of an artifact."""
         about: ArtifactRef = {
             "id": short_id(ref.artifact_id),
@@ -328,11 +351,14 @@ class ArtifactTranscripts:
             about["toolName"] = ref.tool
         return about
 
-    def _artifact(self, session_id: str, ref: Ref, part_of: ArtifactType | None = None) -> ArtifactRef:
-        """Return the description of an artifact, as it is in the registry. Its file and its entry are written if they
-        are missing.
+    def _artifact(
+        self, session_id: str, ref: Ref, part_of: ArtifactType | None = None
+    ) -> ArtifactRef:
+        """Return the description of an artifact, as it is in the registry. Its file and its entry
+        are written if they are missing.
 
-        If the registry cannot be written, that is noted as a problem. Raises `StoreError` if the file cannot be."""
+        If the registry cannot be written, that is noted as a problem. Raises `StoreError` if the
+        file cannot be."""
         about = self._described(session_id, ref, part_of)
         entry: RegistryEntry = {"hash": ref.artifact_id, "artifact": about, "sessionId": session_id}
         self._write_file(Path(about["path"]), ref)
@@ -342,8 +368,11 @@ class ArtifactTranscripts:
             self.problems.append(f"{about['id']} is not in the registry: {error.strerror or error}")
             return about
 
-    def _noted(self, session_id: str, ref: Ref, part_of: ArtifactType | None = None) -> ArtifactRef | None:
-        """Like `_artifact`, for an artifact that is useful without a file too. None if it has none."""
+    def _noted(
+        self, session_id: str, ref: Ref, part_of: ArtifactType | None = None
+    ) -> ArtifactRef | None:
+        """Like `_artifact`, for an artifact that is useful without a file too. None if it has
+        none."""
         try:
             return self._artifact(session_id, ref, part_of)
         except CoatcheckError as error:
@@ -355,19 +384,25 @@ class ArtifactTranscripts:
             return
         owner = self.store.session(ref.session_id)
         is_durable = self.store.settings["store.durability"] == "power"
-        with storage_errors("writing an artifact's file"), owner.open(ref) as stream, _draft(path) as draft:
+        with (
+            storage_errors("writing an artifact's file"),
+            owner.open(ref) as stream,
+            _draft(path) as draft,
+        ):
             while chunk := stream.read(CHUNK):
                 draft.file.write(chunk)
             draft.replace(path, durable=is_durable)
 
     def _from_file(self, entry: RegistryEntry) -> Any:
-        """Return the content of an artifact that no model was shown: the session itself cannot read it, but its folder
-        has the file."""
+        """Return the content of an artifact that no model was shown: the session itself cannot read
+        it, but its folder has the file."""
         name = Path(entry["artifact"]["path"]).name
         with storage_errors("reading an artifact's file"):
             data = (self.artifacts / name).read_bytes()
         if digest_of(data) != entry["hash"]:
-            raise Damaged(f"{clip(name)} does not have the content that was stored", hint="run migrate again")
+            raise Damaged(
+                f"{clip(name)} does not have the content that was stored", hint="run migrate again"
+            )
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -375,10 +410,11 @@ class ArtifactTranscripts:
 
 
 class _Registry:
-    """The file `registry.jsonl`: one line for each artifact of a session, appended by any number of processes.
+    """The file `registry.jsonl`: one line for each artifact of a session, appended by any number of
+    processes.
 
-    `_known` has the entries in the first `_read` bytes of the file `_inode`, so that adding one does not read them all
-    again: a migration adds thousands."""
+    `_known` has the entries in the first `_read` bytes of the file `_inode`, so that adding one
+    does not read them all again: a migration adds thousands."""
 
     def __init__(self, path: Path, *, is_durable: bool) -> None:
         self._path = path
@@ -388,14 +424,15 @@ class _Registry:
         self._inode: tuple[int, int] | None = None
 
     def entries(self) -> list[RegistryEntry]:
-        """Return the entries, oldest first. Lines that are not entries are skipped. Of several entries for an artifact
-        of a session, the last one counts."""
+        """Return the entries, oldest first. Lines that are not entries are skipped. Of several
+        entries for an artifact of a session, the last one counts."""
         with storage_errors("reading the registry"):
             data = self._path.read_bytes() if self._path.exists() else b""
         return list(_entries(data).values())
 
     def add(self, entry: RegistryEntry) -> RegistryEntry:
-        """Append an entry and return it. If the artifact has one that names the same file, return that."""
+        """Append an entry and return it. If the artifact has one that names the same file, return
+        that."""
         with self._locked() as handle:
             self._catch_up(handle)
             known = self._known.get(_key(entry))
@@ -416,7 +453,11 @@ class _Registry:
             return
         with self._locked() as handle:
             found = _entries(os.pread(handle, os.fstat(handle).st_size, 0))
-            gone = [entry for (owner, digest), entry in found.items() if owner == session_id and digest in hashes]
+            gone = [
+                entry
+                for (owner, digest), entry in found.items()
+                if owner == session_id and digest in hashes
+            ]
             with Draft(self._path.parent) as draft:
                 for entry in found.values():
                     if entry not in gone:
@@ -439,7 +480,8 @@ class _Registry:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Open the file that has the name, and lock it: another process may have replaced it meanwhile."""
+        """Open the file that has the name, and lock it: another process may have replaced it
+        meanwhile."""
         for _ in range(_ATTEMPTS):
             handle = os.open(self._path, _APPEND, 0o600)
             try:
@@ -489,7 +531,11 @@ def _draft(path: Path) -> Draft:
 
 def _file_name(session_id: str, ref: Ref) -> str:
     """Return the name of an artifact's file, which depends on the session and the content alone."""
-    suffix = ".txt" if media.is_text(ref.media_type) else mimetypes.guess_extension(ref.media_type) or ".bin"
+    suffix = (
+        ".txt"
+        if media.is_text(ref.media_type)
+        else mimetypes.guess_extension(ref.media_type) or ".bin"
+    )
     return _stem(session_id, ref.artifact_id) + suffix
 
 
@@ -512,7 +558,8 @@ def _recall_lines(about: ArtifactRef, *, has_file: bool) -> list[str]:
 
 
 def _narrative(summaries: Sequence[str], most: int) -> str:
-    """Return a sentence of at most `most` characters that quotes what tools produced. Empty if nothing fits."""
+    """Return a sentence of at most `most` characters that quotes what tools produced. Empty if
+    nothing fits."""
     sentence = ""
     for summary in summaries:
         start = f"{sentence.removesuffix('.')}; " if sentence else _NARRATIVE
@@ -526,11 +573,14 @@ def _narrative(summaries: Sequence[str], most: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text of a tool in quotes, on one line, so that it cannot be taken for a part of the prompt."""
+    """Return a text of a tool in quotes, on one line, so that it cannot be taken for a part of the
+    prompt."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _checked(name: object, what: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(f"invalid {what} {clip(repr(name))}", hint="use letters, digits and any of ._-")
+        raise InvalidArgument(
+            f"invalid {what} {clip(repr(name))}", hint="use letters, digits and any of ._-"
+        )
     return name

@@ -1,4 +1,5 @@
-"""Memory pointers: a large result becomes `{pointer, preview, sizeBytes, name}`, and three tools store, get and list.
+"""Memory pointers: a large result becomes `{pointer, preview, sizeBytes, name}`, and three tools
+store, get and list.
 
 tools = wrap_tools([search, read_logs], RunContext(), ArtifactsConfig(enabled=True))
 """
@@ -38,18 +39,29 @@ SESSION_KEY: Final = "coatcheck_session"
 
 _MAX_TOOL_OUTPUT_BYTES: Final = 51_200
 _PREVIEW_CHARS: Final = 200
-_ORIGINAL_SETTINGS: Final = {"maxToolOutputBytes": "max_tool_output_bytes", "previewChars": "preview_chars"}
-_ORIGINAL_OPTIONS: Final = {"name": "name", "contentType": "content_type", "content_type": "content_type"}
+_ORIGINAL_SETTINGS: Final = {
+    "maxToolOutputBytes": "max_tool_output_bytes",
+    "previewChars": "preview_chars",
+}
+_ORIGINAL_OPTIONS: Final = {
+    "name": "name",
+    "contentType": "content_type",
+    "content_type": "content_type",
+}
 _OWNED: Final = "run-"  # how the ids of sessions begin that end with their state
-_IDLE: Final = 86_400.0  # seconds that the artifacts of a named session in memory outlive its last use
+_IDLE: Final = (
+    86_400.0  # seconds that the artifacts of a named session in memory outlive its last use
+)
 _LOG: Final = logging.getLogger("coatcheck")
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class ArtifactsConfig:
-    """`max_tool_output_bytes` counts what `approx_byte_size` returns: the UTF-8 bytes of the stringified result.
+    """`max_tool_output_bytes` counts what `approx_byte_size` returns: the UTF-8 bytes of the
+    stringified result.
 
-    The settings are accepted under their original names too: `maxToolOutputBytes` and `previewChars`."""
+    The settings are accepted under their original names too: `maxToolOutputBytes` and
+    `previewChars`."""
 
     enabled: bool = False
     max_tool_output_bytes: int = _MAX_TOOL_OUTPUT_BYTES
@@ -67,7 +79,9 @@ class ArtifactsConfig:
         for name, value in original.items():
             if name not in _ORIGINAL_SETTINGS:
                 known = "enabled, maxToolOutputBytes and previewChars"
-                raise InvalidArgument(f"there is no setting {clip(name)}", hint=f"the settings are {known}")
+                raise InvalidArgument(
+                    f"there is no setting {clip(name)}", hint=f"the settings are {known}"
+                )
             settings[_ORIGINAL_SETTINGS[name]] = value
         valid(isinstance(enabled, bool), enabled, "enabled", "True or False")
         whole(settings["max_tool_output_bytes"], "max_tool_output_bytes", least=1)
@@ -80,8 +94,8 @@ class ArtifactsConfig:
 class ArtifactMap(dict[str, dict[str, Any]]):
     """The artifacts that a session state has stored, by id, each as `list_artifacts` shows it.
 
-    Their values are in the store behind `session`. In memory, they live as long as this map. JSON and pickle write it
-    as a plain dict, without the values; a copy of the state shares the map."""
+    Their values are in the store behind `session`. In memory, they live as long as this map. JSON
+    and pickle write it as a plain dict, without the values; a copy of the state shares the map."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -98,11 +112,13 @@ class ArtifactMap(dict[str, dict[str, Any]]):
 
 
 class RunContext:
-    """One run of an agent. Its artifacts are in `session_state["__artifacts"]`, and live as long as that state.
+    """One run of an agent. Its artifacts are in `session_state["__artifacts"]`, and live as long as
+    that state.
 
-    Runs that are given the same `session_state`, or a copy of it while it exists, share their artifacts; so do runs
-    with the same `session_id`. With a `store` (an open one, a folder, or an `s3://` address, which is opened once for
-    the process), artifacts are kept there, with the store's own time to live."""
+    Runs that are given the same `session_state`, or a copy of it while it exists, share their
+    artifacts; so do runs with the same `session_id`. With a `store` (an open one, a folder, or an
+    `s3://` address, which is opened once for the process), artifacts are kept there, with the
+    store's own time to live."""
 
     def __init__(
         self,
@@ -137,7 +153,8 @@ class RunContext:
         self._artifacts[ref.artifact_id] = _entry(self.session, ref, _PREVIEW_CHARS)
 
     def _restore(self, before: Mapping[str, Any]) -> None:
-        """Add the artifacts that the state had before: in another store, saved with their values, or just named."""
+        """Add the artifacts that the state had before: in another store, saved with their values,
+        or just named."""
         other = before.session if isinstance(before, ArtifactMap) else None
         gone = 0
         for artifact_id, saved in before.items():
@@ -167,10 +184,13 @@ class RunContext:
         return ref is not None
 
 
-def wrap_tools(tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, config: ArtifactsConfig) -> Any:
-    """Return the tools with bounded results, and the three artifact tools, in the shape of `tools`: a mapping of names
-    or a list. Pointers in keyword arguments become the stored values. Generators stream, and stay as they are. If the
-    config is not enabled, all tools stay as they are. Raises `InvalidArgument` if one of the three names is taken."""
+def wrap_tools(
+    tools: Mapping[str, Tool] | Iterable[Tool], ctx: RunContext, config: ArtifactsConfig
+) -> Any:
+    """Return the tools with bounded results, and the three artifact tools, in the shape of `tools`:
+    a mapping of names or a list. Pointers in keyword arguments become the stored values. Generators
+    stream, and stay as they are. If the config is not enabled, all tools stay as they are. Raises
+    `InvalidArgument` if one of the three names is taken."""
     if isinstance(tools, Mapping):
         given = list(tools.items())
     else:
@@ -188,15 +208,17 @@ def store_artifact(
     name: str | Mapping[str, Any] | None = None,
     content_type: str | None = None,
 ) -> Ref:
-    """Store a value and return its ref; `ref.pointer` is the pointer. The options may be a mapping, as in the original:
-    `{"name": …, "contentType": …}`. Raises `InvalidArgument` for a name that looks like a pointer, and for values that
-    JSON cannot represent."""
+    """Store a value and return its ref; `ref.pointer` is the pointer. The options may be a mapping,
+    as in the original: `{"name": …, "contentType": …}`. Raises `InvalidArgument` for a name that
+    looks like a pointer, and for values that JSON cannot represent."""
     options: dict[str, Any] = {"name": name, "content_type": content_type}
     if isinstance(name, Mapping):
         options["name"] = None
         for key, option in name.items():
             if key not in _ORIGINAL_OPTIONS:
-                raise InvalidArgument(f"there is no option {clip(str(key))}", hint="use name and contentType")
+                raise InvalidArgument(
+                    f"there is no option {clip(str(key))}", hint="use name and contentType"
+                )
             options[_ORIGINAL_OPTIONS[key]] = option
     about = About(name=options["name"], media_type=options["content_type"], tool=TOOLS[0])
     ref = put(ctx.session, value, about)
@@ -205,8 +227,8 @@ def store_artifact(
 
 
 def get_artifact(ctx: RunContext, pointer_or_name: str, default: Any = None) -> Any:
-    """Return the value behind a pointer or name, with its type, or `default` if there is none. The other spellings of
-    an id are accepted too: `art_` with 16 hex characters, and all 64 of them."""
+    """Return the value behind a pointer or name, with its type, or `default` if there is none. The
+    other spellings of an id are accepted too: `art_` with 16 hex characters, and all 64 of them."""
     prefix = id_prefix(pointer_or_name)
     for target in (pointer_or_name, f"art:{prefix}" if prefix else None):
         try:
@@ -218,24 +240,30 @@ def get_artifact(ctx: RunContext, pointer_or_name: str, default: Any = None) -> 
 
 
 def list_artifacts(ctx: RunContext, preview_chars: int = _PREVIEW_CHARS) -> list[dict[str, Any]]:
-    """Return one entry for each artifact: pointer, name, sizeBytes, preview, contentType and storedAt. Secrets in
-    previews are masked."""
+    """Return one entry for each artifact: pointer, name, sizeBytes, preview, contentType and
+    storedAt. Secrets in previews are masked."""
     return [_entry(ctx.session, ref, preview_chars) for ref in ctx.session.list()]
 
 
 def saved_artifacts(ctx: RunContext) -> dict[str, dict[str, Any]]:
-    """Return the artifacts of a context with their values, to be kept in a storage of your own. Passing this later as
-    `session_state["__artifacts"]` restores them."""
+    """Return the artifacts of a context with their values, to be kept in a storage of your own.
+    Passing this later as `session_state["__artifacts"]` restores them."""
     saved: dict[str, dict[str, Any]] = {}
     for ref in ctx.session.list():
-        saved[ref.artifact_id] = _entry(ctx.session, ref, _PREVIEW_CHARS) | {"value": ctx.session.get(ref)}
+        saved[ref.artifact_id] = _entry(ctx.session, ref, _PREVIEW_CHARS) | {
+            "value": ctx.session.get(ref)
+        }
     return saved
 
 
-def _wrapped(given: list[tuple[str, Tool]], ctx: RunContext, config: ArtifactsConfig) -> list[tuple[str, Tool]]:
+def _wrapped(
+    given: list[tuple[str, Tool]], ctx: RunContext, config: ArtifactsConfig
+) -> list[tuple[str, Tool]]:
     for name, _ in given:
         if name in TOOLS:
-            raise InvalidArgument(f"there is a tool {name!r} already", hint="wrap each list of tools once")
+            raise InvalidArgument(
+                f"there is a tool {name!r} already", hint="wrap each list of tools once"
+            )
 
     def render(ref: Ref, preview: str) -> str:
         ctx.note(ref)
@@ -296,7 +324,12 @@ def _tools(ctx: RunContext, config: ArtifactsConfig) -> tuple[Tool, Tool, Tool]:
 
 
 def _pointer_entry(ref: Ref, preview: str) -> dict[str, Any]:
-    return {"pointer": ref.pointer, "preview": preview, "sizeBytes": ref.size_bytes, "name": ref.name}
+    return {
+        "pointer": ref.pointer,
+        "preview": preview,
+        "sizeBytes": ref.size_bytes,
+        "name": ref.name,
+    }
 
 
 def _entry(session: Session, ref: Ref, preview_chars: int) -> dict[str, Any]:
@@ -327,8 +360,8 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# Artifacts in memory. A session whose id begins with `run-` belongs to one map, and ends with it. Its id is never used
-# again, so that the end of one state cannot remove the artifacts of another.
+# Artifacts in memory. A session whose id begins with `run-` belongs to one map, and ends with it.
+# Its id is never used again, so that the end of one state cannot remove the artifacts of another.
 _lock = threading.Lock()
 _live: weakref.WeakValueDictionary[str, ArtifactMap] = weakref.WeakValueDictionary()
 _to_end: deque[Session] = deque()
@@ -336,7 +369,8 @@ _stores: dict[str, Store] = {}
 
 
 def _in_memory(session_id: object) -> ArtifactMap:
-    """Return the artifacts of the session that a state names, or new ones that end with the state."""
+    """Return the artifacts of the session that a state names, or new ones that end with the
+    state."""
     if isinstance(session_id, str) and session_id:
         known = _live.get(session_id)
         if known is not None:
@@ -352,14 +386,15 @@ def _in_memory(session_id: object) -> ArtifactMap:
 
 
 def _named(session_id: str) -> ArtifactMap:
-    """Return the artifacts of a session in memory that outlive the state, until a day after their last use."""
+    """Return the artifacts of a session in memory that outlive the state, until a day after their
+    last use."""
     _memory().collect(grace=0, orphans=False, compress=False)
     return ArtifactMap(_memory().session(session_id))
 
 
 def _end(session: Session) -> None:
-    """End a session whose state is gone. The garbage collector may call this in the middle of another call to the
-    store, which then refuses: the next state that is made ends it."""
+    """End a session whose state is gone. The garbage collector may call this in the middle of
+    another call to the store, which then refuses: the next state that is made ends it."""
     try:
         session.end()
     except StoreError:
@@ -381,7 +416,8 @@ def _memory() -> Store:
 
 
 def _store_at(place: Place) -> Store:
-    """Return an open store as it is. One that is named by its address or folder is opened once for the process."""
+    """Return an open store as it is. One that is named by its address or folder is opened once for
+    the process."""
     if isinstance(place, Store):
         return place
     address = str(place) if is_store(place) else str(folder_of(place, "store"))

@@ -1,4 +1,5 @@
-"""Tool artifacts: a bounded tool executor over a session-scoped store of files with a time to live."""
+"""Tool artifacts: a bounded tool executor over a session-scoped store of files with a time to
+live."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from coatcheck.compat._heads import head_of
 from coatcheck.compat._ids import id_prefix, short_id
 from coatcheck.compat._stores import Place, folder_of, is_store
 from coatcheck.content import CHUNK
-from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, NotFound, StoreError, StoreUnavailable
+from coatcheck.errors import (
+    CoatcheckError,
+    InvalidArgument,
+    LimitExceeded,
+    NotFound,
+    StoreError,
+    StoreUnavailable,
+)
 from coatcheck.executor import Description, Result, ToolOutcome, Turn
 from coatcheck.externalize import About, Limit, Policy, configured, put
 from coatcheck.externalize.blocks import as_block, is_block
@@ -92,9 +100,10 @@ class _Unstored(ArtifactRef):
 class ArtifactStore:
     """Tool results as files, in sessions, each with its own time to live. Thread-safe.
 
-    The files are `<base_dir>/<session_id>/<artifact_id>.txt`, by default below `sb_artifacts` in the system's folder
-    for temporary files. A Coatcheck store beside them has the index. With an open store or an `s3://` address in place
-    of the folder, or as `store`, artifacts are kept there, and the files are local copies."""
+    The files are `<base_dir>/<session_id>/<artifact_id>.txt`, by default below `sb_artifacts` in
+    the system's folder for temporary files. A Coatcheck store beside them has the index. With an
+    open store or an `s3://` address in place of the folder, or as `store`, artifacts are kept
+    there, and the files are local copies."""
 
     def __init__(self, base_dir: Place | None = None, *, store: Place | None = None) -> None:
         if is_store(base_dir):
@@ -116,9 +125,12 @@ class ArtifactStore:
         else:
             self.backend = store if isinstance(store, Store) else coatcheck.open(store)
 
-    def store(self, session_id: str, content: Any, tool_name: str, ttl_s: int = DEFAULT_TTL_S) -> ArtifactRef:
-        """Store a result: a text, or the JSON of any other value. A failed write does not raise: the ref has an
-        `error`. Raises `InvalidArgument` for a session id that cannot name a folder, and for a negative `ttl_s`."""
+    def store(
+        self, session_id: str, content: Any, tool_name: str, ttl_s: int = DEFAULT_TTL_S
+    ) -> ArtifactRef:
+        """Store a result: a text, or the JSON of any other value. A failed write does not raise:
+        the ref has an `error`. Raises `InvalidArgument` for a session id that cannot name a folder,
+        and for a negative `ttl_s`."""
         whole(ttl_s, "ttl_s")
         _folder_name(session_id)
         policy = configured(self.backend.settings)
@@ -140,18 +152,27 @@ class ArtifactStore:
             self._write(path, lambda file: file.write(encode_text(text)))
         except (StoreError, LimitExceeded, OSError) as error:
             return _Unstored(**asdict(ref), reason=str(error))
-        return replace(ref, artifact_id=short_id(stored.artifact_id), file_path=str(path), created_at=stored.created)
+        return replace(
+            ref,
+            artifact_id=short_id(stored.artifact_id),
+            file_path=str(path),
+            created_at=stored.created,
+        )
 
     def retrieve(self, artifact_id: str) -> str | None:
-        """Return the content of an artifact, or None if it is unknown, has expired, or its file is missing."""
+        """Return the content of an artifact, or None if it is unknown, has expired, or its file is
+        missing."""
         for session, ref in self._holders(artifact_id):
             value = session.get(ref)
-            if value is not None and (self._is_shared or self.path_of(session.session_id, ref).is_file()):
+            if value is not None and (
+                self._is_shared or self.path_of(session.session_id, ref).is_file()
+            ):
                 return as_text(value)
         return None
 
     def get_ref(self, artifact_id: str) -> ArtifactRef | None:
-        """Return the ref of an artifact without reading its file, or None if it is unknown or has expired."""
+        """Return the ref of an artifact without reading its file, or None if it is unknown or has
+        expired."""
         for session, ref in self._holders(artifact_id):
             if self._is_shared and not self.path_of(session.session_id, ref).is_file():
                 self.write_file(session, ref)  # another machine has stored it
@@ -159,8 +180,8 @@ class ArtifactStore:
         return None
 
     def cleanup_session(self, session_id: str) -> int:
-        """Remove the artifacts of a session, its files, and any other file in its folder. Return the number of
-        artifacts."""
+        """Remove the artifacts of a session, its files, and any other file in its folder. Return
+        the number of artifacts."""
         folder = self.base_dir / _folder_name(session_id)
         session = self.backend.session(session_id)
         count = len(session.list())
@@ -174,8 +195,8 @@ class ArtifactStore:
         return count
 
     def cleanup_expired(self) -> int:
-        """Remove the expired artifacts and their files, and return the number of artifacts. In a store that was passed
-        to this one, expired artifacts count once its grace period is over."""
+        """Remove the expired artifacts and their files, and return the number of artifacts. In a
+        store that was passed to this one, expired artifacts count once its grace period is over."""
         grace = None if self._is_shared else 0
         count = self.backend.collect(grace=grace, compress=False).refs
         for folder in self.base_dir.iterdir():
@@ -225,7 +246,8 @@ class ArtifactStore:
             self._write(self.path_of(session.session_id, ref), write)
 
     def _write(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-        """Write a file under its final name, even if it exists, because a cleanup may be about to remove it."""
+        """Write a file under its final name, even if it exists, because a cleanup may be about to
+        remove it."""
         with self._lock:
             for attempt in range(_ATTEMPTS):
                 try:
@@ -241,9 +263,10 @@ class ArtifactStore:
     def _remove_unless_live(self, path: Path, session_id: str) -> None:
         """Remove the file of an artifact that the session no longer has.
 
-        The same content may be stored again at any time. It is added to the index before its file is written, and the
-        file is written under the lock that is held here, so no file of a live artifact is removed. If another process
-        stores it between the check and the removal, its file is written again."""
+        The same content may be stored again at any time. It is added to the index before its file
+        is written, and the file is written under the lock that is held here, so no file of a live
+        artifact is removed. If another process stores it between the check and the removal, its
+        file is written again."""
         session = self.backend.session(session_id)
         pointer = "art:" + path.name.removeprefix("art_").removesuffix(".txt")
         with self._lock:
@@ -281,9 +304,11 @@ class ArtifactStore:
 
 @dataclass(frozen=True, slots=True)
 class ToolExecutionResult:
-    """What a tool returned. `output` is its result; if that is a list of content blocks, large blocks are references.
+    """What a tool returned. `output` is its result; if that is a list of content blocks, large
+    blocks are references.
 
-    `failure` says why a large result could not be stored. Then `text` is its head and tail, for the model."""
+    `failure` says why a large result could not be stored. Then `text` is its head and tail, for the
+    model."""
 
     call_id: str
     tool_name: str = ""
@@ -317,7 +342,8 @@ Outcome = ToolExecutionResult | ToolArtifactReference | ToolOutcome
 
 
 class TurnRuntimeState(Turn):
-    """One turn of a session: it ends after `deadline` seconds, or with `close`. After that, nothing more is stored."""
+    """One turn of a session: it ends after `deadline` seconds, or with `close`. After that, nothing
+    more is stored."""
 
     __slots__ = ("session_id",)
 
@@ -329,11 +355,13 @@ class TurnRuntimeState(Turn):
 
 
 class BoundedToolExecutor:
-    """Runs tools. A result over `max_chars` becomes an artifact of the session of the turn's state, or else of
-    `session_id`; it is truncated if it cannot be stored. The default store is the global one.
+    """Runs tools. A result over `max_chars` becomes an artifact of the session of the turn's state,
+    or else of `session_id`; it is truncated if it cannot be stored. The default store is the global
+    one.
 
-    What a tool reads from a stored file is never replaced: the result of a call whose arguments name such a file, and
-    the content of an artifact that comes back from another tool than the one that produced it."""
+    What a tool reads from a stored file is never replaced: the result of a call whose arguments
+    name such a file, and the content of an artifact that comes back from another tool than the one
+    that produced it."""
 
     def __init__(
         self,
@@ -372,16 +400,22 @@ class BoundedToolExecutor:
         call_id: str = "",
         timeout: float | None = None,
     ) -> Outcome:
-        """Run a tool, for at most `timeout` seconds and until the turn ends. Nothing is stored once `state` takes no
-        more writes."""
+        """Run a tool, for at most `timeout` seconds and until the turn ends. Nothing is stored once
+        `state` takes no more writes."""
         return self.run(ToolCall(call_id, name, arguments), state, timeout=timeout)
 
-    def run(self, call: ToolCall, state: TurnRuntimeState | None = None, *, timeout: float | None = None) -> Outcome:
+    def run(
+        self, call: ToolCall, state: TurnRuntimeState | None = None, *, timeout: float | None = None
+    ) -> Outcome:
         """Run one call and wait for it."""
         return self.run_all([call], state, timeout=timeout)[0]
 
     def run_all(
-        self, calls: Sequence[ToolCall], state: TurnRuntimeState | None = None, *, timeout: float | None = None
+        self,
+        calls: Sequence[ToolCall],
+        state: TurnRuntimeState | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[Outcome]:
         """Run the calls of a turn concurrently and return their outcomes in the same order."""
         place = self._place(state)
@@ -390,7 +424,9 @@ class BoundedToolExecutor:
             done = [place.runner.run(located[0], timeout=timeout, turn=_waiting(state))]
         else:
             done = place.runner.run_all(located, timeout=timeout, turn=_waiting(state))
-        return [self._bounded(call, one, place, state) for call, one in zip(located, done, strict=True)]
+        return [
+            self._bounded(call, one, place, state) for call, one in zip(located, done, strict=True)
+        ]
 
     async def arun(
         self, call: ToolCall, state: TurnRuntimeState | None = None, *, timeout: float | None = None
@@ -399,7 +435,11 @@ class BoundedToolExecutor:
         return (await self.arun_all([call], state, timeout=timeout))[0]
 
     async def arun_all(
-        self, calls: Sequence[ToolCall], state: TurnRuntimeState | None = None, *, timeout: float | None = None
+        self,
+        calls: Sequence[ToolCall],
+        state: TurnRuntimeState | None = None,
+        *,
+        timeout: float | None = None,
     ) -> list[Outcome]:
         """`run_all` for async callers."""
         place = self._place(state)
@@ -430,12 +470,14 @@ class BoundedToolExecutor:
 
     def _runner_in(self, session: Session) -> ToolExecutor:
         """Return what runs the tools and returns their results as they are."""
-        policy = replace(configured(session.store.settings), enabled=False, ttl=float(DEFAULT_TTL_S))
+        policy = replace(
+            configured(session.store.settings), enabled=False, ttl=float(DEFAULT_TTL_S)
+        )
         return ToolExecutor(session, self._tools, policy=policy)
 
     def _located(self, call: ToolCall, place: _Place) -> ToolCall:
-        """Return a call of `read_file` with the path of a file in place of an artifact's id, which is what the model
-        was given. Other calls stay as they are."""
+        """Return a call of `read_file` with the path of a file in place of an artifact's id, which
+        is what the model was given. Other calls stay as they are."""
         arguments = _arguments_of(call)
         if call.name != READ_TOOL or arguments is None:
             return call
@@ -445,7 +487,9 @@ class BoundedToolExecutor:
                 arguments[name] = str(self._store.path_of(place.session.session_id, ref))
         return ToolCall(call.id, call.name, arguments)
 
-    def _bounded(self, call: ToolCall, outcome: ToolOutcome, place: _Place, state: TurnRuntimeState | None) -> Outcome:
+    def _bounded(
+        self, call: ToolCall, outcome: ToolOutcome, place: _Place, state: TurnRuntimeState | None
+    ) -> Outcome:
         """Return what becomes of a call: its result, or a reference if that is large."""
         if not isinstance(outcome, Result):
             if outcome.ref is not None:  # a part of its output, or a long error, that was stored
@@ -457,7 +501,9 @@ class BoundedToolExecutor:
             return result
         if state is not None and not state.is_accepting_writes():
             return self._unstored(result, text)
-        shown = place.session.externalize(value, tool=call.name, call_id=call.id or None, policy=self._policy(place))
+        shown = place.session.externalize(
+            value, tool=call.name, call_id=call.id or None, policy=self._policy(place)
+        )
         if shown.failure is not None:
             return replace(result, text=shown.text, failure=shown.failure)
         if shown.is_stub and isinstance(shown.content, str) and shown.ref is not None:
@@ -474,13 +520,18 @@ class BoundedToolExecutor:
     def _policy(self, place: _Place) -> Policy:
         def render(ref: Ref, _: str) -> str:
             self._store.write_file(place.session, ref)
-            return json.dumps(self._store.ref_of(place.session, ref).to_model_hint(), ensure_ascii=False)
+            return json.dumps(
+                self._store.ref_of(place.session, ref).to_model_hint(), ensure_ascii=False
+            )
 
         settings = place.session.store.settings
-        return configured(settings).limited(max_chars=self._max_chars, ttl=float(DEFAULT_TTL_S), render=render)
+        return configured(settings).limited(
+            max_chars=self._max_chars, ttl=float(DEFAULT_TTL_S), render=render
+        )
 
     def _unstored(self, result: ToolExecutionResult, text: str) -> ToolExecutionResult:
-        """Return the result of a turn that is over: nothing is stored, and the model gets at most `max_chars`."""
+        """Return the result of a turn that is over: nothing is stored, and the model gets at most
+        `max_chars`."""
         if len(text) <= self._max_chars:
             return result
         failure = "the turn is over"
@@ -534,7 +585,8 @@ _global_lock = threading.Lock()
 
 
 def get_global_artifact_store() -> ArtifactStore:
-    """Return one store for the process, in the default folder. If it was closed, it is opened again."""
+    """Return one store for the process, in the default folder. If it was closed, it is opened
+    again."""
     global _global
     store = _global
     if store is None or store.backend.closed:
@@ -546,7 +598,12 @@ def get_global_artifact_store() -> ArtifactStore:
 
 
 def _hint_of(artifact_id: str, summary: str, size_bytes: int) -> dict[str, Any]:
-    return {"artifact_reference": artifact_id, "summary": summary, "hint": HINT, "size_bytes": size_bytes}
+    return {
+        "artifact_reference": artifact_id,
+        "summary": summary,
+        "hint": HINT,
+        "size_bytes": size_bytes,
+    }
 
 
 def _one_line(text: str) -> str:
@@ -554,14 +611,16 @@ def _one_line(text: str) -> str:
 
 
 def _waiting(state: TurnRuntimeState | None) -> Turn | None:
-    """Return how long to wait for tools: until the deadline of a turn. If it is over already, they are not called."""
+    """Return how long to wait for tools: until the deadline of a turn. If it is over already, they
+    are not called."""
     if state is None or not state.is_accepting_writes():
         return state
     return Turn(state.left())
 
 
 def _live_ref(session: Session, artifact_id: object) -> Ref | None:
-    """Return the ref of an id in any spelling, or None if the session does not have it or the store fails."""
+    """Return the ref of an id in any spelling, or None if the session does not have it or the store
+    fails."""
     prefix = id_prefix(artifact_id)
     try:
         return session.ref(f"art:{prefix}") if prefix else None
@@ -589,8 +648,9 @@ def _texts_in(value: object) -> Iterator[str]:
 
 
 def _folder_name(session_id: str) -> str:
-    """Return a session id as the name of a folder: letters, digits and `_.-~` as they are, anything else encoded as in
-    a url. A dot at the beginning is encoded too. Raises `InvalidArgument` if it is empty or too long for a folder."""
+    """Return a session id as the name of a folder: letters, digits and `_.-~` as they are, anything
+    else encoded as in a url. A dot at the beginning is encoded too. Raises `InvalidArgument` if it
+    is empty or too long for a folder."""
     check_name(session_id, "session id")
     name = quote(session_id, safe="")
     if name.startswith("."):
@@ -604,7 +664,8 @@ def _folder_name(session_id: str) -> str:
 
 
 def _session_of(folder: Path) -> str | None:
-    """Return the session id that a folder is named after, or None if it is not the folder of a session."""
+    """Return the session id that a folder is named after, or None if it is not the folder of a
+    session."""
     session_id = unquote(folder.name)
     try:
         return session_id if _folder_name(session_id) == folder.name else None
@@ -613,8 +674,8 @@ def _session_of(folder: Path) -> str | None:
 
 
 def _private_folder() -> Path:
-    """Return the default folder. Other users of the machine can create a folder of this name first, so it must be a
-    folder of this user that nobody else can enter."""
+    """Return the default folder. Other users of the machine can create a folder of this name first,
+    so it must be a folder of this user that nobody else can enter."""
     folder = Path(tempfile.gettempdir()).absolute() / BASE_NAME
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -622,7 +683,8 @@ def _private_folder() -> Path:
     is_own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
     if not stat.S_ISDIR(about.st_mode) or not is_own:
         raise StoreUnavailable(
-            f"{str(folder)!r} is not a folder of this user", hint="pass another base_dir, or set TMPDIR"
+            f"{str(folder)!r} is not a folder of this user",
+            hint="pass another base_dir, or set TMPDIR",
         )
     if stat.S_IMODE(about.st_mode) & 0o077:
         folder.chmod(0o700)
@@ -632,7 +694,9 @@ def _private_folder() -> Path:
 def _files_in(folder: Path) -> list[Path]:
     """Return the files and links in a folder; none if it is missing."""
     try:
-        return [Path(entry) for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False)]
+        return [
+            Path(entry) for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False)
+        ]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

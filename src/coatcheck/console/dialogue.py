@@ -1,6 +1,8 @@
-"""Conversations, turn by turn: what the gateway recorded, and the messages of transcripts, as parts to look at.
+"""Conversations, turn by turn: what the gateway recorded, and the messages of transcripts, as parts
+to look at.
 
-Messages may come from any provider or host, and anyone may have written them. What is not recognised is shown as JSON.
+Messages may come from any provider or host, and anyone may have written them. What is not
+recognised is shown as JSON.
 """
 
 from __future__ import annotations
@@ -23,9 +25,23 @@ Kind = Literal["text", "thinking", "call", "result", "image", "other"]
 SIDES: Final = {"held": "new", "sent": "sent", "inside": "inside", "answer": "answer"}
 """The sides of a call, and the members of its record that have them."""
 _POINTER: Final = re.compile(r"art:[0-9a-f]{12,64}")
-_READERS: Final = ("get_artifact", "list_artifacts", "store_artifact", "getArtifact", "listArtifacts", "storeArtifact")
+_READERS: Final = (
+    "get_artifact",
+    "list_artifacts",
+    "store_artifact",
+    "getArtifact",
+    "listArtifacts",
+    "storeArtifact",
+)
 _TEXTS: Final = ("text", "input_text", "output_text", "refusal")
-_CALLS: Final = ("tool_use", "function_call", "server_tool_use", "mcp_tool_use", "custom_tool_call", "toolCall")
+_CALLS: Final = (
+    "tool_use",
+    "function_call",
+    "server_tool_use",
+    "mcp_tool_use",
+    "custom_tool_call",
+    "toolCall",
+)
 _IMAGES: Final = ("image", "input_image", "image_url")
 _MOST_POINTERS: Final = 5
 _DECODER: Final = msgspec.json.Decoder()
@@ -33,8 +49,8 @@ _DECODER: Final = msgspec.json.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class TurnPart:
-    """One part of a message: words, thinking, a call, a result, an image, or something else as JSON. `name` is the tool
-    of a call or a result."""
+    """One part of a message: words, thinking, a call, a result, an image, or something else as
+    JSON. `name` is the tool of a call or a result."""
 
     kind: Kind
     role: str
@@ -69,7 +85,9 @@ def parts_of(message: Any) -> list[TurnPart]:
     if role == "tool" or role == "toolResult":
         call_id = message.get("tool_call_id") or message.get("toolCallId") or ""
         name = message.get("name") or message.get("toolName") or ""
-        return [TurnPart("result", str(role), text_of(message.get("content")), str(name), str(call_id))]
+        return [
+            TurnPart("result", str(role), text_of(message.get("content")), str(name), str(call_id))
+        ]
     found: list[TurnPart] = []
     for name in ("reasoning_content", "reasoning"):
         if isinstance(message.get(name), str) and message[name]:
@@ -120,8 +138,9 @@ def _call(block: Any, role: str) -> TurnPart:
 
 @dataclass(slots=True)
 class ModelTurn:
-    """One call of a model, as the gateway recorded it. `held` is what was new in the client's request, `sent` what the
-    provider got for it, `inside` the steps that the client did not see, `answer` what it was shown."""
+    """One call of a model, as the gateway recorded it. `held` is what was new in the client's
+    request, `sent` what the provider got for it, `inside` the steps that the client did not see,
+    `answer` what it was shown."""
 
     number: int
     at: float
@@ -145,21 +164,33 @@ class ModelTurn:
     """The numbers of held parts that the call before has shown as its answer."""
 
     def name_tools(self, names: dict[str, str]) -> None:
-        """Name the tool of each result, from its own calls, which are added to `names`, and from `names`."""
+        """Name the tool of each result, from its own calls, which are added to `names`, and from
+        `names`."""
         for side in SIDES:
             setattr(self, side, named(getattr(self, side), names))
 
     @property
     def replaced(self) -> dict[str, int]:
-        """The numbers of sent results, by the id of their call, whose text differs from what the client keeps."""
-        sent = {part.call_id: (number, part.text) for number, part in enumerate(self.sent) if part.kind == "result"}
+        """The numbers of sent results, by the id of their call, whose text differs from what the
+        client keeps."""
+        sent = {
+            part.call_id: (number, part.text)
+            for number, part in enumerate(self.sent)
+            if part.kind == "result"
+        }
         held = {part.call_id: part.text for part in self.held if part.kind == "result"}
-        return {call: sent[call][0] for call, text in held.items() if call in sent and sent[call][1] != text}
+        return {
+            call: sent[call][0]
+            for call, text in held.items()
+            if call in sent and sent[call][1] != text
+        }
 
     @property
     def differs(self) -> bool:
         """Whether the provider got something other than what the client keeps."""
-        return bool(self.sent) and [part.text for part in self.sent] != [part.text for part in self.held]
+        return bool(self.sent) and [part.text for part in self.sent] != [
+            part.text for part in self.held
+        ]
 
     @property
     def missed(self) -> int | None:
@@ -167,7 +198,9 @@ class ModelTurn:
         used = self.usage
         if used.input_tokens is None:
             return None
-        return max(0, used.input_tokens - (used.cached_tokens or 0) - (used.cache_write_tokens or 0))
+        return max(
+            0, used.input_tokens - (used.cached_tokens or 0) - (used.cache_write_tokens or 0)
+        )
 
 
 def turns_of(session: Session, *, after: int = 0, limit: int = 50) -> list[ModelTurn]:
@@ -187,10 +220,13 @@ def turn_of(record: Record, body: bytes | None = None) -> ModelTurn | None:
         return None
     usages = value.get("usage")
     sides: dict[str, Any] = {
-        side: [part for one in _listed(value.get(name)) for part in parts_of(one)] for side, name in SIDES.items()
+        side: [part for one in _listed(value.get(name)) for part in parts_of(one)]
+        for side, name in SIDES.items()
     }
     last = usages[-1] if isinstance(usages, list) and usages else {}
-    error, broke = (value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke"))
+    error, broke = (
+        value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke")
+    )
     could = value.get("could_leave")
     turn = ModelTurn(
         record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
@@ -214,7 +250,8 @@ def _listed(value: Any) -> Iterator[Any]:
 
 
 def _followed(turns: list[ModelTurn]) -> list[ModelTurn]:
-    """Name the tool of each result, from the calls before it, and note what a call repeats from the one before."""
+    """Name the tool of each result, from the calls before it, and note what a call repeats from the
+    one before."""
     names: dict[str, str] = {}
     known: set[tuple[str, str]] = set()
     for turn in turns:
@@ -229,7 +266,8 @@ def _followed(turns: list[ModelTurn]) -> list[ModelTurn]:
 
 
 def named(parts: Sequence[TurnPart], names: dict[str, str]) -> list[TurnPart]:
-    """Return parts with the tools of results, from `names` and from the calls among them, which are added to it."""
+    """Return parts with the tools of results, from `names` and from the calls among them, which are
+    added to it."""
     found = []
     for part in parts:
         if part.kind == "call":

@@ -1,9 +1,10 @@
 """The console as routes of the HTTP server: who may look, forms, and pages.
 
-A visitor logs in with a token of the server, or with the key of a printed address that works once. The browser then has
-an opaque cookie; the token stays in this process and is looked up again with each request, so that revoking a token
-ends its visits. A GET changes nothing in the store. A POST needs the form's own secret. No page runs, loads or renders
-anything that is in a store: text is text, and pictures come from a path with a policy of their own.
+A visitor logs in with a token of the server, or with the key of a printed address that works once.
+The browser then has an opaque cookie; the token stays in this process and is looked up again with
+each request, so that revoking a token ends its visits. A GET changes nothing in the store. A POST
+needs the form's own secret. No page runs, loads or renders anything that is in a store: text is
+text, and pictures come from a path with a policy of their own.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ _FLAGS: Final = ("ignore_case", "invert", "literal", "exact")
 _LOG: Final = logging.getLogger("coatcheck")
 
 
-def console_routes(store: Store, keyring: Keyring, *, key: str | None = None, token: str = "") -> list[BaseRoute]:
+def console_routes(
+    store: Store, keyring: Keyring, *, key: str | None = None, token: str = ""
+) -> list[BaseRoute]:
     """Return the routes of the console. `key` logs in once, with the access of `token`."""
     return _Site(store, keyring, key, token).routes()
 
@@ -113,7 +116,8 @@ class _Visitors:
 
 
 def _cookie_name(request: Request) -> str:
-    """The name of the cookie. It contains the port: browsers send cookies to all ports of a host."""
+    """The name of the cookie. It contains the port: browsers send cookies to all ports of a
+    host."""
     return f"coatcheck-console-{request.url.port or 443 if request.url.scheme == 'https' else request.url.port or 80}"
 
 
@@ -175,12 +179,21 @@ class _Site:
                 if login is None or access is None or not access.allows("read"):
                     return _to_login(request)
                 prove(request.scope)
-                store = self._store if access.tenant is None else await in_thread(self._store.tenant, access.tenant)
+                store = (
+                    self._store
+                    if access.tenant is None
+                    else await in_thread(self._store.tenant, access.tenant)
+                )
                 visit = Visit(store, access, login.csrf, is_unmasked=request.method == "POST")
                 if request.method == "POST":
                     form = await _form(request)
                     if not is_same(form.get("csrf"), login.csrf):
-                        raise _Refused(403, "Refused", "the form expired or is from another page", "reload the page")
+                        raise _Refused(
+                            403,
+                            "Refused",
+                            "the form expired or is from another page",
+                            "reload the page",
+                        )
                     request.state.form = form
                 return await handler(request, visit)
             except _Refused as error:
@@ -192,14 +205,20 @@ class _Site:
                 refused = _Refused(CODES[error.code].http, title, error.message, error.hint or "")
                 return _error_page(request, refused)
             except Exception as error:  # noqa: BLE001 - whatever it is, a visitor must not see it, nor the log its secrets
-                _LOG.error("unexpected error in the console: %s", mask("".join(format_exception(error))))
-                return _error_page(request, _Refused(500, "Error", "an unexpected error", "see the server's log"))
+                _LOG.error(
+                    "unexpected error in the console: %s", mask("".join(format_exception(error)))
+                )
+                return _error_page(
+                    request, _Refused(500, "Error", "an unexpected error", "see the server's log")
+                )
 
         return answer
 
     async def _login(self, request: Request) -> Response:
         if request.method == "GET":
-            return _rendered(request, None, "login.html", {"next": _local(request.query_params.get("next", ""))})
+            return _rendered(
+                request, None, "login.html", {"next": _local(request.query_params.get("next", ""))}
+            )
         try:
             form = await _form(request)
         except (CoatcheckError, ClientGone):
@@ -212,8 +231,9 @@ class _Site:
         return _with_cookie(request, RedirectResponse(target or ROOT, 303, _HEADERS), cookie)
 
     async def _enter(self, request: Request) -> Response:
-        """Log in with the key of the printed address, which works once. The page continues by itself: a redirect would
-        arrive without the cookie if the address was opened from another site."""
+        """Log in with the key of the printed address, which works once. The page continues by
+        itself: a redirect would arrive without the cookie if the address was opened from another
+        site."""
         given, key = request.query_params.get("key"), self._key
         if key is None or not is_same(given, key):
             return _to_login(request)
@@ -232,7 +252,8 @@ class _Site:
     async def _events(self, request: Request, visit: Visit) -> Response:
         """Send an event when something was recorded. The page then loads it.
 
-        A watch begins where the page or the watch before it ended, so that nothing recorded in between is missed.
+        A watch begins where the page or the watch before it ended, so that nothing recorded in
+        between is missed.
         """
         if self._watching >= _EVENTS:
             raise _Refused(503, "Busy", "too many visitors are watching", "reload later")
@@ -268,7 +289,8 @@ def _view(
     run: Callable[..., Awaitable[dict[str, Any]]] = in_thread,
     **query: Callable[[str], object],
 ) -> Handler:
-    """Return the handler of a page whose values depend on the path, and on these arguments of the query."""
+    """Return the handler of a page whose values depend on the path, and on these arguments of the
+    query."""
 
     async def handler(request: Request, visit: Visit) -> Response:
         given = {name: read(request.query_params.get(name, "")) for name, read in query.items()}
@@ -283,7 +305,11 @@ async def _sessions(request: Request, visit: Visit) -> Response:
     if is_pointer(wanted := given.get("contains", "").strip()):
         return await _opened(visit, wanted)
     values = await in_thread(
-        views.sessions, visit, contains=wanted, after=given.get("after", ""), own=given.get("own") == "1"
+        views.sessions,
+        visit,
+        contains=wanted,
+        after=given.get("after", ""),
+        own=given.get("own") == "1",
     )
     return _rendered(request, visit, "sessions.html", values)
 
@@ -292,7 +318,9 @@ async def _opened(visit: Visit, pointer: str) -> Response:
     """Go to the artifact of a pointer, wherever it is."""
     session_id = await in_long_thread(views.find_pointer, visit, pointer)
     if session_id is None:
-        raise _Refused(404, "Not found", f"no session that you may see has {pointer}", "it may have expired")
+        raise _Refused(
+            404, "Not found", f"no session that you may see has {pointer}", "it may have expired"
+        )
     return RedirectResponse(link("artifact", session_id, pointer), 303, _HEADERS)
 
 
@@ -300,13 +328,17 @@ async def _search(request: Request, visit: Visit) -> Response:
     q = request.query_params.get("q", "")[:500]
     if is_pointer(q.strip()):
         return await _opened(visit, q.strip())
-    values = await in_long_thread(views.search, visit, q=q, after=request.query_params.get("after", ""))
+    values = await in_long_thread(
+        views.search, visit, q=q, after=request.query_params.get("after", "")
+    )
     return _rendered(request, visit, "search.html", values)
 
 
 async def _artifact(request: Request, visit: Visit) -> Response:
     session_id, target = request.path_params["session_id"], request.path_params["target"]
-    given: Mapping[str, str] = request.state.form if request.method == "POST" else request.query_params
+    given: Mapping[str, str] = (
+        request.state.form if request.method == "POST" else request.query_params
+    )
     asked: dict[str, Any] = {name: given[name] for name in _READ if given.get(name)}
     asked |= {name: True for name in _FLAGS if given.get(name)}
     session = await in_thread(visit.session, session_id)
@@ -346,14 +378,18 @@ async def _picture(request: Request, visit: Visit) -> Response:
 async def _change(request: Request, visit: Visit, verb: str) -> Response:
     session_id, target = request.path_params["session_id"], request.path_params["target"]
     if not visit.may_write:
-        raise _Refused(403, "Not allowed", "this token may only read", "log in with a token that may write")
+        raise _Refused(
+            403, "Not allowed", "this token may only read", "log in with a token that may write"
+        )
 
     def change() -> None:
         visit.info(session_id)
         getattr(visit.store.session(session_id), verb)(target)
 
     await in_thread(change)
-    place = link("artifacts", session_id) if verb == "forget" else link("artifact", session_id, target)
+    place = (
+        link("artifacts", session_id) if verb == "forget" else link("artifact", session_id, target)
+    )
     return RedirectResponse(place, 303, _HEADERS)
 
 
@@ -366,7 +402,8 @@ def _whole(given: str, default: int = 0) -> int:
 
 
 def _since(request: Request) -> float:
-    """Return the time a watch starts from: a browser's last event, else the page's own time; at most a day ago."""
+    """Return the time a watch starts from: a browser's last event, else the page's own time; at
+    most a day ago."""
     given = request.headers.get("last-event-id") or request.query_params.get("since", "")
     now = time.time()
     try:
@@ -396,19 +433,30 @@ def _to_login(request: Request) -> Response:
     if request.headers.get("hx-request"):
         return Response(None, 401, {**_HEADERS, "hx-redirect": f"{ROOT}/login"})
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    here = path if request.method == "GET" and not path.startswith((f"{ROOT}/enter", f"{ROOT}/events")) else ""
+    here = (
+        path
+        if request.method == "GET" and not path.startswith((f"{ROOT}/enter", f"{ROOT}/events"))
+        else ""
+    )
     query = f"?{urlencode({'next': here})}" if _local(here) not in ("", ROOT) else ""
     return RedirectResponse(f"{ROOT}/login{query}", 303, _HEADERS)
 
 
 def _with_cookie(request: Request, answer: Response, cookie: str) -> Response:
     is_secure = request.url.scheme == "https"
-    answer.set_cookie(_cookie_name(request), cookie, path=ROOT, httponly=True, samesite="strict", secure=is_secure)
+    answer.set_cookie(
+        _cookie_name(request), cookie, path=ROOT, httponly=True, samesite="strict", secure=is_secure
+    )
     return answer
 
 
 def _error_page(request: Request, error: _Refused) -> Response:
-    values = {"title": error.title, "message": error.message, "hint": error.hint, "status": error.status}
+    values = {
+        "title": error.title,
+        "message": error.message,
+        "hint": error.hint,
+        "status": error.status,
+    }
     return _rendered(request, None, "error.html", values, status=error.status)
 
 
@@ -416,7 +464,9 @@ async def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _STATIC:
         return Response(None, 404, _HEADERS)
-    return Response(_asset(name), 200, {**_HEADERS, "cache-control": "no-cache", "content-type": _STATIC[name]})
+    return Response(
+        _asset(name), 200, {**_HEADERS, "cache-control": "no-cache", "content-type": _STATIC[name]}
+    )
 
 
 @cache
@@ -425,13 +475,29 @@ def _asset(name: str) -> bytes:
 
 
 def _rendered(
-    request: Request, visit: Visit | None, template: str, values: Mapping[str, Any], *, status: int = 200
+    request: Request,
+    visit: Visit | None,
+    template: str,
+    values: Mapping[str, Any],
+    *,
+    status: int = 200,
 ) -> Response:
     """Return a page; for htmx, only the part that it asks for."""
     is_part = bool(request.headers.get("hx-request")) and not request.headers.get("hx-boosted")
-    given = {"visit": visit, "path": request.url.path, "is_part": is_part, "now": time.time(), **values}
+    given = {
+        "visit": visit,
+        "path": request.url.path,
+        "is_part": is_part,
+        "now": time.time(),
+        **values,
+    }
     text = _templates().get_template(template).render(given)
-    return Response(text.encode("utf-8", "backslashreplace"), status, _HEADERS, media_type="text/html; charset=utf-8")
+    return Response(
+        text.encode("utf-8", "backslashreplace"),
+        status,
+        _HEADERS,
+        media_type="text/html; charset=utf-8",
+    )
 
 
 @cache
@@ -441,13 +507,21 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True, undefined=jinja2.StrictUndefined, auto_reload=False,
     )  # fmt: skip
     found.globals |= {"link": link, "version": __version__, "root": ROOT}
-    found.filters |= {"size": size, "age": age, "when": when, "count": count, "kilo": kilo, "part": share}
+    found.filters |= {
+        "size": size,
+        "age": age,
+        "when": when,
+        "count": count,
+        "kilo": kilo,
+        "part": share,
+    }
     found.filters["svg"] = Markup  # only for our own plots
     return found
 
 
 def _final(value: Any) -> Any:
-    """Make control characters and bidirectional marks in every text visible. The markup of templates stays."""
+    """Make control characters and bidirectional marks in every text visible. The markup of
+    templates stays."""
     return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -455,7 +529,9 @@ def link(page: str, session_id: str = "", target: str = "", **query: object) -> 
     """Return the path of a page."""
     place = f"{ROOT}/sessions/{quote(session_id, safe=':')}" if session_id else ROOT
     if page in ("artifact", "lineage", "content", "picture", "pin", "unpin", "forget", "secrets"):
-        place += f"/artifacts/{quote(target, safe=':')}" + ("" if page == "artifact" else f"/{page}")
+        place += f"/artifacts/{quote(target, safe=':')}" + (
+            "" if page == "artifact" else f"/{page}"
+        )
     elif page not in ("sessions", "session"):
         place += f"/{page}"
     given = {name: value for name, value in query.items() if value not in ("", None, False, 0)}

@@ -1,7 +1,9 @@
-"""What each page of the console shows, as values for its template. Runs in threads; changes nothing.
+"""What each page of the console shows, as values for its template. Runs in threads; changes
+nothing.
 
-Everything is read through a `Visit`: the store of the visitor's tenant, and what their token allows. A session that the
-token does not cover is answered like one that does not exist. Content is masked unless the visitor asked for it.
+Everything is read through a `Visit`: the store of the visitor's tenant, and what their token
+allows. A session that the token does not cover is answered like one that does not exist. Content is
+masked unless the visitor asked for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import Any, Final
 import msgspec
 
 from coatcheck import media
-from coatcheck.console.dialogue import SIDES, ModelTurn, TurnPart, named, parts_of, turn_of, turns_of
+from coatcheck.console.dialogue import (
+    SIDES,
+    ModelTurn,
+    TurnPart,
+    named,
+    parts_of,
+    turn_of,
+    turns_of,
+)
 from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.display import plot, thinned
 from coatcheck.errors import CoatcheckError, NotFound
@@ -59,7 +69,8 @@ _LIVE: Final = 25
 
 @dataclass(slots=True)
 class Visit:
-    """One request of a visitor: their store, what their token allows, and whether secrets are shown."""
+    """One request of a visitor: their store, what their token allows, and whether secrets are
+    shown."""
 
     store: Store
     access: Access
@@ -72,20 +83,29 @@ class Visit:
 
     @property
     def owns_store(self) -> bool:
-        """Whether the visitor may see everything, including files on this machine that transcripts name."""
-        return self.access.allows("admin") and self.access.tenant is None and not self.access.sessions
+        """Whether the visitor may see everything, including files on this machine that transcripts
+        name."""
+        return (
+            self.access.allows("admin") and self.access.tenant is None and not self.access.sessions
+        )
 
     def text(self, value: str, limit: int = _BODY) -> str:
         """Return a text without its secrets, at most this long."""
         if self.is_unmasked:
             return value[:limit]
-        return mask(value[: limit + CONTEXT], 0, limit)  # masked before it is cut, so that no part of a secret is left
+        return mask(
+            value[: limit + CONTEXT], 0, limit
+        )  # masked before it is cut, so that no part of a secret is left
 
     def info(self, session_id: str) -> SessionInfo:
-        """Return a session. Raises `NotFound` if it does not exist or the token does not cover it."""
+        """Return a session. Raises `NotFound` if it does not exist or the token does not cover
+        it."""
         found = self.store.session_info(session_id) if self.access.covers(session_id) else None
         if found is None:
-            raise NotFound(f"no session {clip(session_id)}", hint="it may have expired; see the list of sessions")
+            raise NotFound(
+                f"no session {clip(session_id)}",
+                hint="it may have expired; see the list of sessions",
+            )
         return found
 
     def session(self, session_id: str) -> Session:
@@ -122,7 +142,8 @@ _CALL: Final = msgspec.json.Decoder(_Call)
 
 @dataclass(slots=True)
 class SessionSums:
-    """The sums over the recorded calls of a session. Costs are multiples of the price of an input token."""
+    """The sums over the recorded calls of a session. Costs are multiples of the price of an input
+    token."""
 
     calls: int = 0
     tokens: int = 0
@@ -198,12 +219,20 @@ class SessionRow:
     children: list[SessionRow] = field(default_factory=list)
 
 
-def sessions(visit: Visit, *, contains: str = "", after: str = "", own: bool = False) -> dict[str, Any]:
-    """A page of sessions, newest first, with sub-agents under their parents. A filter lists every match by itself."""
+def sessions(
+    visit: Visit, *, contains: str = "", after: str = "", own: bool = False
+) -> dict[str, Any]:
+    """A page of sessions, newest first, with sub-agents under their parents. A filter lists every
+    match by itself."""
     since = time.time()
     wanted = SessionFilter(contains=contains, without=() if own else OWN, roots=not contains)
     shown, following = covered_sessions(
-        visit.store, visit.access, prefix=visit.access.sessions, after=after or None, limit=PAGE, wanted=wanted
+        visit.store,
+        visit.access,
+        prefix=visit.access.sessions,
+        after=after or None,
+        limit=PAGE,
+        wanted=wanted,
     )
     rows = _rows(visit, shown, with_children=not contains)
     return {
@@ -218,7 +247,9 @@ def _rows(visit: Visit, infos: Sequence[SessionInfo], *, with_children: bool) ->
     parents = tuple(info.session_id for info in infos)
     for _ in range(2) if with_children and parents else ():
         wanted = SessionFilter(parents=parents)
-        children = visit.store.session_page(prefix=visit.access.sessions, limit=PAGE * _CHILDREN, wanted=wanted)
+        children = visit.store.session_page(
+            prefix=visit.access.sessions, limit=PAGE * _CHILDREN, wanted=wanted
+        )
         for child in filter(lambda one: visit.access.covers(one.session_id), children):
             below.setdefault(child.parent or "", []).append(child)
         parents = tuple(child.session_id for child in children)
@@ -227,20 +258,26 @@ def _rows(visit: Visit, infos: Sequence[SessionInfo], *, with_children: bool) ->
 
     def row(info: SessionInfo, depth: int) -> SessionRow:
         children = below.get(info.session_id, []) if depth < 2 else []
-        return SessionRow(info, sums_of(visit.store, info), [row(one, depth + 1) for one in children[:_CHILDREN]])
+        return SessionRow(
+            info, sums_of(visit.store, info), [row(one, depth + 1) for one in children[:_CHILDREN]]
+        )
 
     return [row(info, 0) for info in infos]
 
 
 def search(visit: Visit, *, q: str, after: str = "") -> dict[str, Any]:
-    """Search the content of sessions, newest first, for as long as a page may take. The next page continues there."""
+    """Search the content of sessions, newest first, for as long as a page may take. The next page
+    continues there."""
     place = parse_place(after) if after else None
     hits: list[dict[str, Any]] = []
     looked, last, until = 0, None, time.thread_time() + _SEARCH
     is_over = not q.strip()
     while not is_over and time.thread_time() < until and len(hits) < PAGE:
         page = visit.store.session_page(
-            prefix=visit.access.sessions, before=place, limit=PAGE, wanted=SessionFilter(without=OWN)
+            prefix=visit.access.sessions,
+            before=place,
+            limit=PAGE,
+            wanted=SessionFilter(without=OWN),
         )
         for info in page:
             last, looked = info, looked + 1
@@ -253,7 +290,14 @@ def search(visit: Visit, *, q: str, after: str = "") -> dict[str, Any]:
             is_over = len(page) < PAGE
     named_so = sessions(visit, contains=q.strip())["rows"][:10] if q.strip() and not after else []
     going_on = "" if is_over or last is None else place_after(last)
-    return {"q": q, "hits": hits, "looked": looked, "last": last, "next": going_on, "sessions": named_so}
+    return {
+        "q": q,
+        "hits": hits,
+        "looked": looked,
+        "last": last,
+        "next": going_on,
+        "sessions": named_so,
+    }
 
 
 def _hits(visit: Visit, session_id: str, words: str) -> list[dict[str, Any]]:
@@ -263,14 +307,20 @@ def _hits(visit: Visit, session_id: str, words: str) -> list[dict[str, Any]]:
     except CoatcheckError:  # one session that cannot be searched must not hide the others
         return []
     return [
-        {"session": session_id, "ref": hit.ref, "text": visit.text(hit.passage, _HEAD), "lines": hit.lines}
+        {
+            "session": session_id,
+            "ref": hit.ref,
+            "text": visit.text(hit.passage, _HEAD),
+            "lines": hit.lines,
+        }
         for hit in found
         if hit.ref.session_id == session_id  # what it has from its parents is found there
     ]
 
 
 def find_pointer(visit: Visit, pointer: str) -> str | None:
-    """Return the id of a session that has the artifact of a pointer and that the visitor may see."""
+    """Return the id of a session that has the artifact of a pointer and that the visitor may
+    see."""
     held = visit.store.holders(pointer, limit=1_000)
     return next((one for one in held if visit.access.covers(one)), None)
 
@@ -307,7 +357,9 @@ def conversation(visit: Visit, session_id: str, *, after: int = 0) -> dict[str, 
     }  # fmt: skip
 
 
-def _originals(visit: Visit, session: Session, parts: Iterable[TurnPart]) -> dict[str, tuple[str, int]]:
+def _originals(
+    visit: Visit, session: Session, parts: Iterable[TurnPart]
+) -> dict[str, tuple[str, int]]:
     """The beginnings and sizes of the originals of stubs, by their pointers."""
     found: dict[str, tuple[str, int]] = {}
     stubs = dict.fromkeys(part.pointers[0] for part in parts if part.is_stub)
@@ -328,16 +380,24 @@ def call(visit: Visit, session_id: str, number: int) -> dict[str, Any]:
         with session.open(turn.artifact) as source:
             turn = turn_of(found[0], source.read())
     if turn is None:
-        raise NotFound(f"no call {number} in this session", hint="older calls may have been removed")
+        raise NotFound(
+            f"no call {number} in this session", hint="older calls may have been removed"
+        )
     names: dict[str, str] = {}
     for earlier in turns_of(session, after=max(0, number - 3), limit=2):
         if earlier.number < number:
             earlier.name_tools(names)
     turn.name_tools(names)
-    return {"info": visit.info(session_id), "turn": turn, "originals": _originals(visit, session, turn.held)}
+    return {
+        "info": visit.info(session_id),
+        "turn": turn,
+        "originals": _originals(visit, session, turn.held),
+    }
 
 
-def body(visit: Visit, session_id: str, group: str, number: int, side: str, part: int) -> dict[str, Any]:
+def body(
+    visit: Visit, session_id: str, group: str, number: int, side: str, part: int
+) -> dict[str, Any]:
     """One part of a call, or of a transcript's message, whole."""
     if group == "calls":
         turn: ModelTurn = call(visit, session_id, number)["turn"]
@@ -354,17 +414,32 @@ def body(visit: Visit, session_id: str, group: str, number: int, side: str, part
 
 
 def _transcript(visit: Visit, session: Session, after: int, *, limit: int = PAGE) -> dict[str, Any]:
-    """A page of the messages of a transcript. Its file is on this machine, so only the store's owner may read it, and
-    only if this store recorded where it is: an imported record could name any file."""
+    """A page of the messages of a transcript. Its file is on this machine, so only the store's
+    owner may read it, and only if this store recorded where it is: an imported record could name
+    any file."""
     from coatcheck.transcript import Transcript
     from coatcheck.transcript.keep import manifests
 
     manifest = next(manifests(visit.store, session.session_id), None)
-    about: dict[str, Any] = {"manifest": manifest, "messages": [], "turns": [], "after": after, "next": 0, "total": 0}
-    if manifest is None or not visit.owns_store or not manifest.is_own or not Path(manifest.path).is_file():
+    about: dict[str, Any] = {
+        "manifest": manifest,
+        "messages": [],
+        "turns": [],
+        "after": after,
+        "next": 0,
+        "total": 0,
+    }
+    if (
+        manifest is None
+        or not visit.owns_store
+        or not manifest.is_own
+        or not Path(manifest.path).is_file()
+    ):
         return about
     try:
-        with Transcript(manifest.path, session, format=manifest.format or None, read_only=True) as transcript:
+        with Transcript(
+            manifest.path, session, format=manifest.format or None, read_only=True
+        ) as transcript:
             found = list(transcript.messages(after, after + limit + 1))
     except (CoatcheckError, OSError, ValueError):
         return about
@@ -376,7 +451,8 @@ def _transcript(visit: Visit, session: Session, after: int, *, limit: int = PAGE
 
 
 def context(visit: Visit, session_id: str) -> dict[str, Any]:
-    """The input of each call, split by what the provider's cache had, and where the prefix broke."""
+    """The input of each call, split by what the provider's cache had, and where the prefix
+    broke."""
     session = visit.session(session_id)
     records = session.records(METRICS, newest=True, limit=_PLOTTED)[::-1]
     calls: list[tuple[int, float, _Call]] = []
@@ -416,7 +492,9 @@ def _drawn(series: Mapping[str, Sequence[float]]) -> tuple[dict[str, list[float 
 # Artifacts
 
 
-def artifacts(visit: Visit, session_id: str, *, after: str = "", kind: str = "", name: str = "") -> dict[str, Any]:
+def artifacts(
+    visit: Visit, session_id: str, *, after: str = "", kind: str = "", name: str = ""
+) -> dict[str, Any]:
     """A page of the artifacts that a session sees."""
     session = visit.session(session_id)
     if kind or name:
@@ -432,7 +510,9 @@ def artifacts(visit: Visit, session_id: str, *, after: str = "", kind: str = "",
     }  # fmt: skip
 
 
-def artifact(visit: Visit, session_id: str, target: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def artifact(
+    visit: Visit, session_id: str, target: str, asked: Mapping[str, Any]
+) -> dict[str, Any]:
     """An artifact: its preview, one page of it as `read` returns it, and what is known about it."""
     session, ref = _found(visit, session_id, target)
     preview = _tried(lambda: session.preview(ref, limit=2_000))
@@ -446,7 +526,8 @@ def artifact(visit: Visit, session_id: str, target: str, asked: Mapping[str, Any
 
 
 def _found(visit: Visit, session_id: str, target: str) -> tuple[Session, Ref]:
-    """Return a session and the ref of an artifact in it. Raises the precise error if it is not there."""
+    """Return a session and the ref of an artifact in it. Raises the precise error if it is not
+    there."""
     session = visit.session(session_id)
     ref = session.ref(target)
     if ref is None:
@@ -469,8 +550,16 @@ def lineage(visit: Visit, session_id: str, target: str) -> dict[str, Any]:
     parents = [(one, _known(session, one)) for one in ref.parents]
     names = {ref.artifact_id, ref.pointer}
     derived = [one for one in session.list(limit=_DERIVED) if names & set(one.parents)]
-    holders = [one for one in visit.store.holders(ref.pointer, limit=PAGE) if visit.access.covers(one)]
-    return {"info": visit.info(session_id), "ref": ref, "parents": parents, "derived": derived, "holders": holders}
+    holders = [
+        one for one in visit.store.holders(ref.pointer, limit=PAGE) if visit.access.covers(one)
+    ]
+    return {
+        "info": visit.info(session_id),
+        "ref": ref,
+        "parents": parents,
+        "derived": derived,
+        "holders": holders,
+    }
 
 
 def _known(session: Session, parent: str) -> Ref | None:
@@ -480,7 +569,8 @@ def _known(session: Session, parent: str) -> Ref | None:
 
 
 def picture_type(session: Session, ref: Ref) -> str | None:
-    """Return the type of an artifact that is a picture, by its bytes; None if it is not one that a browser may show."""
+    """Return the type of an artifact that is a picture, by its bytes; None if it is not one that a
+    browser may show."""
     if not ref.media_type.startswith("image/") or ref.size_bytes > MAX_PICTURE:
         return None
     try:
@@ -496,8 +586,8 @@ def picture_type(session: Session, ref: Ref) -> str | None:
 
 
 def savings(visit: Visit, *, days: int) -> dict[str, Any]:
-    """What stubs kept out of prompts in these days, minus what was read back. The counts cover the whole store, so a
-    token for some sessions does not show them."""
+    """What stubs kept out of prompts in these days, minus what was read back. The counts cover the
+    whole store, so a token for some sessions does not show them."""
     if visit.access.sessions:
         return {"days": days, "saved": None}
     days = min(max(1, days), 366)
@@ -506,7 +596,10 @@ def savings(visit: Visit, *, days: int) -> dict[str, Any]:
     saved = store_savings(visit.store, since=first)
     by_day = {row.day: row for row in saved.by("day")}
     every = [by_day.get(date, SavingsRow()) for date in dates]
-    series = {"net": [row.tokens_net for row in every], "read back": [row.tokens_read_back for row in every]}
+    series = {
+        "net": [row.tokens_net for row in every],
+        "read back": [row.tokens_read_back for row in every],
+    }
     names = [f"{date:%m-%d}" for date in dates]
     drawn, step = _drawn(series)
     title = "Tokens kept out of prompts on each day: net, and read back"
@@ -531,13 +624,21 @@ def live(visit: Visit) -> dict[str, Any]:
     found = []
     for info in recent:
         records = visit.store.session(info.session_id).records(SERIES, newest=True, limit=3)
-        found += [(info.session_id, turn) for record in records if (turn := turn_of(record)) is not None]
+        found += [
+            (info.session_id, turn) for record in records if (turn := turn_of(record)) is not None
+        ]
     found.sort(key=lambda one: -one[1].at)
-    return {"calls": found[:_LIVE], "rows": _rows(visit, recent[:10], with_children=False), "since": since}
+    return {
+        "calls": found[:_LIVE],
+        "rows": _rows(visit, recent[:10], with_children=False),
+        "since": since,
+    }
 
 
 def recent_sessions(visit: Visit, since: float) -> list[SessionInfo]:
     """The sessions that were used after a time, the last used first."""
     wanted = SessionFilter(without=OWN, used_after=since)
     page = visit.store.session_page(prefix=visit.access.sessions, limit=PAGE * 4, wanted=wanted)
-    return sorted((one for one in page if visit.access.covers(one.session_id)), key=lambda one: -one.used)
+    return sorted(
+        (one for one in page if visit.access.covers(one.session_id)), key=lambda one: -one.used
+    )

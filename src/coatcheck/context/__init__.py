@@ -1,4 +1,5 @@
-"""What goes into a prompt: hot state, budgets, recall, bootstrap files, metrics. Names are imported on first use."""
+"""What goes into a prompt: hot state, budgets, recall, bootstrap files, metrics. Names are imported
+on first use."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,9 @@
-"""Bootstrap files (such as AGENTS.md) for the beginning of a prompt: small ones complete, large ones as references.
+"""Bootstrap files (such as AGENTS.md) for the beginning of a prompt: small ones complete, large
+ones as references.
 
-The text depends only on the names and bytes of the files, so that an unchanged file never invalidates a cached prefix.
-The files are instructions of the user and appear in the prompt unchanged.
+The text depends only on the names and bytes of the files, so that an unchanged file never
+invalidates a cached prefix. The files are instructions of the user and appear in the prompt
+unchanged.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ Status = Literal["whole", "reference", "repeated", "missing", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class BootstrapFile:
-    """The outcome for one file: shown `whole`, as a `reference`, or `repeated` (an earlier file has the same bytes).
-    Files that are `missing` or `refused` are not in the text, and `reason` says why. `ref` is the stored artifact."""
+    """The outcome for one file: shown `whole`, as a `reference`, or `repeated` (an earlier file has
+    the same bytes). Files that are `missing` or `refused` are not in the text, and `reason` says
+    why. `ref` is the stored artifact."""
 
     name: str
     status: Status
@@ -55,13 +58,15 @@ class Bootstrapped:
     @property
     def refs(self) -> tuple[Ref, ...]:
         """The refs of files that became references."""
-        return tuple(file.ref for file in self.files if file.status == "reference" and file.ref is not None)
+        return tuple(
+            file.ref for file in self.files if file.status == "reference" and file.ref is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file that was stored: the lines that refer to it in the prompt, and its ref if it is an artifact of the
-    session. `failure` says why it could not be stored."""
+    """A file that was stored: the lines that refer to it in the prompt, and its ref if it is an
+    artifact of the session. `failure` says why it could not be stored."""
 
     lead: str
     ref: Ref | None = None
@@ -82,16 +87,18 @@ def bootstrap(
 ) -> Bootstrapped:
     """Return the files as a prompt carries them, in the given order.
 
-    A file with more than `threshold_chars` (8,000) characters becomes an artifact of the session, named like the file.
-    The text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)` and its head and tail, together
-    `shown_chars` (4,000), with a line between them about what is left out. A changed file becomes a new artifact under
-    the same name; the old one remains until the session ends. With `enabled=False` every file is shown whole.
-    `redact="store"` masks secrets in the artifact; the text in the prompt is not masked. `keep` gets the name and the
-    content of a file, and stores it elsewhere. Defaults come from the settings of the store (`bootstrap`, and
+    A file with more than `threshold_chars` (8,000) characters becomes an artifact of the session,
+    named like the file. The text then has a line `ArtifactRef: art:… (type=doc, sha256=…, bytes=…)`
+    and its head and tail, together `shown_chars` (4,000), with a line between them about what is
+    left out. A changed file becomes a new artifact under the same name; the old one remains until
+    the session ends. With `enabled=False` every file is shown whole. `redact="store"` masks secrets
+    in the artifact; the text in the prompt is not masked. `keep` gets the name and the content of a
+    file, and stores it elsewhere. Defaults come from the settings of the store (`bootstrap`, and
     `policy.redact`).
 
-    Relative names are looked up in `root`, by default the working directory. Missing files are skipped. A link that
-    leads out of the folder, a file that is not regular, cannot be read or is over 64 MB is refused. Neither raises."""
+    Relative names are looked up in `root`, by default the working directory. Missing files are
+    skipped. A link that leads out of the folder, a file that is not regular, cannot be read or is
+    over 64 MB is refused. Neither raises."""
     settings = session.store.settings.section("bootstrap")
     enabled = settings["enabled"] if enabled is None else enabled
     if not isinstance(enabled, bool):
@@ -134,7 +141,11 @@ class _Text:
             name = one_line(path.name if path.is_absolute() else path.as_posix(), _NAME)
             data, reason = _read(base, path)
             if data is None:
-                done.append(BootstrapFile(name, "refused" if reason else "missing", reason=reason or "no such file"))
+                done.append(
+                    BootstrapFile(
+                        name, "refused" if reason else "missing", reason=reason or "no such file"
+                    )
+                )
                 continue
             text, file = self._part(name, data)
             parts.append(f"--- {name} ---\n{text}")
@@ -151,7 +162,9 @@ class _Text:
         except UnicodeDecodeError:
             kept = self._kept(name, data)
             shown = f"{kept.lead}\n[not UTF-8 text: nothing of it is shown]"
-            return shown, BootstrapFile(name, "reference", kept.ref, kept.failure or "not UTF-8 text")
+            return shown, BootstrapFile(
+                name, "reference", kept.ref, kept.failure or "not UTF-8 text"
+            )
         text = text.removeprefix("\ufeff").rstrip("\n")
         if self.threshold is None or len(text) <= self.threshold:
             return text, BootstrapFile(name, "whole")
@@ -163,10 +176,13 @@ class _Text:
             how = f'; {self.read_tool}(pointer="{kept.ref.pointer}", lines="{first}:{last}") reads them'
         note = f"[{end - start:,} characters are left out here, lines {first}-{last}{how}]"
         parts = (kept.lead, text[:start].rstrip("\n"), note, text[end:])
-        return "\n".join(part for part in parts if part), BootstrapFile(name, "reference", kept.ref, kept.failure)
+        return "\n".join(part for part in parts if part), BootstrapFile(
+            name, "reference", kept.ref, kept.failure
+        )
 
     def _kept(self, name: str, value: str | bytes) -> Kept:
-        """Store a file. If the store fails, the reason replaces the reference: the prompt is built anyway."""
+        """Store a file. If the store fails, the reason replaces the reference: the prompt is built
+        anyway."""
         try:
             return self.keep(name, value)
         except (StoreError, LimitExceeded) as error:
@@ -185,8 +201,9 @@ def _cut(text: str, shown: int) -> tuple[int, int]:
 
 
 def _read(base: Path, path: Path) -> tuple[bytes | None, str]:
-    """Read a file, or return None and the reason: '' if it is missing. Only regular files are read, so that no pipe or
-    device blocks a prompt. A link may lead anywhere within the base, or the file's folder if its path is absolute."""
+    """Read a file, or return None and the reason: '' if it is missing. Only regular files are read,
+    so that no pipe or device blocks a prompt. A link may lead anywhere within the base, or the
+    file's folder if its path is absolute."""
     try:
         within = Path(os.path.realpath(path.parent if path.is_absolute() else base))
         plain = Path(os.path.normpath(within / (path.name if path.is_absolute() else path)))
@@ -197,7 +214,9 @@ def _read(base: Path, path: Path) -> tuple[bytes | None, str]:
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except (OSError, ValueError, RuntimeError) as error:
-        return None, (error.strerror if isinstance(error, OSError) else None) or "not a valid file name"
+        return None, (
+            error.strerror if isinstance(error, OSError) else None
+        ) or "not a valid file name"
     try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):

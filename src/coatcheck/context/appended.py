@@ -1,13 +1,15 @@
-"""What a builder appends to a conversation: the hot state, retrieved chunks, recalled artifacts, pointers of results.
+"""What a builder appends to a conversation: the hot state, retrieved chunks, recalled artifacts,
+pointers of results.
 
-Each is a text of its own with our mark (`externalize.stub`), and stays where it was appended. A part is appended again
-only if it differs from the last one of its kind in the conversation, so the conversation itself records what the model
-has seen. If there is too little room, the parts are reduced in steps, the least important first: recall, then chunks,
-which become pointers, then the hot state. A reduced part mentions what it leaves out.
+Each is a text of its own with our mark (`externalize.stub`), and stays where it was appended. A
+part is appended again only if it differs from the last one of its kind in the conversation, so the
+conversation itself records what the model has seen. If there is too little room, the parts are
+reduced in steps, the least important first: recall, then chunks, which become pointers, then the
+hot state. A reduced part mentions what it leaves out.
 
-Recall has one line for each artifact, which begins with a pointer, the kind and the size. Text from artifacts (names,
-summaries, passages) appears only inside JSON strings, masked and on one line: it can neither end its string nor imitate
-another line.
+Recall has one line for each artifact, which begins with a pointer, the kind and the size. Text from
+artifacts (names, summaries, passages) appears only inside JSON strings, masked and on one line: it
+can neither end its string nor imitate another line.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ _LEAST_QUOTED: Final = 20
 
 
 def key_of(store: Store) -> bytes:
-    """Return the key of our marks. If the store fails there is none, and the text is appended again later."""
+    """Return the key of our marks. If the store fails there is none, and the text is appended again
+    later."""
     try:
         return store.secret
     except StoreError:
@@ -97,7 +100,8 @@ class Additions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnParts:
-    """The parts of one turn. `last` has the last text of each kind that the conversation contains."""
+    """The parts of one turn. `last` has the last text of each kind that the conversation
+    contains."""
 
     session: Session
     budget: Budget
@@ -120,20 +124,26 @@ class TurnParts:
         return found
 
     def fitted(self, room: int | None) -> Additions | None:
-        """Return the fullest form that fits, or None if even the smallest does not. Raises `BudgetExceeded` if a part
-        cannot be counted, or cannot be reduced to its own limit."""
+        """Return the fullest form that fits, or None if even the smallest does not. Raises
+        `BudgetExceeded` if a part cannot be counted, or cannot be reduced to its own limit."""
         make = References(self.budget, self.session, self.policy, list_tool=self.list_tool)
         state = self._state(self.budget, make)
         chunks = self._chunks(make)
         for recalled, most, notes in self._ladder(len(chunks.lines), make.changes):
             done = self._appended(state, chunks, recalled, most)
             if room is None or done.tokens <= room:
-                return replace(done, refs=tuple(make.refs), changes=(*_shortened(state, make), *make.changes, *notes))
+                return replace(
+                    done,
+                    refs=tuple(make.refs),
+                    changes=(*_shortened(state, make), *make.changes, *notes),
+                )
         if state is None or room is None:
             return None
         left = room - self._appended(None, chunks, None, 0).tokens
         notes = ("recall is left out", "the hot state was cut to the remaining room")
-        for share in _SHARES:  # its quotes are escaped inside a message, which costs more than the state alone
+        for share in (
+            _SHARES
+        ):  # its quotes are escaped inside a message, which costs more than the state alone
             most = int(min(left, state.tokens) * share)
             try:
                 smaller = self._state(replace(self.budget, max_hot_state_tokens=max(1, most)), make)
@@ -141,15 +151,24 @@ class TurnParts:
                 return None
             done = self._appended(smaller, chunks, None, 0)
             if done.tokens <= room:
-                return replace(done, refs=tuple(make.refs), changes=(*_shortened(smaller, make), *make.changes, *notes))
+                return replace(
+                    done,
+                    refs=tuple(make.refs),
+                    changes=(*_shortened(smaller, make), *make.changes, *notes),
+                )
         return None
 
-    def _ladder(self, chunks: int, changes: list[str]) -> Iterator[tuple[Recalled | None, int, tuple[str, ...]]]:
-        """Yield the recalled artifacts, the number of chunks and the notes of each attempt, fullest first."""
+    def _ladder(
+        self, chunks: int, changes: list[str]
+    ) -> Iterator[tuple[Recalled | None, int, tuple[str, ...]]]:
+        """Yield the recalled artifacts, the number of chunks and the notes of each attempt, fullest
+        first."""
         ranking = None
         try:
             if self.recalls:
-                ranking = rank(self.session, self.message, read_tool=self.read_tool, list_tool=self.list_tool)
+                ranking = rank(
+                    self.session, self.message, read_tool=self.read_tool, list_tool=self.list_tool
+                )
         except StoreError as error:  # a failing index must not prevent the prompt
             changes.append(f"nothing is recalled: {error.message}")
         if ranking is not None:
@@ -163,11 +182,16 @@ class TurnParts:
         yield None, chunks, ("recall is left out",) if ranking is not None and ranking.total else ()
         while chunks:
             chunks //= 2
-            yield None, chunks, ("recall is left out", f"all but {chunks} of the retrieved chunks are left out")
+            yield (
+                None,
+                chunks,
+                ("recall is left out", f"all but {chunks} of the retrieved chunks are left out"),
+            )
 
     def _state(self, budget: Budget, make: References) -> Rendered | None:
-        """Return the hot state within its limits: a `HotState` shortened by its own steps, a text or mapping as a stub.
-        A state that was fitted before is checked again: other limits or another counter may have applied."""
+        """Return the hot state within its limits: a `HotState` shortened by its own steps, a text
+        or mapping as a stub. A state that was fitted before is checked again: other limits or
+        another counter may have applied."""
         state = self.hot_state
         if state is None:
             return None
@@ -191,7 +215,9 @@ class TurnParts:
 
     def _chunks(self, make: References) -> _Chunks:
         """Return the chunks within their limits, one line of JSON each."""
-        violations = [one for one in self.budget.check(chunks=self.chunks, count=self.count) if one.ambiguous]
+        violations = [
+            one for one in self.budget.check(chunks=self.chunks, count=self.count) if one.ambiguous
+        ]
         if violations:
             raise refusal(violations)
         texts = tuple(_sendable(str(text_of(chunk))) for chunk in self.chunks)
@@ -201,11 +227,16 @@ class TurnParts:
             shown = make.inline(text, "retrieved chunk")
             if len(shown) > self.budget.max_inline_artifact_chars:
                 raise refusal(self.budget.inline_chars("retrieved chunk", [shown]))
-            lines.append(shown if shown is not text else _chunk_line(number, text, chunk, make.changes))
+            lines.append(
+                shown if shown is not text else _chunk_line(number, text, chunk, make.changes)
+            )
         return _Chunks(tuple(lines), rest)
 
-    def _appended(self, state: Rendered | None, chunks: _Chunks, recalled: Recalled | None, most: int) -> Additions:
-        """Return these parts in our texts, without those that the conversation ends with already."""
+    def _appended(
+        self, state: Rendered | None, chunks: _Chunks, recalled: Recalled | None, most: int
+    ) -> Additions:
+        """Return these parts in our texts, without those that the conversation ends with
+        already."""
         bodies: dict[Kind, tuple[str, str]] = {}
         if state is not None:
             bodies["hot_state"] = LEADS["hot_state"], state.text
@@ -213,7 +244,9 @@ class TurnParts:
         left = len(chunks.lines) - len(shown)
         notes = [chunks.rest] if chunks.rest else []
         if left:
-            notes.append(f"{left} more retrieved chunks do not fit into this prompt: ask for less, or for fewer.")
+            notes.append(
+                f"{left} more retrieved chunks do not fit into this prompt: ask for less, or for fewer."
+            )
         if shown or notes:
             bodies["chunks"] = LEADS["chunks"], "\n".join([*shown, *notes])
         if recalled is not None and not self._was_recalled(recalled):
@@ -227,7 +260,8 @@ class TurnParts:
         return Additions(new, sum(one for one in tokens if one is not None), state, recalled)
 
     def _was_recalled(self, recalled: Recalled) -> bool:
-        """Whether the last block names every artifact of this one, though perhaps in another order."""
+        """Whether the last block names every artifact of this one, though perhaps in another
+        order."""
         last = self.last.get("recall", "")
         return all(item.ref.pointer in last for item in recalled.items)
 
@@ -239,11 +273,16 @@ class _Chunks(NamedTuple):
 
 def _sendable(text: str) -> str:
     """Return a text that can be encoded as UTF-8: a retriever may have cut a surrogate pair."""
-    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )
 
 
 def _shortened(state: Rendered | None, make: References) -> Iterator[str]:
-    """Yield one line for each step that shortened the hot state. A state that became a reference is in the changes."""
+    """Yield one line for each step that shortened the hot state. A state that became a reference is
+    in the changes."""
     steps = state.steps if state is not None else ()
     return (f"the hot state was shortened: {step}" for step in steps if step not in make.changes)
 
@@ -260,7 +299,9 @@ def _chunk_line(number: int, text: str, chunk: object, changes: list[str]) -> st
     elif isinstance(chunk, dict) and isinstance(chunk.get("source"), str):
         record["source"] = chunk["source"][:_SOURCE]
         if len(chunk["source"]) > _SOURCE:
-            changes.append(f"the source of retrieved chunk {number} was cut to {_SOURCE} characters")
+            changes.append(
+                f"the source of retrieved chunk {number} was cut to {_SOURCE} characters"
+            )
     record["text"] = text
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
@@ -276,7 +317,8 @@ class RecalledItem:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A block of text for a prompt ('' if the session is empty), its items, and the number of artifacts left out."""
+    """A block of text for a prompt ('' if the session is empty), its items, and the number of
+    artifacts left out."""
 
     text: str
     items: tuple[RecalledItem, ...] = ()
@@ -298,8 +340,8 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The best artifacts of a session for a message, with their scores. Blocks of several sizes can be made from it
-    without asking the store again."""
+    """The best artifacts of a session for a message, with their scores. Blocks of several sizes can
+    be made from it without asking the store again."""
 
     ranked: list[_Described]
     total: int
@@ -312,7 +354,9 @@ class Ranking:
         """Return a block of at most `max_chars` characters."""
         if self.total == 0:
             return Recalled("")
-        head = LEADS["recall"] + (f" {self.read_tool}(pointer=…) reads one." if self.read_tool else "")
+        head = LEADS["recall"] + (
+            f" {self.read_tool}(pointer=…) reads one." if self.read_tool else ""
+        )
         room = (max_chars or self.max_chars) - len(head) - len(_end(self.total, self.list_tool)) - 2
         shown = _lines(self.ranked, room, self.narrative)
         left_out = max(0, self.total - len(shown))
@@ -330,19 +374,29 @@ def recall(
     read_tool: str | None = "get_artifact",
     list_tool: str | None = "list_artifacts",
 ) -> Recalled:
-    """Return the artifacts that fit the message best: at most `max_items` (8) in at most `max_chars` (2,000)
-    characters, with a sentence that says how many are left out.
+    """Return the artifacts that fit the message best: at most `max_items` (8) in at most
+    `max_chars` (2,000) characters, with a sentence that says how many are left out.
 
-    They are ranked by search score; recency and whether the session has read the artifact add a tenth each. If too few
-    match, the newest fill the rest. The narrative of an item is its summary and the matching passage, together at most
-    `narrative_max_chars` (240), less if the block is full. Defaults come from the settings of the store
-    (`memory.artifacts`). The same session and message give the same text."""
-    sizes = {"max_items": max_items, "max_chars": max_chars, "narrative_max_chars": narrative_max_chars}
+    They are ranked by search score; recency and whether the session has read the artifact add a
+    tenth each. If too few match, the newest fill the rest. The narrative of an item is its summary
+    and the matching passage, together at most `narrative_max_chars` (240), less if the block is
+    full. Defaults come from the settings of the store (`memory.artifacts`). The same session and
+    message give the same text."""
+    sizes = {
+        "max_items": max_items,
+        "max_chars": max_chars,
+        "narrative_max_chars": narrative_max_chars,
+    }
     return rank(session, message, read_tool=read_tool, list_tool=list_tool, **sizes).block()
 
 
 def rank(
-    session: Session, message: str, *, read_tool: str | None, list_tool: str | None, **sizes: int | None
+    session: Session,
+    message: str,
+    *,
+    read_tool: str | None,
+    list_tool: str | None,
+    **sizes: int | None,
 ) -> Ranking:
     """Rank the artifacts of a session for a message. `sizes` are the limits that `recall` takes."""
     settings = session.store.settings.section("memory.artifacts")
@@ -353,11 +407,14 @@ def rank(
     items: int = settings["max_items"]
     total, hits = session.survey(message, 2 * items)
     ranked = _ranked(session, hits, items) if total else []
-    return Ranking(ranked, total, settings["max_chars"], settings["narrative_max_chars"], read_tool, list_tool)
+    return Ranking(
+        ranked, total, settings["max_chars"], settings["narrative_max_chars"], read_tool, list_tool
+    )
 
 
 def _ranked(session: Session, hits: Sequence[Hit], items: int) -> list[_Described]:
-    """Return the best artifacts, best first. Recency is a rank among them, not an age, so the clock is not used."""
+    """Return the best artifacts, best first. Recency is a rank among them, not an age, so the clock
+    is not used."""
     best = hits[0].score if hits else 0.0
     found: dict[str, tuple[Ref, Hit | None]] = {hit.ref.artifact_id: (hit.ref, hit) for hit in hits}
     if len(found) < items:
@@ -378,7 +435,9 @@ def _described(found: list[tuple[Ref, Hit | None]], scores: list[float]) -> list
     lines = [hit.lines if hit else None for _, hit in found]
     labels = _on_one_line([mask(ref.name or ref.tool or "") for ref, _ in found])
     summaries = _on_one_line([mask(ref.summary) for ref, _ in found])
-    passages = _on_one_line([hit.passage if hit and hit.lines else "" for _, hit in found])  # search has masked them
+    passages = _on_one_line(
+        [hit.passage if hit and hit.lines else "" for _, hit in found]
+    )  # search has masked them
     pointers = [ref.pointer for ref, _ in found]
     return [
         _Described(ref, score, pointer, label, _unrepeated(summary, passage), passage, where)
@@ -398,8 +457,8 @@ def _unrepeated(summary: str, passage: str) -> str:
 
 
 def _lines(ranked: list[_Described], room: int, narrative: int) -> list[RecalledItem]:
-    """Return a line for each artifact that fits, best first. All get an equal share of the room; unused room goes to
-    the next."""
+    """Return a line for each artifact that fits, best first. All get an equal share of the room;
+    unused room goes to the next."""
     shown: list[RecalledItem] = []
     for number, one in enumerate(ranked):
         share = room // (len(ranked) - number) - 1
@@ -412,8 +471,8 @@ def _lines(ranked: list[_Described], room: int, narrative: int) -> list[Recalled
 
 
 def _recalled_line(one: _Described, room: int, narrative: int) -> str | None:
-    """Describe an artifact in at most `room` characters: its pointer at least, then its name, then its narrative. None
-    if not even the pointer fits."""
+    """Describe an artifact in at most `room` characters: its pointer at least, then its name, then
+    its narrative. None if not even the pointer fits."""
     line = f"{one.pointer} {one.ref.kind}, {_size(one.ref.size_bytes)}"
     if len(line) > room:
         return one.pointer if len(one.pointer) <= room else None
@@ -430,7 +489,8 @@ def _recalled_line(one: _Described, room: int, narrative: int) -> str | None:
 
 
 def _quoted(text: str, room: int, before: str) -> str:
-    """Return a text as a JSON string after `before`, in at most `room` characters; '' if too little of it would fit."""
+    """Return a text as a JSON string after `before`, in at most `room` characters; '' if too little
+    of it would fit."""
     most = room - len(before) - 2
     while most >= min(_LEAST_QUOTED, len(text)) and most > 0:
         cut = text if len(text) <= most else text[: most - 1].rstrip() + "…"
@@ -451,5 +511,9 @@ def _end(left_out: int, list_tool: str | None) -> str:
 def _size(size: int) -> str:
     for unit, power in (("MB", 20), ("KB", 10)):
         if size >> power:
-            return f"{size / (1 << power):.3g} {unit}" if size >> power < 1_000 else f"{size >> power} {unit}"
+            return (
+                f"{size / (1 << power):.3g} {unit}"
+                if size >> power < 1_000
+                else f"{size >> power} {unit}"
+            )
     return f"{size} B"

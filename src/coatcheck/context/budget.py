@@ -1,7 +1,8 @@
 """Limits on what a prompt may contain. They fail closed: what cannot be counted is over the limit.
 
-`check` reports every violation at once. `enforce` returns parts that are within the budget, or raises: it stores parts
-that are too large, replaces them by references and checks again. If the store fails, it raises too.
+`check` reports every violation at once. `enforce` returns parts that are within the budget, or
+raises: it stores parts that are too large, replaces them by references and checks again. If the
+store fails, it raises too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
 
 _LOG: Final = logging.getLogger("coatcheck")
-_AT_LEAST_ONE: Final = frozenset({"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"})
+_AT_LEAST_ONE: Final = frozenset(
+    {"max_hot_state_tokens", "max_prompt_tokens", "max_inline_artifact_chars"}
+)
 _PREVIEWS: Final = (200, 80, 0)
 _TOOL: Final = "context"
 _ANSWER: Final = 10  # the part (1/10) of a window that is left for the answer
@@ -35,7 +38,8 @@ _ANSWER: Final = 10  # the part (1/10) of a window that is left for the answer
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A limit that is exceeded. If the value could not be counted, `actual` is None and `ambiguous` is set."""
+    """A limit that is exceeded. If the value could not be counted, `actual` is None and `ambiguous`
+    is set."""
 
     field: str
     limit: float | int
@@ -49,7 +53,8 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A hot state as it goes into a prompt: one line of JSON, its size, and each step that made it fit.
+    """A hot state as it goes into a prompt: one line of JSON, its size, and each step that made it
+    fit.
 
     `entries` is the number of artifacts in its index, `types` are their kinds in that order."""
 
@@ -69,8 +74,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Enforced:
-    """Parts of a prompt that are within the budget. `refs` are the stored parts, `changes` has one line for each
-    change, and `rest` is the line that replaces surplus chunks."""
+    """Parts of a prompt that are within the budget. `refs` are the stored parts, `changes` has one
+    line for each change, and `rest` is the line that replaces surplus chunks."""
 
     hot_state: Any = None
     prompt: str | int | None = None
@@ -96,9 +101,12 @@ class Budget:
             whole(getattr(self, one.name), one.name, least=1 if one.name in _AT_LEAST_ONE else 0)
 
     @classmethod
-    def for_model(cls, name: str | None = None, *, window: int | None = None, **limits: int) -> Budget:
-        """Return the budget for the context window of a model, by its name: nine tenths of it, so that an answer fits.
-        An unknown model has 200,000 tokens; `window` replaces what is known. `limits` are the other limits."""
+    def for_model(
+        cls, name: str | None = None, *, window: int | None = None, **limits: int
+    ) -> Budget:
+        """Return the budget for the context window of a model, by its name: nine tenths of it, so
+        that an answer fits. An unknown model has 200,000 tokens; `window` replaces what is known.
+        `limits` are the other limits."""
         whole(window, "window", least=1, optional=True)
         tokens = model(name).window if window is None else window
         return cls(**{"max_prompt_tokens": tokens - tokens // _ANSWER} | limits)
@@ -114,18 +122,22 @@ class Budget:
     ) -> tuple[Violation, ...]:
         """Return every violation in the order of the fields, or an empty tuple. Never raises.
 
-        `hot_state` is a `HotState`, its JSON, or a mapping. `prompt` is the text of the whole prompt, or its number of
-        tokens. `chunks` are retrieved texts, `artifacts` inline texts of artifacts: strings, or objects with a `text`.
-        Omitted parts are not checked."""
+        `hot_state` is a `HotState`, its JSON, or a mapping. `prompt` is the text of the whole
+        prompt, or its number of tokens. `chunks` are retrieved texts, `artifacts` inline texts of
+        artifacts: strings, or objects with a `text`. Omitted parts are not checked."""
         found: list[Violation] = []
         if hot_state is not None:
             text, types = rendered(hot_state)
             found += self.hot_state_tokens(None if text is None else counted(count, text))
             entries = None if types is None else len(types)
             limit = self.max_artifact_index_entries
-            found += _judged("max_artifact_index_entries", limit, entries, "an artifact index of {} entries")
+            found += _judged(
+                "max_artifact_index_entries", limit, entries, "an artifact index of {} entries"
+            )
         if prompt is not None:
-            found += self.prompt_tokens(counted(count, prompt) if isinstance(prompt, str) else prompt)
+            found += self.prompt_tokens(
+                counted(count, prompt) if isinstance(prompt, str) else prompt
+            )
         retrieved, inline = listed(chunks), listed(artifacts)
         number = None if retrieved is None else len(retrieved)
         found += _judged("max_rag_chunks", self.max_rag_chunks, number, "{} retrieved chunks")
@@ -144,16 +156,22 @@ class Budget:
         count: TokenCounter = estimate,
         policy: Policy | None = None,
     ) -> Enforced:
-        """Return the same parts within the budget, or raise `BudgetExceeded` with every remaining violation.
+        """Return the same parts within the budget, or raise `BudgetExceeded` with every remaining
+        violation.
 
-        With a session, parts that are too large are stored there and replaced by references: a chunk or an inline
-        artifact by its stub, surplus chunks by one line, a hot state by a shorter one. `policy` says whether secrets
-        are masked first, and what stubs look like; by default the store's setting. Without a session, or if anything
-        could not be counted, it raises."""
-        parts: dict[str, Any] = {"chunks": listed(chunks), "artifacts": listed(artifacts)}  # an iterator is used up
+        With a session, parts that are too large are stored there and replaced by references: a
+        chunk or an inline artifact by its stub, surplus chunks by one line, a hot state by a
+        shorter one. `policy` says whether secrets are masked first, and what stubs look like; by
+        default the store's setting. Without a session, or if anything could not be counted, it
+        raises."""
+        parts: dict[str, Any] = {
+            "chunks": listed(chunks),
+            "artifacts": listed(artifacts),
+        }  # an iterator is used up
         violations = self.check(hot_state=hot_state, prompt=prompt, count=count, **parts)
         texts, inline = (
-            tuple(text for one in part or () if (text := text_of(one)) is not None) for part in parts.values()
+            tuple(text for one in part or () if (text := text_of(one)) is not None)
+            for part in parts.values()
         )
         if not violations:
             return Enforced(hot_state, prompt, texts, inline)
@@ -161,20 +179,29 @@ class Budget:
         if session is None or any(one.ambiguous for one in violations):
             raise refusal(violations)
         make = References(self, session, policy or configured(session.store.settings))
-        if {one.field for one in violations} & {"max_hot_state_tokens", "max_artifact_index_entries"}:
+        if {one.field for one in violations} & {
+            "max_hot_state_tokens",
+            "max_artifact_index_entries",
+        }:
             hot_state = make.smaller(hot_state, self, count)
         kept, rest = make.surplus(texts)
         within = tuple(make.inline(text, "retrieved chunk") for text in kept)
         shown = tuple(make.inline(text, "inline artifact") for text in inline)
-        left = self.check(hot_state=hot_state, prompt=prompt, chunks=within, artifacts=shown, count=count)
+        left = self.check(
+            hot_state=hot_state, prompt=prompt, chunks=within, artifacts=shown, count=count
+        )
         if left:
             raise refusal(left)
-        return Enforced(hot_state, prompt, within, shown, rest, tuple(make.refs), tuple(make.changes))
+        return Enforced(
+            hot_state, prompt, within, shown, rest, tuple(make.refs), tuple(make.changes)
+        )
 
     # Checks of one field, for callers that have counted already. An invalid count is a violation.
 
     def hot_state_tokens(self, tokens: object) -> tuple[Violation, ...]:
-        return _judged("max_hot_state_tokens", self.max_hot_state_tokens, tokens, "a hot state of {} tokens")
+        return _judged(
+            "max_hot_state_tokens", self.max_hot_state_tokens, tokens, "a hot state of {} tokens"
+        )
 
     def prompt_tokens(self, tokens: object) -> tuple[Violation, ...]:
         return _judged("max_prompt_tokens", self.max_prompt_tokens, tokens, "a prompt of {} tokens")
@@ -186,13 +213,16 @@ class Budget:
             text = text_of(part)
             length = None if text is None else len(text)
             words = f"{what} {number} of {{}} characters"
-            found += _judged("max_inline_artifact_chars", self.max_inline_artifact_chars, length, words)
+            found += _judged(
+                "max_inline_artifact_chars", self.max_inline_artifact_chars, length, words
+            )
         return found
 
 
 @dataclass(slots=True)
 class References:
-    """Replaces parts that are over the budget by references, and collects their `refs` and the `changes`."""
+    """Replaces parts that are over the budget by references, and collects their `refs` and the
+    `changes`."""
 
     budget: Budget
     session: Session
@@ -202,20 +232,25 @@ class References:
     changes: list[str] = field(default_factory=list)
 
     def inline(self, text: str, what: str) -> str:
-        """Return a text that may be shown inline, or its stub with the longest preview that fits."""
+        """Return a text that may be shown inline, or its stub with the longest preview that
+        fits."""
         limit = self.budget.max_inline_artifact_chars
         if len(text) <= limit:
             return text
         shown = text
         for preview in _PREVIEWS:
-            policy = self._stubs(preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={})
+            policy = self._stubs(
+                preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={}
+            )
             outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
             shown = outcome.text
             if outcome.ref is None:
                 break  # the store failed: this is a head and tail, and the next check decides
             if len(shown) <= limit:
                 self.refs.append(outcome.ref)
-                self.changes.append(f"{what} of {len(text):,} characters became {outcome.ref.pointer}")
+                self.changes.append(
+                    f"{what} of {len(text):,} characters became {outcome.ref.pointer}"
+                )
                 break
         return shown
 
@@ -226,10 +261,17 @@ class References:
             return chunks, None
         over = chunks[most:]
         try:
-            rest = [put(self.session, chunk, About(tool=_TOOL, kind="doc"), self.policy) for chunk in over]
+            rest = [
+                put(self.session, chunk, About(tool=_TOOL, kind="doc"), self.policy)
+                for chunk in over
+            ]
         except CoatcheckError as error:  # a failing store must not prevent the prompt
-            self.changes.append(f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}")
-            return chunks[:most], f"{len(over)} more retrieved chunks are left out: they could not be stored."
+            self.changes.append(
+                f"{len(over)} of {len(chunks)} retrieved chunks are left out: {error.message}"
+            )
+            return chunks[
+                :most
+            ], f"{len(over)} more retrieved chunks are left out: they could not be stored."
         self.refs += rest
         self.changes.append(f"{len(rest)} of {len(chunks)} retrieved chunks became pointers")
         pointers = list(dict.fromkeys(ref.pointer for ref in rest))
@@ -241,8 +283,8 @@ class References:
         return chunks[:most], line + " ".join(shown) + (f" and {left} others{see}" if left else "")
 
     def smaller(self, hot_state: Any, budget: Budget, count: TokenCounter) -> Any:
-        """Return a hot state within a budget: shortened by its own `fitted` method, else as a stub; unchanged if
-        nothing fits."""
+        """Return a hot state within a budget: shortened by its own `fitted` method, else as a stub;
+        unchanged if nothing fits."""
         fitted = getattr(hot_state, "fitted", None)
         if callable(fitted):
             return fitted(budget, count=count)
@@ -252,7 +294,11 @@ class References:
             policy = self._stubs(preview, tools={_TOOL: "always"})
             outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
             tokens = counted(count, outcome.text)
-            if outcome.ref is not None and tokens is not None and tokens <= budget.max_hot_state_tokens:
+            if (
+                outcome.ref is not None
+                and tokens is not None
+                and tokens <= budget.max_hot_state_tokens
+            ):
                 self.refs.append(outcome.ref)
                 self.changes.append(f"the hot state became {outcome.ref.pointer}")
                 return outcome.text
@@ -270,8 +316,8 @@ def log_violations(violations: Iterable[Violation], session_id: str | None = Non
 
 
 def refusal(violations: Iterable[Violation], *, hint: str | None = None) -> BudgetExceeded:
-    """Return the error for these violations: the message of the first, and the number of others. `hint` says what helps
-    if everything could be counted."""
+    """Return the error for these violations: the message of the first, and the number of others.
+    `hint` says what helps if everything could be counted."""
     found = tuple(violations)
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     if any(one.ambiguous for one in found):
@@ -285,7 +331,11 @@ def rendered(hot_state: object) -> tuple[str | None, list[str] | None]:
     try:
         if not isinstance(hot_state, str):
             render = getattr(hot_state, "render", None)
-            text = render() if callable(render) else json.dumps(hot_state, ensure_ascii=False, separators=(",", ":"))
+            text = (
+                render()
+                if callable(render)
+                else json.dumps(hot_state, ensure_ascii=False, separators=(",", ":"))
+            )
         state = json.loads(text) if isinstance(text, str) else None
     except Exception:  # noqa: BLE001 - the host's own object: what cannot be read cannot be counted
         state = None
@@ -297,8 +347,8 @@ def rendered(hot_state: object) -> tuple[str | None, list[str] | None]:
 
 
 def text_of(part: object) -> str | None:
-    """Return the text of a chunk or an inline artifact: the string itself, or its `text` or `passage`; None if it has
-    neither."""
+    """Return the text of a chunk or an inline artifact: the string itself, or its `text` or
+    `passage`; None if it has neither."""
     if isinstance(part, str):
         return part
     for name in ("text", "passage"):
@@ -320,9 +370,17 @@ def listed(parts: Any) -> list[Any] | None:
 
 
 def _judged(field: str, limit: int, actual: object, words: str) -> tuple[Violation, ...]:
-    if not isinstance(actual, int | float) or isinstance(actual, bool) or not 0 <= actual <= LARGEST:
+    if (
+        not isinstance(actual, int | float)
+        or isinstance(actual, bool)
+        or not 0 <= actual <= LARGEST
+    ):
         message = f"{words.format('an unknown number of')}: it could not be counted, and {field} is {limit:,}"
         return (Violation(field, limit, None, message, True),)
     if actual <= limit:
         return ()
-    return (Violation(field, limit, actual, f"{words.format(f'{actual:,}')} is over {field} ({limit:,})"),)
+    return (
+        Violation(
+            field, limit, actual, f"{words.format(f'{actual:,}')} is over {field} ({limit:,})"
+        ),
+    )

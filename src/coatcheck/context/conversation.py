@@ -1,11 +1,13 @@
-"""The messages of a prompt: calls and results paired, large results replaced by stubs as they arrive.
+"""The messages of a prompt: calls and results paired, large results replaced by stubs as they
+arrive.
 
-What a provider was sent is never changed: only results after the model's last answer are judged, and the host keeps the
-outcome as part of the history. So the history is the record, and nothing is remembered here.
+What a provider was sent is never changed: only results after the model's last answer are judged,
+and the host keeps the outcome as part of the history. So the history is the record, and nothing is
+remembered here.
 
-If the caller allows rewriting, old results are replaced in rare, large steps: when that is expected to pay off, and
-when a history exceeds its budget. Thinking after the first changed message is then removed too: models that bind
-thinking to what precedes it would refuse it.
+If the caller allows rewriting, old results are replaced in rare, large steps: when that is expected
+to pay off, and when a history exceeds its budget. Thinking after the first changed message is then
+removed too: models that bind thinking to what precedes it would refuse it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.originals import keep_original, original_of
 from coatcheck.externalize.pipeline import PLACEHOLDER, put
-from coatcheck.externalize.shorter import LEAST_REPEATED, ShownResult, expanded, is_reference, repaired, shorter
+from coatcheck.externalize.shorter import (
+    LEAST_REPEATED,
+    ShownResult,
+    expanded,
+    is_reference,
+    repaired,
+    shorter,
+)
 from coatcheck.externalize.stub import STUB, mark
 from coatcheck.ids import clip
 from coatcheck.intake import About
@@ -59,11 +68,14 @@ _CLEARED: Final = 20  # tokens that the provider leaves of a result
 _TOOL: Final = 60
 _CHARS_PER_TOKEN: Final = 3  # of results, about
 
-# For a step that replaces old results where that pays off. Measured on recorded sessions, see docs/effect.md.
+# For a step that replaces old results where that pays off. Measured on recorded sessions, see
+# docs/effect.md.
 _BATCH: Final = 12_000  # tokens that it must save
 _LEAST_SAVED: Final = 100  # tokens that each placeholder must save
 _PLACEHOLDER: Final = 60
-_LATE_CALLS: Final = 30  # maximum of calls to come that are counted on, and at most as many as there were
+_LATE_CALLS: Final = (
+    30  # maximum of calls to come that are counted on, and at most as many as there were
+)
 _LATE_READS: Final = 0.25  # expected reads of a placeholder
 _CERTAINTY: Final = 2.0
 _EVERYTHING: Final = 1e-6  # the low-water mark of a step that replaces all it can
@@ -71,8 +83,9 @@ _EVERYTHING: Final = 1e-6  # the low-water mark of a step that replaces all it c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clearing:
-    """Old tool results are cleared by the provider itself (Anthropic's `clear_tool_uses_20250919`): beyond
-    `trigger_tokens`, all but those of the newest `keep` calls, if that clears `clear_at_least` tokens."""
+    """Old tool results are cleared by the provider itself (Anthropic's `clear_tool_uses_20250919`):
+    beyond `trigger_tokens`, all but those of the newest `keep` calls, if that clears
+    `clear_at_least` tokens."""
 
     trigger_tokens: int = 100_000
     keep: int = 3
@@ -97,8 +110,8 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """Messages as they are sent, with their costs, the refs of externalized results, what was changed now, and why new
-    results left or stayed."""
+    """Messages as they are sent, with their costs, the refs of externalized results, what was
+    changed now, and why new results left or stayed."""
 
     messages: list[Message]
     costs: list[Cost]
@@ -138,29 +151,33 @@ class Conversation:
         fixed: int = 0,
         tool_tokens: int = 0,
     ) -> SentMessages:
-        """Return the messages as they are sent: paired, and with the new results judged. `fixed` are the tokens before
-        them, `tool_tokens` those of the tools that a first stub would add. Raises `LimitExceeded` if one cannot be
-        counted."""
-        known = {id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None}
+        """Return the messages as they are sent: paired, and with the new results judged. `fixed`
+        are the tokens before them, `tool_tokens` those of the tools that a first stub would add.
+        Raises `LimitExceeded` if one cannot be counted."""
+        known = {
+            id(one): cost for one, cost in zip(messages, costs, strict=True) if cost is not None
+        }
         paired = list(self.dialect.mended(messages))
         return self._judged(paired, self.dialect.unanswered(paired), known, key, fixed, tool_tokens)
 
     def rewritten(self, sent: SentMessages, room: int, key: bytes) -> SentMessages:
-        """Return the messages within `room` tokens: old results judged too, then pruned. Raises `LimitExceeded` if they
-        do not fit."""
+        """Return the messages within `room` tokens: old results judged too, then pruned. Raises
+        `LimitExceeded` if they do not fit."""
         known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
         slim = self._judged(sent.messages, range(len(sent.messages)), known, key)
         return self._after(sent, self._pruned(slim, room) if slim.tokens > room else slim)
 
     def batched(self, sent: SentMessages, fixed: int, *, is_cold: bool) -> SentMessages:
-        """Return the messages with old results and arguments replaced in one step, if that is expected to pay off: the
-        savings in later calls must exceed twice the cost of writing the changed part again, plus the reads back. With a
-        cold cache everything is written again anyway. Otherwise return them unchanged."""
+        """Return the messages with old results and arguments replaced in one step, if that is
+        expected to pay off: the savings in later calls must exceed twice the cost of writing the
+        changed part again, plus the reads back. With a cold cache everything is written again
+        anyway. Otherwise return them unchanged."""
         fmt, prices = self.dialect.format, self.prices
         starts = turns([side(one, fmt) for one in sent.messages])
         old = starts[-self.keep_turns] if 0 < self.keep_turns < len(starts) else 0
         saved = [
-            _replaceable(message, cost, fmt) for message, cost in zip(sent.messages[:old], sent.costs, strict=False)
+            _replaceable(message, cost, fmt)
+            for message, cost in zip(sent.messages[:old], sent.costs, strict=False)
         ]
         total, first = sum(saved), next((at for at, tokens in enumerate(saved) if tokens), 0)
         if total < _BATCH:
@@ -170,7 +187,9 @@ class Conversation:
         calls = min(_LATE_CALLS, len(starts), Situation(context_tokens=left).calls)
         reads = _LATE_READS * sum(1 for tokens in saved if tokens)
         asked = prices.read * left + prices.output * QUESTION_TOKENS
-        lost = reads * (asked + (prices.write + prices.read * calls) * (PAGE_TOKENS + QUESTION_TOKENS))
+        lost = reads * (
+            asked + (prices.write + prices.read * calls) * (PAGE_TOKENS + QUESTION_TOKENS)
+        )
         gained = total * (prices.read * calls + (prices.write if is_cold else 0))
         if not is_cold:
             lost += _CERTAINTY * behind * (prices.write - prices.read)
@@ -178,24 +197,32 @@ class Conversation:
             return sent
         try:
             room = sent.tokens - total // 2
-            done = self._pruned(sent, room, low_water=_EVERYTHING, fold=False, least_saved=_LEAST_SAVED)
+            done = self._pruned(
+                sent, room, low_water=_EVERYTHING, fold=False, least_saved=_LEAST_SAVED
+            )
         except LimitExceeded:  # there was much less to save than it seemed
             return sent
         return self._after(replace(sent, refs=(), changes=()), done)
 
     def _after(self, sent: SentMessages, done: SentMessages) -> SentMessages:
-        """Return changed messages without the thinking after the first change, which belongs to other messages."""
+        """Return changed messages without the thinking after the first change, which belongs to
+        other messages."""
         pairs = zip(done.messages, sent.messages, strict=False)
-        first = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
+        first = sum(
+            1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs)
+        )
         whole = [*done.messages[:first], *map(self.dialect.without_thinking, done.messages[first:])]
         lost = sum(new is not old for new, old in zip(whole, done.messages, strict=True))
         notes = [f"{lost} messages: thinking behind the first change was removed"] if lost else []
         known = dict(zip(map(id, done.messages), done.costs, strict=True))
         refs, changes = (*sent.refs, *done.refs), (*sent.changes, *done.changes, *notes)
-        return SentMessages(whole, self._costs(whole, known), refs, changes, done.pruned, sent.decisions)
+        return SentMessages(
+            whole, self._costs(whole, known), refs, changes, done.pruned, sent.decisions
+        )
 
     def has_stub(self, message: Message) -> bool:
-        """Whether a message has a result that is a stub, or the placeholder of one that was pruned."""
+        """Whether a message has a result that is a stub, or the placeholder of one that was
+        pruned."""
         results = (at(message, one.content_path) for one in self.dialect.format.results(message))
         return any((plain_text(one) or "").startswith((STUB, PLACEHOLDER)) for one in results)
 
@@ -213,7 +240,10 @@ class Conversation:
                 found = self.tally.tokens(text_of(at(sent.messages[number], result.content_path)))
                 of_message[number] += max(0, (found or 0) - _CLEARED)
         # A text by itself may be estimated higher than in its message.
-        tokens = sum(min(tokens, sent.costs[number].tokens - _CLEARED) for number, tokens in of_message.items())
+        tokens = sum(
+            min(tokens, sent.costs[number].tokens - _CLEARED)
+            for number, tokens in of_message.items()
+        )
         return tokens if tokens >= clearing.clear_at_least else 0
 
     def _pruned(self, slim: SentMessages, room: int, **how: Any) -> SentMessages:
@@ -232,12 +262,16 @@ class Conversation:
         messages = self._alternating(left, slim.messages)
         failures = (f"an old result could not be stored: {one}" for one in done.failures)
         changes = (*slim.changes, *done.steps, *failures)
-        return SentMessages(messages, self._costs(messages), slim.refs, changes, done, slim.decisions)
+        return SentMessages(
+            messages, self._costs(messages), slim.refs, changes, done, slim.decisions
+        )
 
-    def _alternating(self, left: Sequence[tuple[Message, int | None]], slim: list[Message]) -> list[Message]:
-        """Return the messages of a step with the host's current breakpoints. For Anthropic, user messages that became
-        neighbours by pruning are merged. Neighbours in the host's own list are not: the provider reads them as one, and
-        more may follow the last."""
+    def _alternating(
+        self, left: Sequence[tuple[Message, int | None]], slim: list[Message]
+    ) -> list[Message]:
+        """Return the messages of a step with the host's current breakpoints. For Anthropic, user
+        messages that became neighbours by pruning are merged. Neighbours in the host's own list are
+        not: the provider reads them as one, and more may follow the last."""
         found: list[Message] = []
         last: int | None = None
         for message, origin in left:
@@ -250,13 +284,17 @@ class Conversation:
             last = origin
         return found
 
-    def _costs(self, messages: Sequence[Message], known: Mapping[int, Cost] = _NO_COSTS) -> list[Cost]:
+    def _costs(
+        self, messages: Sequence[Message], known: Mapping[int, Cost] = _NO_COSTS
+    ) -> list[Cost]:
         """Return the cost of each message. `known` has costs by the identity of the object."""
         found = []
         for message, shown in zip(messages, in_context(messages, self.dialect.format), strict=True):
             one = known.get(id(message)) or self.tally.weighed(shown)
             if one is None:
-                raise LimitExceeded("the tokens of a message cannot be counted", hint="fix the token counter")
+                raise LimitExceeded(
+                    "the tokens of a message cannot be counted", hint="fix the token counter"
+                )
             found.append(one)
         return found
 
@@ -269,8 +307,9 @@ class Conversation:
         fixed: int = 0,
         tool_tokens: int = 0,
     ) -> SentMessages:
-        """Return the messages with stubs in place of those results in `numbers` that the policy lets leave. Messages
-        without such results are the same objects. A result for a provider's program stays: it is not in the context."""
+        """Return the messages with stubs in place of those results in `numbers` that the policy
+        lets leave. Messages without such results are the same objects. A result for a provider's
+        program stays: it is not in the context."""
         fmt, refs, changes = self.dialect.format, list[Ref](), list[str]()
         decisions: list[Decision] = []
         moved: dict[str, str] = {}
@@ -301,21 +340,29 @@ class Conversation:
                     if outcome is not None and outcome.refs:
                         moved[shown.place] = f"stored in {outcome.refs[0].pointer}"
                     if outcome is not None:
-                        new[number] = dict(replaced(new[number], path, with_marks_of(outcome.content, content)))
+                        new[number] = dict(
+                            replaced(new[number], path, with_marks_of(outcome.content, content))
+                        )
                         refs += outcome.refs
                         changes.append(_change(tool, content, outcome))
                     if self.clearing and self.read_tool and tool not in self.own_tools:
-                        pointers.append((tool or "", self._kept(content, tool, result.call_id, outcome, refs)))
+                        pointers.append(
+                            (tool or "", self._kept(content, tool, result.call_id, outcome, refs))
+                        )
             note = self._note(pointers, key)
-            if note is not None and not any(kind == "results" for kind, _ in own_texts(key, [message])):
+            if note is not None and not any(
+                kind == "results" for kind, _ in own_texts(key, [message])
+            ):
                 (new[number],) = self.dialect.with_texts([new[number]], [note])
         if moved:
             new = [self._with_repaired_references(one, moved) for one in new]
-        return SentMessages(new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions))
+        return SentMessages(
+            new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions)
+        )
 
     def _with_repaired_references(self, message: Message, moved: Mapping[str, str]) -> Message:
-        """Return the message with results that refer to a moved one saying where that is; the same object if none
-        does."""
+        """Return the message with results that refer to a moved one saying where that is; the same
+        object if none does."""
         for result in self.dialect.format.results(message):
             text = plain_text(at(message, result.content_path))
             changed = repaired(text, moved) if text is not None else None
@@ -324,7 +371,8 @@ class Conversation:
         return message
 
     def _calls_of(self, messages: Sequence[Message], numbers: range) -> dict[str, tuple[str, Any]]:
-        """Return tool and arguments of the calls that the results in `numbers` answer, by the ids of the calls."""
+        """Return tool and arguments of the calls that the results in `numbers` answer, by the ids
+        of the calls."""
         fmt = self.dialect.format
         wanted = {result.call_id for number in numbers for result in fmt.results(messages[number])}
         found: dict[str, tuple[str, Any]] = {}
@@ -337,8 +385,8 @@ class Conversation:
         return found
 
     def _outcome(self, content: Any, result: ShownResult, arriving: _Arriving) -> Outcome | None:
-        """Return what becomes of content without the host's breakpoints, which belong to the turn. None if no policy
-        applies to it."""
+        """Return what becomes of content without the host's breakpoints, which belong to the turn.
+        None if no policy applies to it."""
         policy, plain = self.policy, without_marks(content)
         if policy is None or not isinstance(plain, str | list):
             return None
@@ -355,7 +403,9 @@ class Conversation:
             if short is not None:
                 self._keep_original(text, short, result, policy)
                 arriving.add(replace(result, text=short))
-                return Outcome(short, short if isinstance(plain, str) else [{**plain[0], "text": short}])
+                return Outcome(
+                    short, short if isinstance(plain, str) else [{**plain[0], "text": short}]
+                )
         situation = Situation(
             context_tokens=arriving.context,
             calls_to_come=policy.expected_calls,
@@ -363,7 +413,11 @@ class Conversation:
             tool_tokens=arriving.tool_tokens,
         )
         outcome = self.session.externalize(
-            plain, tool=result.tool or None, call_id=result.call_id or None, policy=policy, situation=situation
+            plain,
+            tool=result.tool or None,
+            call_id=result.call_id or None,
+            policy=policy,
+            situation=situation,
         )
         if outcome.refs:
             arriving.tool_tokens = 0
@@ -371,7 +425,8 @@ class Conversation:
         return outcome
 
     def _exact(self, text: str, policy: Policy) -> str | None:
-        """Return a result as its tool returned it, if the text is a shorter form of it. None if that is not known."""
+        """Return a result as its tool returned it, if the text is a shorter form of it. None if
+        that is not known."""
         if not is_reference(text):
             return expanded(text) or text
         ref = original_of(self.session, text, policy)
@@ -379,7 +434,8 @@ class Conversation:
         return found if isinstance(found, str) else None
 
     def _keep_original(self, text: str, short: str, result: ShownResult, policy: Policy) -> None:
-        """Store a result that the conversation shows in a shorter form, if it may be pruned later."""
+        """Store a result that the conversation shows in a shorter form, if it may be pruned
+        later."""
         if not self.may_rewrite:
             return
         about = About(tool=result.tool[:1_000] or None, call_id=result.call_id[:1_000] or None)
@@ -391,7 +447,8 @@ class Conversation:
     def _kept(
         self, content: Any, tool: str | None, call_id: str, outcome: Outcome | None, refs: list[Ref]
     ) -> list[str]:
-        """Store a result that the provider may clear, if it is not stored yet, and return its pointers."""
+        """Store a result that the provider may clear, if it is not stored yet, and return its
+        pointers."""
         if outcome is not None and outcome.refs and plain_text(outcome.content) is not None:
             return [ref.pointer for ref in outcome.refs]
         plain = without_marks(content)
@@ -410,29 +467,41 @@ class Conversation:
 
     def _note(self, pointers: Sequence[tuple[str, list[str]]], key: bytes) -> str | None:
         """Return our text with the pointers of the results in one message, in their order."""
-        lines = [f"{one_line(tool, _TOOL)} {' '.join(each)}".strip() for tool, each in pointers if each]
+        lines = [
+            f"{one_line(tool, _TOOL)} {' '.join(each)}".strip() for tool, each in pointers if each
+        ]
         if not lines:
             return None
-        return mark(key, f"{LEADS['results']}; {self.read_tool}(pointer=…) reads one.", "\n".join(lines))
+        return mark(
+            key, f"{LEADS['results']}; {self.read_tool}(pointer=…) reads one.", "\n".join(lines)
+        )
 
 
 class _Arriving:
-    """Where a new result arrives: the tokens before it, the results that the conversation shows, and the tokens of the
-    tools that a first stub would add."""
+    """Where a new result arrives: the tokens before it, the results that the conversation shows,
+    and the tokens of the tools that a first stub would add."""
 
-    def __init__(self, messages: Sequence[Message], end: int, fmt: Format, context: int, tool_tokens: int) -> None:
+    def __init__(
+        self, messages: Sequence[Message], end: int, fmt: Format, context: int, tool_tokens: int
+    ) -> None:
         self.context = context
         self.tool_tokens = tool_tokens
         self._messages, self._end, self._format = messages, end, fmt
         self._shown: list[ShownResult] | None = None
 
     def shown(self) -> list[ShownResult]:
-        """Return the results so far, oldest first. They are collected when they are first needed."""
+        """Return the results so far, oldest first. They are collected when they are first
+        needed."""
         if self._shown is None:
             calls: dict[str, tuple[str, Any]] = {}
             self._shown = []
             for message in in_context(self._messages, self._format)[: self._end]:
-                calls.update({one.id: (one.name, _arguments(message, one)) for one in self._format.calls(message)})
+                calls.update(
+                    {
+                        one.id: (one.name, _arguments(message, one))
+                        for one in self._format.calls(message)
+                    }
+                )
                 for result in self._format.results(message):
                     tool, arguments = calls.get(result.call_id, (result.name or "", None))
                     text = plain_text(at(message, result.content_path))
@@ -449,8 +518,12 @@ class _Arriving:
 def _replaceable(message: Message, cost: Cost, fmt: Format) -> int:
     """Estimate the tokens that placeholders would save in a message."""
     if fmt.results(message):
-        return max(0, cost.tokens - _PLACEHOLDER) if cost.tokens > _LEAST_SAVED + _PLACEHOLDER else 0
-    sizes = (len(dumped(_arguments(message, call))) // _CHARS_PER_TOKEN for call in fmt.calls(message))
+        return (
+            max(0, cost.tokens - _PLACEHOLDER) if cost.tokens > _LEAST_SAVED + _PLACEHOLDER else 0
+        )
+    sizes = (
+        len(dumped(_arguments(message, call))) // _CHARS_PER_TOKEN for call in fmt.calls(message)
+    )
     return sum(size - _PLACEHOLDER for size in sizes if size > _LEAST_SAVED + _PLACEHOLDER)
 
 
@@ -464,19 +537,26 @@ def _change(tool: str | None, content: Any, outcome: Outcome) -> str:
     size = f"{len(content):,} {'characters' if isinstance(content, str) else 'blocks'}"
     if outcome.failure is not None:
         return f"result{of}: {size} were cut, and could not be stored: {clip(outcome.failure, 200)}"
-    return f"result{of}: {size} became {', '.join(ref.pointer for ref in outcome.refs) or 'shorter'}"
+    return (
+        f"result{of}: {size} became {', '.join(ref.pointer for ref in outcome.refs) or 'shorter'}"
+    )
 
 
 def _origins(done: Pruned, length: int) -> list[int | None]:
-    """Return, for each message that pruning left, the index of the message it was made from. A note replaces several
-    messages, in the place of the first."""
+    """Return, for each message that pruning left, the index of the message it was made from. A note
+    replaces several messages, in the place of the first."""
     folded = {one.message for one in done.replaced if one.what == "turns"}
     first = min(folded, default=None)
-    return [None if number == first else number for number in range(length) if number == first or number not in folded]
+    return [
+        None if number == first else number
+        for number in range(length)
+        if number == first or number not in folded
+    ]
 
 
 def _with_marks(message: Message, now: Message) -> Message:
-    """Return a pruned message with the breakpoints of its current form; the same object if nothing else differs."""
+    """Return a pruned message with the breakpoints of its current form; the same object if nothing
+    else differs."""
     if message is now or message == now:
         return now
     marked: Message = with_marks_of(message, now) if without_marks(now) is not now else message

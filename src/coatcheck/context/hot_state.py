@@ -1,13 +1,14 @@
 """The hot state: the small JSON object with the state of a session that every prompt carries.
 
-It is validated whenever it is built, and again before it is rendered or written. `fitted` shortens it to a budget: a
-ladder of renderings, each with a little less than the one above. The rungs depend on the state alone, and the search
-for the highest that fits always tries the same rungs in the same order. So a larger limit never shows less, whatever
-the counter does. Each rung lists what it leaves out.
+It is validated whenever it is built, and again before it is rendered or written. `fitted` shortens
+it to a budget: a ladder of renderings, each with a little less than the one above. The rungs depend
+on the state alone, and the search for the highest that fits always tries the same rungs in the same
+order. So a larger limit never shows less, whatever the counter does. Each rung lists what it leaves
+out.
 
-Only the dispatcher that claimed a session last may write its hot state. A claim is a fencing token. The catalog
-compares it in the transaction that writes, so a dispatcher that was paused or partitioned finds out at its next write,
-and nothing it wrote is visible. Reading needs no claim.
+Only the dispatcher that claimed a session last may write its hot state. A claim is a fencing token.
+The catalog compares it in the transaction that writes, so a dispatcher that was paused or
+partitioned finds out at its next write, and nothing it wrote is visible. Reading needs no claim.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _IDS: Final = ("session_id", "session_key", "run_id", "risk_level", "current_pla
 _LISTS: Final = ("open_questions", "accepted_decisions", "constraints")  # the least important first
 _TEXTS: Final = ("last_successful_step", "objective")
 _SHORTEST: Final = 16  # characters: a text that would be shorter is left out
-# Long text is cut twice, before artifacts are left out and before the first ones are: to this many characters of a
-# label, a text and an item of a list, and this many items of a list.
+# Long text is cut twice, before artifacts are left out and before the first ones are: to this many
+# characters of a label, a text and an item of a list, and this many items of a list.
 _LEAST: Final = {
     "labels": (80, 24),
     **dict.fromkeys(_TEXTS, (200, 60)),
@@ -61,14 +62,17 @@ _PAGE: Final = 64
 
 
 def _ordered(value: object) -> object:
-    """Return a list as a tuple. Refuse unordered containers, which would give different bytes each time."""
+    """Return a list as a tuple. Refuse unordered containers, which would give different bytes each
+    time."""
     if not isinstance(value, list | tuple):
         raise ValueError("must be a list")
     return tuple(value)
 
 
 def _whole_id(value: object) -> object:
-    if isinstance(value, str) and ((is_pointer(value) and "#" not in value) or (is_prefix(value) and len(value) == 64)):
+    if isinstance(value, str) and (
+        (is_pointer(value) and "#" not in value) or (is_prefix(value) and len(value) == 64)
+    ):
         return value
     raise ValueError("must be an artifact id of 64 hex characters, or a pointer")
 
@@ -87,8 +91,8 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_ordered)]
 
 
 class IndexEntry(BaseModel):
-    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version (its number under its
-    name, a text, or None if it has none), and a summary."""
+    """One artifact in a hot state: its id or pointer, its kind as `type`, a label, its version (its
+    number under its name, a text, or None if it has none), and a summary."""
 
     model_config = _CONFIG
 
@@ -96,7 +100,9 @@ class IndexEntry(BaseModel):
     type: ArtifactKind
     label: Text = ""
     version: (
-        Annotated[int, Field(ge=1, le=1 << 53)] | Annotated[Text, Field(min_length=1, max_length=_LABEL)] | None
+        Annotated[int, Field(ge=1, le=1 << 53)]
+        | Annotated[Text, Field(min_length=1, max_length=_LABEL)]
+        | None
     ) = 1
     summary: Text = ""
 
@@ -108,12 +114,15 @@ class IndexEntry(BaseModel):
 
 
 class HotState(BaseModel):
-    """The state of a session. Immutable. Lists run from the oldest to the newest, but `artifact_index` begins with the
-    most important entry. Unknown fields are refused."""
+    """The state of a session. Immutable. Lists run from the oldest to the newest, but
+    `artifact_index` begins with the most important entry. Unknown fields are refused."""
 
     model_config = _CONFIG
     shows_whole_ids: ClassVar[bool] = False
-    least_entries: ClassVar[tuple[int, int]] = (5, 0)  # entries of the index that remain after each cut of long text
+    least_entries: ClassVar[tuple[int, int]] = (
+        5,
+        0,
+    )  # entries of the index that remain after each cut of long text
 
     session_id: Text = Field(min_length=1)
     session_key: Text | None = None
@@ -151,7 +160,9 @@ class HotState(BaseModel):
                 artifact_index=artifact_index, **unknown,
             )  # fmt: skip
         except ValidationError as error:
-            raise InvalidArgument(_problems("hot state", error), hint="valid fields: " + ", ".join(ORDER)) from error
+            raise InvalidArgument(
+                _problems("hot state", error), hint="valid fields: " + ", ".join(ORDER)
+            ) from error
 
     @classmethod
     def parse(cls, value: str | bytes | Mapping[str, Any]) -> Self:
@@ -160,11 +171,15 @@ class HotState(BaseModel):
             try:
                 value = json.loads(value)
             except (ValueError, RecursionError) as error:
-                raise InvalidArgument("the hot state is not valid JSON", hint="pass one JSON object") from error
+                raise InvalidArgument(
+                    "the hot state is not valid JSON", hint="pass one JSON object"
+                ) from error
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise InvalidArgument(f"a hot state must be a JSON object, got {type(value).__name__}")
         if "session_id" not in value:
-            raise InvalidArgument("the hot state has no session_id", hint="session_id is the only required field")
+            raise InvalidArgument(
+                "the hot state has no session_id", hint="session_id is the only required field"
+            )
         return cls(**value)
 
     def replaced(self, **changes: Any) -> Self:
@@ -172,14 +187,19 @@ class HotState(BaseModel):
         return type(self)(**(self.content() | changes))
 
     def content(self) -> dict[str, Any]:
-        """Return all fields in a fixed order, as `parse` accepts them and as the history keeps them."""
+        """Return all fields in a fixed order, as `parse` accepts them and as the history keeps
+        them."""
         return {name: _plain(getattr(self, name)) for name in ORDER}
 
     def shown(self) -> dict[str, Any]:
-        """Return the fields as a model sees them, in a fixed order: known secrets masked, ids as pointers, empty fields
-        left out."""
-        checked = self.parse(self.content())  # catches states that were made without the constructor
-        fields = {name: _masked(getattr(checked, name)) for name in ORDER if name != "artifact_index"}
+        """Return the fields as a model sees them, in a fixed order: known secrets masked, ids as
+        pointers, empty fields left out."""
+        checked = self.parse(
+            self.content()
+        )  # catches states that were made without the constructor
+        fields = {
+            name: _masked(getattr(checked, name)) for name in ORDER if name != "artifact_index"
+        }
         fields["artifact_index"] = _shown_index(checked.artifact_index, self.shows_whole_ids)
         return {name: value for name, value in fields.items() if value or name == "session_id"}
 
@@ -188,8 +208,8 @@ class HotState(BaseModel):
         return compact(self.shown())
 
     def fitted(self, budget: Budget | None = None, *, count: TokenCounter = estimate) -> Rendered:
-        """Return the state within a budget (by default 1,000 tokens and 20 index entries), shortened only as far as
-        necessary, with the steps that were taken.
+        """Return the state within a budget (by default 1,000 tokens and 20 index entries),
+        shortened only as far as necessary, with the steps that were taken.
 
         Raises `BudgetExceeded` if not even ids and risk fit, or if the counter fails."""
         budget = Budget() if budget is None else budget
@@ -212,7 +232,8 @@ class HotState(BaseModel):
         return best
 
 
-# The order of the rendering: fields that rarely change come first, so that most of it stays in a provider's cache.
+# The order of the rendering: fields that rarely change come first, so that most of it stays in a
+# provider's cache.
 ORDER: Final = (
     "session_id", "session_key", "run_id", "risk_level", "current_plan_id", "objective", "constraints",
     "accepted_decisions", "open_questions", "last_successful_step", "artifact_index",
@@ -221,7 +242,8 @@ ORDER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The removed and added items of one field, in order. A field with a single value has at most one of each."""
+    """The removed and added items of one field, in order. A field with a single value has at most
+    one of each."""
 
     field: str
     removed: tuple[str, ...] = ()
@@ -232,8 +254,8 @@ class Change:
 
 
 def changes_between(older: HotState, newer: HotState) -> tuple[Change, ...]:
-    """Return the fields that differ, in the order of the rendering. Known secrets are masked; values that differ only
-    in a secret still count as changed."""
+    """Return the fields that differ, in the order of the rendering. Known secrets are masked;
+    values that differ only in a secret still count as changed."""
     before, after = older.shown(), newer.shown()
     return tuple(
         _change(name, _items(name, before.get(name)), _items(name, after.get(name)))
@@ -245,7 +267,9 @@ def changes_between(older: HotState, newer: HotState) -> tuple[Change, ...]:
 def _change(name: str, old: list[str], new: list[str]) -> Change:
     removed: list[str] = []
     added: list[str] = []
-    for what, start, end, new_start, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for what, start, end, new_start, new_end in SequenceMatcher(
+        None, old, new, autojunk=False
+    ).get_opcodes():
         if what != "equal":
             removed += old[start:end]
             added += new[new_start:new_end]
@@ -271,12 +295,16 @@ def entry_line(entry: Mapping[str, Any]) -> str:
     return " ".join(words) + (f": {summary}" if summary else "")
 
 
-def artifact_index(session: Session, *, limit: int = 20, words: str | None = None) -> tuple[IndexEntry, ...]:
-    """Return an index of the artifacts in a session: the newest version of each name, newest first, at most `limit`
-    entries. With `words`, the best matches come first."""
+def artifact_index(
+    session: Session, *, limit: int = 20, words: str | None = None
+) -> tuple[IndexEntry, ...]:
+    """Return an index of the artifacts in a session: the newest version of each name, newest first,
+    at most `limit` entries. With `words`, the best matches come first."""
     if limit < 1:
         return ()
-    best = [hit.ref for hit in session.search(words, limit=limit)] if words and words.strip() else []
+    best = (
+        [hit.ref for hit in session.search(words, limit=limit)] if words and words.strip() else []
+    )
     found = _first_of_each(best, session.list(limit=limit), limit)
     if len(found) < limit:
         found = _first_of_each(best, session.list(limit=limit * _REFS_PER_ENTRY), limit)
@@ -301,7 +329,9 @@ def _entry(session: Session, ref: Ref) -> IndexEntry | None:
     except NotFound:  # it was forgotten a moment ago
         return None
     label = _cut(ref.name or ref.tool or "", _LABEL)
-    return IndexEntry(artifact_id=ref.pointer, type=ref.kind, label=label, version=version, summary=ref.summary)
+    return IndexEntry(
+        artifact_id=ref.pointer, type=ref.kind, label=label, version=version, summary=ref.summary
+    )
 
 
 def compact(value: Mapping[str, Any]) -> str:
@@ -321,7 +351,8 @@ def _masked(value: Any) -> Any:
 
 
 def _shown_index(index: tuple[IndexEntry, ...], whole_ids: bool) -> list[dict[str, Any]]:
-    """Return the entries with pointers instead of ids, each long enough to be unique among them, or with whole ids."""
+    """Return the entries with pointers instead of ids, each long enough to be unique among them, or
+    with whole ids."""
     ids = [entry.artifact_id.removeprefix("art:") for entry in index]
     inside = sorted(set(ids))
     needed: dict[str, int] = dict.fromkeys(inside, MIN_PREFIX)
@@ -343,13 +374,19 @@ def _shown_index(index: tuple[IndexEntry, ...], whole_ids: bool) -> list[dict[st
 def _problems(what: str, error: ValidationError) -> str:
     """Describe what is wrong, field by field, without the values, which may be anything."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    found = [": ".join(filter(None, (_field(one["loc"]), one["msg"].removeprefix("Value error, ")))) for one in errors]
+    found = [
+        ": ".join(filter(None, (_field(one["loc"]), one["msg"].removeprefix("Value error, "))))
+        for one in errors
+    ]
     more = f"; and {len(errors) - _SHOWN_ERRORS} more" if len(errors) > _SHOWN_ERRORS else ""
     return f"invalid {what}: {'; '.join(found[:_SHOWN_ERRORS])}{more}"
 
 
 def _field(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) if isinstance(part, int) or part in _KNOWN else clip(part, 40) for part in location)
+    return ".".join(
+        str(part) if isinstance(part, int) or part in _KNOWN else clip(part, 40)
+        for part in location
+    )
 
 
 _KNOWN: Final = frozenset(ORDER) | frozenset(IndexEntry.model_fields)
@@ -364,11 +401,16 @@ class _Cut(NamedTuple):
 
 
 class _Ladder:
-    """The rungs of one state: 0 shows all that the limit of entries allows, `last` ids and risk alone. Long text goes
-    before pointers do: summaries, then long labels, texts and lists, then all but the first artifacts."""
+    """The rungs of one state: 0 shows all that the limit of entries allows, `last` ids and risk
+    alone. Long text goes before pointers do: summaries, then long labels, texts and lists, then all
+    but the first artifacts."""
 
     def __init__(
-        self, shown: Mapping[str, Any], budget: Budget, count: TokenCounter, least_entries: tuple[int, int]
+        self,
+        shown: Mapping[str, Any],
+        budget: Budget,
+        count: TokenCounter,
+        least_entries: tuple[int, int],
     ) -> None:
         self._shown = shown
         self._budget = budget
@@ -408,7 +450,14 @@ class _Ladder:
         if tokens is None:
             raise refusal(self._budget.hot_state_tokens(None))
         index = fields.get("artifact_index", [])
-        return Rendered(text, tokens, len(text.encode()), steps, len(index), tuple(entry["type"] for entry in index))
+        return Rendered(
+            text,
+            tokens,
+            len(text.encode()),
+            steps,
+            len(index),
+            tuple(entry["type"] for entry in index),
+        )
 
     def _rung(self, number: int) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the fields that a rung shows, and the steps down to it."""
@@ -428,13 +477,20 @@ class _Ladder:
             elif cut.field == "summaries":
                 index = [_with_text(entry, "summary", left) for entry in index]
             elif cut.field == "summarized":
-                index = [*index[:left], *(_with_text(entry, "summary", 0) for entry in index[left:])]
+                index = [
+                    *index[:left],
+                    *(_with_text(entry, "summary", 0) for entry in index[left:]),
+                ]
                 if not left:
                     taken.pop("summaries", None)  # their length is irrelevant if there are none
             elif cut.field == "labels":
                 index = [_with_text(entry, "label", left) for entry in index]
             elif cut.field == "items":
-                fields |= {name: [_cut(item, left) for item in fields[name]] for name in _LISTS if fields.get(name)}
+                fields |= {
+                    name: [_cut(item, left) for item in fields[name]]
+                    for name in _LISTS
+                    if fields.get(name)
+                }
             elif cut.field in _LISTS:
                 fields[cut.field] = fields[cut.field][max(0, len(fields[cut.field]) - left) :]
             else:
@@ -449,7 +505,9 @@ class _Ladder:
         fields = {name: value for name, value in fields.items() if value or name in _IDS}
         minimal = bool(taken) and not fields.keys() - set(_IDS)
         if taken:
-            fields["truncated"] = [f"left out: {MINIMAL}"] if minimal else _truncated(taken.values())
+            fields["truncated"] = (
+                [f"left out: {MINIMAL}"] if minimal else _truncated(taken.values())
+            )
         return fields, (*(str(one) for one in taken.values()), *([MINIMAL] if minimal else []))
 
 
@@ -466,20 +524,27 @@ class _Taken(NamedTuple):
         if self.field == "summarized":
             return f"summaries: {self.left or 'none'} of {self.whole}"
         how = "newest " if self.field in _LISTS else ""
-        return f"{self.field}: {how}{self.left} of {self.whole}" + (" characters" if self.field in _TEXTS else "")
+        return f"{self.field}: {how}{self.left} of {self.whole}" + (
+            " characters" if self.field in _TEXTS else ""
+        )
 
     @property
     def gone(self) -> str:
         """Name a field of which nothing is left, in few words."""
         if self.field in _LISTS:
             return f"{self.whole} {self.field}"
-        return {"summarized": "summaries", "artifact_index": f"{self.whole} artifacts"}.get(self.field, self.field)
+        return {"summarized": "summaries", "artifact_index": f"{self.whole} artifacts"}.get(
+            self.field, self.field
+        )
 
 
 def _truncated(taken: Collection[_Taken]) -> list[str]:
     """Describe the steps to the model, in few words because they count too."""
     gone = [one.gone for one in taken if not one.left]
-    return [*(["left out: " + ", ".join(gone)] if gone else []), *(str(one) for one in taken if one.left)]
+    return [
+        *(["left out: " + ", ".join(gone)] if gone else []),
+        *(str(one) for one in taken if one.left),
+    ]
 
 
 def _lengths(whole: int) -> range:
@@ -502,20 +567,22 @@ def _cut(text: str, limit: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to write a session's hot state until another dispatcher claims it. As a context manager, it is released
-    at the end."""
+    """The right to write a session's hot state until another dispatcher claims it. As a context
+    manager, it is released at the end."""
 
     session: Session
     holder: str
     token: int
 
     def write(self, state: HotState, *, keep: int | None = None) -> int:
-        """Write the session's hot state and return its number in the history. With `keep`, only that many of the newest
-        states remain in the history.
+        """Write the session's hot state and return its number in the history. With `keep`, only
+        that many of the newest states remain in the history.
 
         Raises `Fenced`, and writes nothing, if the session was claimed again."""
         if not isinstance(state, HotState):
-            raise InvalidArgument(f"state must be a HotState, got {type(state).__name__}", hint="use HotState.parse")
+            raise InvalidArgument(
+                f"state must be a HotState, got {type(state).__name__}", hint="use HotState.parse"
+            )
         checked = HotState.parse(state.content())
         if checked.session_id != self.session.session_id:
             raise InvalidArgument(
@@ -545,7 +612,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A hot state as it was written: its number in the history, the time, the holder, and the token of the claim."""
+    """A hot state as it was written: its number in the history, the time, the holder, and the token
+    of the claim."""
 
     number: int
     at: float
@@ -555,7 +623,8 @@ class Snapshot:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """Read a record of the series `hot`. Raises `Damaged`: an imported record may contain anything."""
+        """Read a record of the series `hot`. Raises `Damaged`: an imported record may contain
+        anything."""
         try:
             body = json.loads(record.body)
             holder, state = body["by"], HotState.parse(body["state"])
@@ -563,7 +632,8 @@ class Snapshot:
                 raise TypeError("by")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise Damaged(
-                f"hot state {record.seq} is not valid", hint="write the state again, or use an older one"
+                f"hot state {record.seq} is not valid",
+                hint="write the state again, or use an older one",
             ) from error
         return cls(record.seq, record.at, holder, record.token, state)
 
@@ -585,10 +655,13 @@ class Snapshot:
 def claim(session: Session, holder: str, *, idle: float = 0) -> Claim:
     """Claim a session for a dispatcher. The previous holder can no longer write.
 
-    With `idle`, raises `Fenced` if another holder has claimed or written within that many seconds: for a standby that
-    takes over only from a dead dispatcher. The same holder may claim again at any time."""
+    With `idle`, raises `Fenced` if another holder has claimed or written within that many seconds:
+    for a standby that takes over only from a dead dispatcher. The same holder may claim again at
+    any time."""
     if not holder:
-        raise InvalidArgument("a claim needs a holder", hint="any name that is unique to this dispatcher")
+        raise InvalidArgument(
+            "a claim needs a holder", hint="any name that is unique to this dispatcher"
+        )
     return Claim(session, holder, session.claim(holder, idle=idle))
 
 
@@ -598,8 +671,11 @@ def current(session: Session) -> Snapshot | None:
     return Snapshot.of(newest[0]) if newest else None
 
 
-def history(session: Session, *, before: int | None = None, limit: int | None = None) -> Iterator[Snapshot]:
-    """Yield the session's hot states, newest first, loaded page by page. With `before`, those with a smaller number."""
+def history(
+    session: Session, *, before: int | None = None, limit: int | None = None
+) -> Iterator[Snapshot]:
+    """Yield the session's hot states, newest first, loaded page by page. With `before`, those with
+    a smaller number."""
     while limit is None or limit > 0:
         size = _PAGE if limit is None else min(_PAGE, limit)
         page = session.records(SERIES, newest=True, before=before, limit=size)

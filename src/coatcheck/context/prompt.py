@@ -1,10 +1,11 @@
 """`PromptBuilder`: the parts of a prompt, within a budget, as a conversation that only grows.
 
-Tools, system text and bootstrap files come first, then the conversation. Large results are replaced by stubs when they
-first appear; the hot state, retrieved chunks and recall are appended when they changed. What is sent is what the host
-keeps (`Prompt.history`), so the next prompt begins with this one, even after a restart: providers charge for anything
-else, and newer models refuse it. Old results are pruned only where the caller allows rewriting. A prompt that does not
-fit the budget, or cannot be counted, is refused.
+Tools, system text and bootstrap files come first, then the conversation. Large results are replaced
+by stubs when they first appear; the hot state, retrieved chunks and recall are appended when they
+changed. What is sent is what the host keeps (`Prompt.history`), so the next prompt begins with this
+one, even after a restart: providers charge for anything else, and newer models refuse it. Old
+results are pruned only where the caller allows rewriting. A prompt that does not fit the budget, or
+cannot be counted, is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck._toolkit import function_of, known_as
 from coatcheck.checks import seconds
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
-from coatcheck.context.appended import STARTS, Additions, Recalled, TurnParts, key_of, kind_of, last_of_each
+from coatcheck.context.appended import (
+    STARTS,
+    Additions,
+    Recalled,
+    TurnParts,
+    key_of,
+    kind_of,
+    last_of_each,
+)
 from coatcheck.context.budget import Budget, Violation, listed, log_violations, refusal
 from coatcheck.context.conversation import Clearing, Conversation, SentMessages
 from coatcheck.errors import BudgetExceeded, InvalidArgument, LimitExceeded
@@ -55,30 +64,28 @@ _LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
 _CLEARS: Final = "context-management-2025-06-27"
 _ADDS: Final = "mid-conversation-tool-changes-2026-07-01"
-_UNCOUNTABLE: Final = (
-    "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
-)
+_UNCOUNTABLE: Final = "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
 _WAYS_OUT: Final = (
     "use a larger budget (Budget.for_model), allow pruning (rewrite=True), or let the provider clear old results "
     "(clearing=Clearing())"
 )
-_NOT_KEPT: Final = (
-    "{:,} tokens of the previous prompt are not sent again as they were: pass prompt.history with what is new"
-)
+_NOT_KEPT: Final = "{:,} tokens of the previous prompt are not sent again as they were: pass prompt.history with what is new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """A prompt within its budget, with its figures.
 
-    `history` are the messages as sent, for the host to keep: the next call of `build` takes them with the answer and
-    what came after it. `messages` are the same with the host's own cache breakpoints. `request()` returns everything
-    together. `appended` are the texts that were appended now: hot state, chunks, recall.
+    `history` are the messages as sent, for the host to keep: the next call of `build` takes them
+    with the answer and what came after it. `messages` are the same with the host's own cache
+    breakpoints. `request()` returns everything together. `appended` are the texts that were
+    appended now: hot state, chunks, recall.
 
-    `stable_prefix` is the beginning that it shares with the builder's previous prompt, `rewritten_tokens` the tokens of
-    that prompt that were not sent again in the same form, and `cleared_tokens` an estimate of what the provider clears;
-    `est_tokens` excludes them. `changes` has one line for each thing that was shortened, stored or left out now, and
-    `decisions` why each new result left or stayed. `betas` are the provider's names for the features in use."""
+    `stable_prefix` is the beginning that it shares with the builder's previous prompt,
+    `rewritten_tokens` the tokens of that prompt that were not sent again in the same form, and
+    `cleared_tokens` an estimate of what the provider clears; `est_tokens` excludes them. `changes`
+    has one line for each thing that was shortened, stored or left out now, and `decisions` why each
+    new result left or stayed. `betas` are the provider's names for the features in use."""
 
     provider: str
     system: str
@@ -112,9 +119,10 @@ class Prompt:
     decisions: tuple[Decision, ...] = ()
 
     def request(self, *, cache_control: bool = True) -> dict[str, Any]:
-        """Return the arguments of the provider's call that contain this prompt: `tools`, `system` or `instructions`,
-        and `messages` or `input`. For Anthropic, blocks at a breakpoint have `cache_control`; with a `Clearing` there
-        is `context_management`. With `betas`, pass the request to `client.beta.messages.create`."""
+        """Return the arguments of the provider's call that contain this prompt: `tools`, `system`
+        or `instructions`, and `messages` or `input`. For Anthropic, blocks at a breakpoint have
+        `cache_control`; with a `Clearing` there is `context_management`. With `betas`, pass the
+        request to `client.beta.messages.create`."""
         marks = self.breakpoints if cache_control else ()
         found = dialect(self.provider).request(self.system, self.messages, self.tools, marks)
         if self.context_management is not None:
@@ -123,21 +131,22 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Builds the prompts of one conversation in a session. It needs no memory: another builder with the same arguments
-    makes the same prompt from the same history.
+    """Builds the prompts of one conversation in a session. It needs no memory: another builder with
+    the same arguments makes the same prompt from the same history.
 
-    `system` and `files` (see `bootstrap`, read once) come first. `tools` are the toolkit's, or in the provider's
-    format; they must stay the same for a conversation. `budget` sets the limits; by default those of the settings, with
-    the prompt's from the window of `model` or `window` (see `Budget.for_model`). `policy` says which results are
-    externalized (None: none are). `recall` appends artifacts that fit the last message, by default if the settings say
-    so.
+    `system` and `files` (see `bootstrap`, read once) come first. `tools` are the toolkit's, or in
+    the provider's format; they must stay the same for a conversation. `budget` sets the limits; by
+    default those of the settings, with the prompt's from the window of `model` or `window` (see
+    `Budget.for_model`). `policy` says which results are externalized (None: none are). `recall`
+    appends artifacts that fit the last message, by default if the settings say so.
 
-    `rewrite` allows replacing old results where that pays off, and pruning where a conversation exceeds the budget;
-    `keep_turns` is the number of newest turns that both spare. Without `rewrite`, a prompt over the budget is refused.
-    `clearing` lets Anthropic clear old results. `defer_tools` hides our tools from the model until there is something
-    to read with them, so that a conversation without stubs does not pay for them; by default where `model` is known to
-    allow it and there are other tools. `document_tokens` is the count of a document that a message only references by
-    URL or id; without it such a message cannot be counted, and there is no prompt."""
+    `rewrite` allows replacing old results where that pays off, and pruning where a conversation
+    exceeds the budget; `keep_turns` is the number of newest turns that both spare. Without
+    `rewrite`, a prompt over the budget is refused. `clearing` lets Anthropic clear old results.
+    `defer_tools` hides our tools from the model until there is something to read with them, so that
+    a conversation without stubs does not pay for them; by default where `model` is known to allow
+    it and there are other tools. `document_tokens` is the count of a document that a message only
+    references by URL or id; without it such a message cannot be counted, and there is no prompt."""
 
     def __init__(
         self,
@@ -167,11 +176,13 @@ class PromptBuilder:
         self._dialect: Dialect = dialect(provider)
         if clearing is not None and self._dialect.name != "anthropic":
             raise InvalidArgument(
-                f"clearing is Anthropic's, but the provider is {self._dialect.name}", hint="use rewrite=True"
+                f"clearing is Anthropic's, but the provider is {self._dialect.name}",
+                hint="use rewrite=True",
             )
         if defer_tools and self._dialect.deferred({}) is None:
             raise InvalidArgument(
-                f"tools cannot be added later with {self._dialect.name}", hint="leave out defer_tools"
+                f"tools cannot be added later with {self._dialect.name}",
+                hint="leave out defer_tools",
             )
         self._system = system
         self._files = tuple(files)
@@ -180,9 +191,13 @@ class PromptBuilder:
         known = dict(found for tool in self._tools if (found := known_as(tool)) is not None)
         if read_tool is _UNSET:
             read_tool = known.get("get", settings["policy.read_tool"])
-            if self._tools and read_tool not in [function_of(tool).get("name") for tool in self._tools]:
+            if self._tools and read_tool not in [
+                function_of(tool).get("name") for tool in self._tools
+            ]:
                 read_tool = None  # no tool in the prompt reads artifacts
-        self._list_tool = None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
+        self._list_tool = (
+            None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
+        )
         if policy is _UNSET:
             policy = replace(configured(settings), read_tool=read_tool)
         elif (policy is not None and policy.read_tool is not None) and (
@@ -197,7 +212,9 @@ class PromptBuilder:
         self._addition = self._dialect.adding_tools(self._deferred) if self._deferred else None
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
-        later = self._tally.weighed({"tools": [one for one in self._tools if one.get("name") in self._deferred]})
+        later = self._tally.weighed(
+            {"tools": [one for one in self._tools if one.get("name") in self._deferred]}
+        )
         self._later_tokens = later.tokens if self._deferred and later is not None else 0
         self._conversation = Conversation(
             session,
@@ -213,7 +230,9 @@ class PromptBuilder:
             may_rewrite=rewrite,
         )
         self._rewrites = rewrite
-        self._management = None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}
+        self._management = (
+            None if clearing is None else {"edits": [clearing.edit(sorted(known.values()))]}
+        )
         self._smallest = smallest_cache
         self._read_tool = read_tool
         self._bootstrapped: Bootstrapped | None = None
@@ -230,16 +249,17 @@ class PromptBuilder:
         message: str | None = None,
         idle_seconds: float | None = None,
     ) -> Prompt:
-        """Build the prompt for the next model call. Raises `BudgetExceeded` with every violation if it does not fit the
-        budget, or if a part cannot be counted.
+        """Build the prompt for the next model call. Raises `BudgetExceeded` with every violation if
+        it does not fit the budget, or if a part cannot be counted.
 
-        `history` is the conversation in the provider's format: `history` of the previous prompt, the answer, and what
-        came after it. Only what is after the last answer is judged or appended to; the rest was sent and stays.
-        Messages of pi and OpenClaw, and lines of their session files, are converted; lines of Claude Code are accepted
-        for Anthropic. `hot_state` is a `HotState`, `chunks` are retrieved texts, search hits, or mappings with a
-        `text`. `message` is the query for recall, by default the last message of the user. `idle_seconds` is the time
-        since the last call: if the provider's cache has expired, rewriting costs less. The given messages are not
-        changed."""
+        `history` is the conversation in the provider's format: `history` of the previous prompt,
+        the answer, and what came after it. Only what is after the last answer is judged or appended
+        to; the rest was sent and stays. Messages of pi and OpenClaw, and lines of their session
+        files, are converted; lines of Claude Code are accepted for Anthropic. `hot_state` is a
+        `HotState`, `chunks` are retrieved texts, search hits, or mappings with a `text`. `message`
+        is the query for recall, by default the last message of the user. `idle_seconds` is the time
+        since the last call: if the provider's cache has expired, rewriting costs less. The given
+        messages are not changed."""
         seconds(idle_seconds, "idle_seconds", optional=True)
         given, costs = self._weighed(for_provider(history, self._dialect.name))
         files = self._read_files()
@@ -266,7 +286,10 @@ class PromptBuilder:
             read_tool=self._read_tool,
             list_tool=self._list_tool,
         )
-        takes_text, cleared = self._dialect.takes_text(sent.messages), self._conversation.clearable(sent)
+        takes_text, cleared = (
+            self._dialect.takes_text(sent.messages),
+            self._conversation.clearable(sent),
+        )
         if self._rewrites and not violations:
             is_cold = idle_seconds is not None and idle_seconds > self._prices.cache_seconds
             sent = self._conversation.batched(sent, fixed, is_cold=is_cold)
@@ -275,24 +298,35 @@ class PromptBuilder:
             cleared = self._conversation.clearable(sent) if cleared else 0
         used = fixed + sent.tokens - cleared
         room = limit - (0 if violations else used)
-        more = self._fitted(parts, room, violations) if takes_text and (violations or room >= 0) else Additions()
+        more = (
+            self._fitted(parts, room, violations)
+            if takes_text and (violations or room >= 0)
+            else Additions()
+        )
         if not violations:
             sent = self._with_texts(sent, more.texts, violations)
             if self._deferred and takes_text and not violations:
                 sent = self._with_tools(sent, is_needed=bool(more.texts or (files and files.refs)))
-            violations += () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
+            violations += (
+                () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
+            )
         checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
         found = tuple(dict.fromkeys(violations))
-        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)  # those that were fixed too
+        log_violations(
+            dict.fromkeys((*checked, *found)), self._session.session_id
+        )  # those that were fixed too
         if found or lead is None:
             raise refusal(found, hint=None if self._rewrites else _WAYS_OUT)
         return self._prompt(system, sent, more, cleared, lead, files)
 
     def _read_files(self) -> Bootstrapped | None:
-        """Return the bootstrap files as the first prompt had them: a changed one would change the whole prefix."""
+        """Return the bootstrap files as the first prompt had them: a changed one would change the
+        whole prefix."""
         if self._files and self._bootstrapped is None:
             redact, read_tool = self._policy.redact, self._read_tool
-            done = bootstrap(self._session, self._files, root=self._root, read_tool=read_tool, redact=redact)
+            done = bootstrap(
+                self._session, self._files, root=self._root, read_tool=read_tool, redact=redact
+            )
             self._bootstrapped = done
             self._file_changes = tuple(
                 f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes became {one.ref.pointer}"
@@ -301,12 +335,18 @@ class PromptBuilder:
             )
         return self._bootstrapped
 
-    def _weighed(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[Message], list[Cost | None]]:
+    def _weighed(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Message], list[Cost | None]]:
         """Return the messages as JSON objects, and their costs."""
         given: list[Message] = []
         costs: list[Cost | None] = []
-        plain = [message if type(message) is dict else _plain(message, "message") for message in messages]
-        for message, one, shown in zip(messages, plain, in_context(plain, self._dialect.format), strict=True):
+        plain = [
+            message if type(message) is dict else _plain(message, "message") for message in messages
+        ]
+        for message, one, shown in zip(
+            messages, plain, in_context(plain, self._dialect.format), strict=True
+        ):
             try:
                 cost = self._tally.weighed(shown)
             except (TypeError, ValueError, RecursionError):
@@ -323,23 +363,36 @@ class PromptBuilder:
         return cost._replace(tokens=cost.tokens + self._later_tokens)
 
     def _grown(
-        self, given: list[Message], costs: list[Cost | None], key: bytes, fixed: int, violations: list[Violation]
+        self,
+        given: list[Message],
+        costs: list[Cost | None],
+        key: bytes,
+        fixed: int,
+        violations: list[Violation],
     ) -> SentMessages:
-        """Return the conversation as it is sent. A message that cannot be counted is a violation."""
+        """Return the conversation as it is sent. A message that cannot be counted is a
+        violation."""
         try:
             tool_tokens = 0 if self._addition in given else self._later_tokens
             return self._conversation.grown(given, costs, key, fixed=fixed, tool_tokens=tool_tokens)
         except LimitExceeded:
             is_document = any(map(referenced_documents, given))  # else the counter failed
             unknown = self._budget.prompt_tokens(None)
-            violations += (replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown)
+            violations += (
+                replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown
+            )
             return SentMessages([], [])
 
     def _within(
-        self, sent: SentMessages, parts: TurnParts, room: int, key: bytes, violations: list[Violation]
+        self,
+        sent: SentMessages,
+        parts: TurnParts,
+        room: int,
+        key: bytes,
+        violations: list[Violation],
     ) -> tuple[SentMessages, TurnParts]:
-        """Prune the conversation if it and the parts do not fit into the room. Then the parts may have to be appended
-        again, because the pruned conversation does not have them."""
+        """Prune the conversation if it and the parts do not fit into the room. Then the parts may
+        have to be appended again, because the pruned conversation does not have them."""
         try:
             if sent.tokens + parts.whole().tokens <= room:
                 return sent, parts
@@ -348,8 +401,13 @@ class PromptBuilder:
         except BudgetExceeded:
             return sent, parts  # fitting the parts reports it
         except LimitExceeded as error:
-            limit, message = self._budget.max_prompt_tokens, f"the conversation does not fit: {error.message}"
-            violations.append(Violation("max_prompt_tokens", limit, limit - room + sent.tokens, message))
+            limit, message = (
+                self._budget.max_prompt_tokens,
+                f"the conversation does not fit: {error.message}",
+            )
+            violations.append(
+                Violation("max_prompt_tokens", limit, limit - room + sent.tokens, message)
+            )
             return sent, parts
         return smaller, replace(parts, last=last_of_each(key, smaller.messages))
 
@@ -361,12 +419,18 @@ class PromptBuilder:
             return Additions()
         if found is None:
             limit = self._budget.max_prompt_tokens
-            message = f"what is appended does not fit: {max(0, room):,} of {limit:,} tokens are left"
-            violations.append(Violation("max_prompt_tokens", limit, limit - room + parts.whole().tokens, message))
+            message = (
+                f"what is appended does not fit: {max(0, room):,} of {limit:,} tokens are left"
+            )
+            violations.append(
+                Violation("max_prompt_tokens", limit, limit - room + parts.whole().tokens, message)
+            )
             return Additions()
         return found
 
-    def _with_texts(self, sent: SentMessages, texts: Sequence[str], violations: list[Violation]) -> SentMessages:
+    def _with_texts(
+        self, sent: SentMessages, texts: Sequence[str], violations: list[Violation]
+    ) -> SentMessages:
         """Return the messages with these texts appended, and their costs."""
         if not texts:
             return sent
@@ -381,21 +445,28 @@ class PromptBuilder:
             violations += self._budget.prompt_tokens(None)
         return replace(sent, messages=messages, costs=costs)
 
-    def _deferring(self, own: Iterable[str], model: str | None, wanted: bool | None) -> tuple[str, ...]:
-        """Return the names of our tools that are added to a conversation later, and mark them in the tools."""
+    def _deferring(
+        self, own: Iterable[str], model: str | None, wanted: bool | None
+    ) -> tuple[str, ...]:
+        """Return the names of our tools that are added to a conversation later, and mark them in
+        the tools."""
         names = tuple(own)
-        others = len(self._tools) > len(names)  # the provider refuses a request with deferred tools alone
+        others = len(self._tools) > len(
+            names
+        )  # the provider refuses a request with deferred tools alone
         if wanted is None:
             wanted = model_facts(model).adds_tools and others
         if not wanted or not names or not others or self._dialect.deferred({}) is None:
             return ()
         self._tools = tuple(
-            dict(self._dialect.deferred(one) or one) if one.get("name") in names else one for one in self._tools
+            dict(self._dialect.deferred(one) or one) if one.get("name") in names else one
+            for one in self._tools
         )
         return names
 
     def _with_tools(self, sent: SentMessages, *, is_needed: bool) -> SentMessages:
-        """Return the messages with our tools added, if there is something to read with them for the first time."""
+        """Return the messages with our tools added, if there is something to read with them for the
+        first time."""
         messages, added = sent.messages, self._addition
         is_needed = is_needed or bool(sent.refs) or any(map(self._conversation.has_stub, messages))
         if added is None or added in messages or not is_needed:
@@ -422,8 +493,14 @@ class PromptBuilder:
         own = self._dialect.own_marks(messages, self._tools)
         state, file_changes = more.hot_state, self._file_changes
         self._sent, self._last, self._file_changes = now, messages[-1] if messages else None, ()
-        lost = [_NOT_KEPT.format(comparison.rewritten)] if comparison.rewritten and not self._rewrites else []
-        written = [text for author, texts in map(spoken, messages) if author == "user" for text in texts]
+        lost = (
+            [_NOT_KEPT.format(comparison.rewritten)]
+            if comparison.rewritten and not self._rewrites
+            else []
+        )
+        written = [
+            text for author, texts in map(spoken, messages) if author == "user" for text in texts
+        ]
         return Prompt(
             provider=self._dialect.name,
             system=system,
@@ -457,12 +534,20 @@ class PromptBuilder:
         )
 
     def _compared(self, now: Sent, messages: Sequence[Message]) -> Comparison:
-        """Compare a prompt with the previous one. Blocks after those of its last message only add to it."""
+        """Compare a prompt with the previous one. Blocks after those of its last message only add
+        to it."""
         found, before = compared(self._sent, now), self._sent
         at, last = found.stable.messages, self._last
-        if found.rewritten and before is not None and last is not None and at == len(before.parts) - before.lead - 1:
+        if (
+            found.rewritten
+            and before is not None
+            and last is not None
+            and at == len(before.parts) - before.lead - 1
+        ):
             blocks = blocks_of(last)
-            if at < len(messages) and without_marks(blocks_of(messages[at])[: len(blocks)]) == without_marks(blocks):
+            if at < len(messages) and without_marks(
+                blocks_of(messages[at])[: len(blocks)]
+            ) == without_marks(blocks):
                 return replace(found, rewritten=0)
         return found
 
@@ -486,14 +571,17 @@ class PromptBuilder:
         """Return the last message of the user, without texts of ours."""
         for author, texts in map(spoken, reversed(messages)):
             if author == "user" and texts:
-                found = "\n".join(text for text in texts if not (text.startswith(STARTS) and kind_of(key, text)))
+                found = "\n".join(
+                    text for text in texts if not (text.startswith(STARTS) and kind_of(key, text))
+                )
                 if found.strip():
                     return found
         return ""
 
 
 def _default_budget(settings: Any, model: str | None, window: int | None) -> Budget:
-    """Return the limits in the settings. The prompt's limit comes from the window, unless the settings have one."""
+    """Return the limits in the settings. The prompt's limit comes from the window, unless the
+    settings have one."""
     limits = settings.section("budget")
     is_set = settings.origin("budget.max_prompt_tokens").source != "default"
     if is_set and model is None and window is None:
@@ -503,11 +591,14 @@ def _default_budget(settings: Any, model: str | None, window: int | None) -> Bud
 
 
 def _plain(value: Any, what: str) -> Message:
-    """Return a message or a tool as a JSON object. Providers' libraries return objects, which hosts send back."""
+    """Return a message or a tool as a JSON object. Providers' libraries return objects, which hosts
+    send back."""
     try:
         found = json.loads(json.dumps(value, ensure_ascii=False, default=_dumped))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"invalid {what}: {clip(str(error))}", hint=f"a {what} must be JSON") from error
+        raise InvalidArgument(
+            f"invalid {what}: {clip(str(error))}", hint=f"a {what} must be JSON"
+        ) from error
     if not isinstance(found, dict):
         raise InvalidArgument(f"a {what} must be a JSON object, got {type(value).__name__}")
     return found

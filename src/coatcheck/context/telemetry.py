@@ -1,7 +1,8 @@
-"""Figures for OpenTelemetry, if the host has its API: the conventions for generative AI, and our own metrics.
+"""Figures for OpenTelemetry, if the host has its API: the conventions for generative AI, and our
+own metrics.
 
-A provider's counts are sent as `gen_ai.client.token.usage`; estimates never are. Session ids appear only on spans: a
-metric with one series per session would be useless.
+A provider's counts are sent as `gen_ai.client.token.usage`; estimates never are. Session ids appear
+only on spans: a metric with one series per session would be useless.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ class Telemetry:
         self._trace = trace
         self._usage, self._prompt, self._state = (
             meter.create_histogram(
-                name, unit="{token}", description=words, explicit_bucket_boundaries_advisory=_BUCKETS
+                name,
+                unit="{token}",
+                description=words,
+                explicit_bucket_boundaries_advisory=_BUCKETS,
             )
             for name, words in _HISTOGRAMS
         )
         self._tokens, self._violations, self._warnings = (
-            meter.create_counter(name, unit=unit, description=words) for name, unit, words in _COUNTERS
+            meter.create_counter(name, unit=unit, description=words)
+            for name, unit, words in _COUNTERS
         )
 
     def record(self, call: PromptMetrics, provider: str | None) -> None:
@@ -57,11 +62,16 @@ class Telemetry:
         if call.hs_tokens is not None:
             self._state.record(call.hs_tokens, ours)
         for kind in _SPENT:
-            self._tokens.add(getattr(call, f"tokens_{kind}"), {**ours, "coatcheck.token.type": kind})
+            self._tokens.add(
+                getattr(call, f"tokens_{kind}"), {**ours, "coatcheck.token.type": kind}
+            )
         for one in call.budget_violations:
             self._violations.add(1, {**ours, "coatcheck.budget.field": one["field"]})
         for notice in call.warnings:
-            labels = {"coatcheck.warning.figure": notice.figure, "coatcheck.warning.reason": notice.reason}
+            labels = {
+                "coatcheck.warning.figure": notice.figure,
+                "coatcheck.warning.reason": notice.reason,
+            }
             self._warnings.add(1, {**ours, **labels})
         span = self._trace.get_current_span()
         if span.is_recording():
@@ -85,7 +95,9 @@ def _attributes(call: PromptMetrics) -> dict[str, Any]:
         "coatcheck.hot_state.truncated": call.hs_truncated,
         "coatcheck.artifacts": call.artifacts,
         "coatcheck.budget.ok": call.budget_ok,
-        **{f"coatcheck.tokens.{kind}": getattr(call, f"tokens_{kind}") for kind in (*_SPENT, "net")},
+        **{
+            f"coatcheck.tokens.{kind}": getattr(call, f"tokens_{kind}") for kind in (*_SPENT, "net")
+        },
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

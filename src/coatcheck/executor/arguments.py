@@ -1,12 +1,12 @@
 """Pointers in arguments become values before a tool runs.
 
-A string that is a pointer, at any depth, is replaced by the value behind it. For a Python function the annotation at
-that place decides the form: `Path` gets a file, a binary stream gets a stream, `str` and `bytes` get the text or bytes
-of any content, `Ref` gets the ref, and `Pointer` gets the pointer itself. A string that contains more than a pointer is
-not replaced.
+A string that is a pointer, at any depth, is replaced by the value behind it. For a Python function
+the annotation at that place decides the form: `Path` gets a file, a binary stream gets a stream,
+`str` and `bytes` get the text or bytes of any content, `Ref` gets the ref, and `Pointer` gets the
+pointer itself. A string that contains more than a pointer is not replaced.
 
-For a tool on another server a JSON Schema decides: text if the schema allows only strings, parsed JSON if it allows no
-strings, else the value. Bytes are passed as base64 if the schema asks for it.
+For a tool on another server a JSON Schema decides: text if the schema allows only strings, parsed
+JSON if it allows no strings, else the value. Bytes are passed as base64 if the schema asks for it.
 """
 
 from __future__ import annotations
@@ -61,16 +61,21 @@ def resolve_arguments(
     foreign: bool = False,
     max_bytes: int | None = None,
 ) -> Mapping[str, Any]:
-    """Return the arguments with every pointer replaced by its value, in the form that the schema asks for; the same
-    object if there is none.
+    """Return the arguments with every pointer replaced by its value, in the form that the schema
+    asks for; the same object if there is none.
 
-    Raises `InvalidArgument` for a pointer that cannot be resolved; with `foreign`, a pointer unknown to the session
-    stays, because another server may know it. Raises `TooLarge` if the values have more than `max_bytes` in all."""
+    Raises `InvalidArgument` for a pointer that cannot be resolved; with `foreign`, a pointer
+    unknown to the session stays, because another server may know it. Raises `TooLarge` if the
+    values have more than `max_bytes` in all."""
     pointers = list(argument_pointers(arguments))
     if not pointers:
         return arguments
     if max_bytes is not None:
-        sizes = {pointer: ref.size_bytes for pointer in pointers if (ref := session.ref(pointer)) is not None}
+        sizes = {
+            pointer: ref.size_bytes
+            for pointer in pointers
+            if (ref := session.ref(pointer)) is not None
+        }
         total = sum(sizes.get(pointer, 0) for pointer in pointers)
         if total > max_bytes:
             raise TooLarge(
@@ -88,7 +93,8 @@ def resolve_arguments(
 
 
 class Resolver:
-    """Resolves the arguments of one call by annotations. Closing `resources` closes and removes what it opened."""
+    """Resolves the arguments of one call by annotations. Closing `resources` closes and removes
+    what it opened."""
 
     def __init__(self, session: Session, resources: ExitStack) -> None:
         self._session = session
@@ -103,7 +109,9 @@ class Resolver:
                 return self._fetch(value, wanted)
             return value
         if isinstance(value, list):
-            return [self.resolve(item, self._inside(hint, index)) for index, item in enumerate(value)]
+            return [
+                self.resolve(item, self._inside(hint, index)) for index, item in enumerate(value)
+            ]
         if isinstance(value, dict):
             if self._want(hint) == "ref":
                 raise Unresolvable("this parameter takes a pointer, not an object")
@@ -114,7 +122,8 @@ class Resolver:
         return want(hint)
 
     def _inside(self, hint: Any, key: str | int) -> Any:
-        """Return the annotation of an item of a list, or of a field of a dict, model, dataclass or typed dict."""
+        """Return the annotation of an item of a list, or of a field of a dict, model, dataclass or
+        typed dict."""
         for one in alternatives(hint):
             bare, args = _bare(one), typing.get_args(one)
             if not isinstance(bare, type):
@@ -138,7 +147,9 @@ class Resolver:
             if wanted == "ref":
                 return self._ref(pointer)
             if not is_pointer(pointer):
-                raise InvalidPointer(f"{clip(pointer)} is not a pointer, and this parameter takes the content of one")
+                raise InvalidPointer(
+                    f"{clip(pointer)} is not a pointer, and this parameter takes the content of one"
+                )
             if wanted == "stream":
                 return self._resources.enter_context(self._session.open(pointer))
             if wanted == "path":
@@ -153,11 +164,15 @@ class Resolver:
         except CoatcheckError as error:
             message = str(error)
             is_named = pointer.partition("#")[0] in message
-            raise Unresolvable(message if is_named else f"{clip(pointer, 200)}: {message}") from error
+            raise Unresolvable(
+                message if is_named else f"{clip(pointer, 200)}: {message}"
+            ) from error
 
     def _ref(self, pointer: str) -> Ref:
         if is_pointer(pointer) and parse_pointer(pointer).fragment:
-            raise InvalidPointer("this parameter takes a whole artifact", hint="leave out the part from '#' on")
+            raise InvalidPointer(
+                "this parameter takes a whole artifact", hint="leave out the part from '#' on"
+            )
         ref = self._session.ref(pointer)
         if ref is None:
             self._session.open(pointer).close()
@@ -167,24 +182,37 @@ class Resolver:
     def _file(self, pointer: str) -> Path:
         """Return the path of a private copy, which is removed after the call."""
         if self._folder is None:
-            self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="coatcheck-"))
+            self._folder = self._resources.enter_context(
+                tempfile.TemporaryDirectory(prefix="coatcheck-")
+            )
         return self._session.materialize(pointer, self._folder)
 
 
 class _SchemaResolver(Resolver):
     """Resolves by JSON Schemas instead of annotations. References lead into `root`."""
 
-    def __init__(self, session: Session, resources: ExitStack, root: Mapping[str, Any], foreign: bool) -> None:
+    def __init__(
+        self, session: Session, resources: ExitStack, root: Mapping[str, Any], foreign: bool
+    ) -> None:
         super().__init__(session, resources)
         self._root = root
         self._foreign = foreign
 
     def _want(self, hint: Any) -> Want:
         alternatives = self._alternatives(hint)
-        if any(one.get("contentEncoding") == "base64" or one.get("format") == "byte" for one in alternatives):
+        if any(
+            one.get("contentEncoding") == "base64" or one.get("format") == "byte"
+            for one in alternatives
+        ):
             return "bytes"
         kinds = {kind for one in alternatives for kind in _kinds(one)} - {"null"}
-        return "text" if kinds == {"string"} else "json" if kinds and "string" not in kinds else "value"
+        return (
+            "text"
+            if kinds == {"string"}
+            else "json"
+            if kinds and "string" not in kinds
+            else "value"
+        )
 
     def _inside(self, hint: Any, key: str | int) -> Any:
         for one in self._alternatives(hint):
@@ -194,7 +222,9 @@ class _SchemaResolver(Resolver):
                 found = one.get("additionalProperties") if found is None else found
             else:
                 first = one.get("prefixItems")
-                found = first[key] if isinstance(first, list) and key < len(first) else one.get("items")
+                found = (
+                    first[key] if isinstance(first, list) and key < len(first) else one.get("items")
+                )
             if isinstance(found, dict):
                 return found
         return _ANY
@@ -209,9 +239,13 @@ class _SchemaResolver(Resolver):
             value = value.decode() if isinstance(value, bytes) else value
             return json.loads(value) if wanted == "json" and isinstance(value, str) else value
         except UnicodeDecodeError:
-            raise Unresolvable(f"{pointer} is not text, and this argument takes only text") from None
+            raise Unresolvable(
+                f"{pointer} is not text, and this argument takes only text"
+            ) from None
         except (ValueError, RecursionError):
-            raise Unresolvable(f"{pointer} is text but not JSON, and this argument does not take strings") from None
+            raise Unresolvable(
+                f"{pointer} is text but not JSON, and this argument does not take strings"
+            ) from None
 
     def _alternatives(self, schema: Any, depth: int = 0) -> list[Mapping[str, Any]]:
         """Return a schema with all that it refers to or chooses from."""
@@ -230,7 +264,9 @@ class _SchemaResolver(Resolver):
     def _referred(self, ref: str) -> Any:
         at: Any = self._root
         for step in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ("",):
-            at = at.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(at, dict) else None
+            at = (
+                at.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(at, dict) else None
+            )
         return at
 
 
@@ -253,18 +289,25 @@ def _as_text(value: Any) -> Any:
 def want(hint: Any) -> Want:
     """Return the form in which a parameter of this annotation takes the value of a pointer."""
     for one in alternatives(hint):
-        if typing.get_origin(one) is Annotated and any(isinstance(m, _PassPointer) for m in one.__metadata__):
+        if typing.get_origin(one) is Annotated and any(
+            isinstance(m, _PassPointer) for m in one.__metadata__
+        ):
             return "pointer"
         bare = _bare(one)
         if bare is Ref:
             return "ref"
         if isinstance(bare, type) and issubclass(bare, PurePath):
             return "path"
-        if bare in _STREAMS or (isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)):
+        if bare in _STREAMS or (
+            isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)
+        ):
             return "value" if typing.get_args(one) == (str,) else "stream"
     kinds = [bare for one in alternatives(hint) if (bare := _bare(one)) is not type(None)]
     forms: dict[type, Want] = {str: "text", bytes: "bytes"}
-    return next((form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)), "value")
+    return next(
+        (form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)),
+        "value",
+    )
 
 
 def takes_streams(hint: Any) -> bool:
@@ -274,9 +317,13 @@ def takes_streams(hint: Any) -> bool:
 
 def alternatives(hint: Any) -> list[Any]:
     """Return the members of a union, through aliases and optionals, or the annotation itself."""
-    while (named := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)) is not None:
+    while (
+        named := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
+    ) is not None:
         hint = named  # a NewType, a `type` statement
-    if typing.get_origin(hint) is Annotated and not any(isinstance(m, _PassPointer) for m in hint.__metadata__):
+    if typing.get_origin(hint) is Annotated and not any(
+        isinstance(m, _PassPointer) for m in hint.__metadata__
+    ):
         return alternatives(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType):
         return [found for one in typing.get_args(hint) for found in alternatives(one)]
@@ -301,4 +348,10 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
     kinds = schema.get("type")
     if kinds is None and isinstance(schema.get("enum"), list):
         return ["string" if isinstance(one, str) else "other" for one in schema["enum"]]
-    return [kinds] if isinstance(kinds, str) else [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+    return (
+        [kinds]
+        if isinstance(kinds, str)
+        else [str(kind) for kind in kinds]
+        if isinstance(kinds, list)
+        else []
+    )

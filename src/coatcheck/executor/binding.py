@@ -1,7 +1,8 @@
-"""A function as a tool: its name, its description for a model, and the validation of arguments, all from its signature.
+"""A function as a tool: its name, its description for a model, and the validation of arguments, all
+from its signature.
 
-Any argument may be a pointer, so the schema of an array or an object accepts a string too. Errors tell the model what
-to change: which parameter is missing, unknown or of the wrong type.
+Any argument may be a pointer, so the schema of an array or an object accepts a string too. Errors
+tell the model what to change: which parameter is missing, unknown or of the wrong type.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass, replace
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    runtime_checkable,
+)
 
 from coatcheck._toolkit import Description, purpose_of
 from coatcheck.checks import check_name
@@ -67,7 +78,8 @@ _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 @runtime_checkable
 class ToolObject(Protocol):
-    """A tool that checks its own arguments, such as those of `coatcheck.toolkit`. It gets pointers unresolved."""
+    """A tool that checks its own arguments, such as those of `coatcheck.toolkit`. It gets pointers
+    unresolved."""
 
     @property
     def name(self) -> str: ...
@@ -84,26 +96,33 @@ class BadCall(Exception):
 
 
 def stays_inline(tool: _T) -> _T:
-    """Mark a tool whose results an executor never replaces by stubs: it returns what is stored, or bounds its results
-    itself. A rule of the policy for the tool comes first."""
+    """Mark a tool whose results an executor never replaces by stubs: it returns what is stored, or
+    bounds its results itself. A rule of the policy for the tool comes first."""
     setattr(tool, _STAYS_INLINE, True)
     return tool
 
 
 class BoundTool:
-    """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is set if it is one of our
-    own tools. `stays_inline` is True if its results are never replaced by stubs."""
+    """A named callable. `call` takes raw arguments and returns the tool's result. `purpose` is set
+    if it is one of our own tools. `stays_inline` is True if its results are never replaced by
+    stubs."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None) -> None:
+    def __init__(
+        self, name: str, function: Callable[..., Any], *, itself: ToolObject | None = None
+    ) -> None:
         self.name = name
         self._function = function
         self._object = itself
         self.purpose = purpose_of(getattr(itself, "description", None))
-        self.stays_inline = getattr(function if itself is None else itself, _STAYS_INLINE, False) is True
+        self.stays_inline = (
+            getattr(function if itself is None else itself, _STAYS_INLINE, False) is True
+        )
         try:
             self._signature = inspect.signature(function)
         except (ValueError, TypeError):  # some built-in functions have no signature
-            self._signature = inspect.Signature([inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)])
+            self._signature = inspect.Signature(
+                [inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)]
+            )
         hints = {} if itself is not None else _hints_of_callable(function)
         self._hints = {one.name: _hint(one, hints) for one in self._signature.parameters.values()}
 
@@ -135,7 +154,8 @@ class BoundTool:
         required = [
             one.name
             for one in named
-            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+            if one.default is inspect.Parameter.empty
+            and one.kind is not inspect.Parameter.VAR_POSITIONAL
         ]
         schema: dict[str, Any] = {
             "type": "object",
@@ -164,32 +184,51 @@ class BoundTool:
         return self._function(*args, **kwargs)
 
     def _bound(self, given: dict[str, Any], resolver: Resolver) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and the keyword arguments, with defaults for those that are not given."""
+        """Return the positional and the keyword arguments, with defaults for those that are not
+        given."""
         parameters = self._signature.parameters
-        rest = next((name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD), None)
+        rest = next(
+            (name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD),
+            None,
+        )
         problems = [
             f"the parameter {name!r} is missing"
             for name, one in parameters.items()
-            if name not in given and one.default is inspect.Parameter.empty and one.kind not in _VARIADIC
+            if name not in given
+            and one.default is inspect.Parameter.empty
+            and one.kind not in _VARIADIC
         ]
         accepted: dict[str, Any] = {}
         for name, value in given.items():
             known = parameters.get(name)
             if known is None or name == rest:
                 if rest is None:
-                    problems.append(f"there is no parameter {clip(name)}{nearest(name, parameters)}")
+                    problems.append(
+                        f"there is no parameter {clip(name)}{nearest(name, parameters)}"
+                    )
                 else:
-                    accepted.setdefault(rest, {})[name] = self._checked(name, rest, value, resolver, problems)
+                    accepted.setdefault(rest, {})[name] = self._checked(
+                        name, rest, value, resolver, problems
+                    )
             else:
                 accepted[name] = self._checked(name, name, value, resolver, problems)
                 if known.kind is inspect.Parameter.VAR_POSITIONAL:
                     accepted[name] = tuple(accepted[name] or ())
         if problems:
-            names = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+            names = [
+                name
+                for name, one in parameters.items()
+                if one.kind is not inspect.Parameter.VAR_KEYWORD
+            ]
             takes = f"; {self.name} takes " + (", ".join(names[:20]) or "no parameters")
-            more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+            more = (
+                f"; and {len(problems) - _MAX_PROBLEMS} more"
+                if len(problems) > _MAX_PROBLEMS
+                else ""
+            )
             raise BadCall(
-                "invalid_arguments", "; ".join(problems[:_MAX_PROBLEMS]) + more + (takes if rest is None else "")
+                "invalid_arguments",
+                "; ".join(problems[:_MAX_PROBLEMS]) + more + (takes if rest is None else ""),
             )
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -204,9 +243,11 @@ class BoundTool:
                 args.append(accepted.get(name, one.default))
         return args, kwargs
 
-    def resolved(self, given: Mapping[str, Any], session: Session, resources: ExitStack) -> Mapping[str, Any]:
-        """Return arguments that a host has checked already, with values in place of pointers; the same object if there
-        are none. Only such values are checked here. Raises `BadCall`."""
+    def resolved(
+        self, given: Mapping[str, Any], session: Session, resources: ExitStack
+    ) -> Mapping[str, Any]:
+        """Return arguments that a host has checked already, with values in place of pointers; the
+        same object if there are none. Only such values are checked here. Raises `BadCall`."""
         resolver, problems = Resolver(session, resources), list[str]()
         found = {
             name: self._checked(name, name, value, resolver, problems)
@@ -217,7 +258,9 @@ class BoundTool:
             raise BadCall("invalid_arguments", "; ".join(problems[:_MAX_PROBLEMS]))
         return {**given, **found} if found else given
 
-    def _checked(self, label: str, name: str, value: Any, resolver: Resolver, problems: list[str]) -> Any:
+    def _checked(
+        self, label: str, name: str, value: Any, resolver: Resolver, problems: list[str]
+    ) -> Any:
         """Return the value for a parameter, resolved and converted, or add to `problems`."""
         try:
             resolved = resolver.resolve(value, self._hints[name])
@@ -238,7 +281,9 @@ class BoundTool:
             got = f"a {type(value).__name__}"
             if isinstance(value, str | int | float | None):
                 got = clip(value) if isinstance(value, str) else str(value)[:80]
-            for one in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS]:
+            for one in error.errors(include_url=False, include_context=False, include_input=False)[
+                :_MAX_PROBLEMS
+            ]:
                 where = "".join(f"/{step}" for step in one["loc"])
                 at = f" at {clip(where)}" if where else ""
                 problems.append(f"the parameter {clip(label)}{at}: {one['msg'][:200]} (got {got})")
@@ -246,8 +291,13 @@ class BoundTool:
 
     @functools.cached_property
     def _adapters(self) -> dict[str, pydantic.TypeAdapter[Any]]:
-        """What validates and describes each parameter. A parameter without one accepts any value."""
-        checked = {name: hint for name, hint in self._hints.items() if hint is not Any and not takes_streams(hint)}
+        """What validates and describes each parameter. A parameter without one accepts any
+        value."""
+        checked = {
+            name: hint
+            for name, hint in self._hints.items()
+            if hint is not Any and not takes_streams(hint)
+        }
         found = ((name, _adapter(hint)) for name, hint in checked.items())
         return {name: adapter for name, adapter in found if adapter is not None}
 
@@ -259,14 +309,20 @@ class BoundTool:
         adapters: list[tuple[str, Literal["validation"], pydantic.TypeAdapter[Any]]] = []
         for name in names:
             wanted = want(self._hints[name])
-            found[name] = {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
+            found[name] = (
+                {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
+            )
             if wanted not in _WANTED and (adapter := self._adapters.get(name)) is not None:
                 with contextlib.suppress(pydantic.PydanticUserError, TypeError, NameError):
                     adapter.json_schema()
                     adapters.append((name, "validation", adapter))
         schemas, whole = pydantic.TypeAdapter.json_schemas(adapters)
         for (name, _), schema in schemas.items():
-            words = [one for one in getattr(self._hints[name], "__metadata__", ()) if isinstance(one, str)]
+            words = [
+                one
+                for one in getattr(self._hints[name], "__metadata__", ())
+                if isinstance(one, str)
+            ]
             found[name] = {**_untitled(schema), **({"description": words[0]} if words else {})}
         return found, _untitled(whole).get("$defs", {})
 
@@ -282,17 +338,22 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
             bound = BoundTool(_name_of(tool) if key is None else key, tool)
         else:
             raise InvalidArgument(
-                f"a {type(tool).__name__} is not a tool", hint="pass functions, or objects with name and run"
+                f"a {type(tool).__name__} is not a tool",
+                hint="pass functions, or objects with name and run",
             )
         check_name(bound.name, "tool name")
         if bound.name in found:
-            raise InvalidArgument(f"two tools have the name {clip(bound.name)}", hint="pass a dict to rename them")
+            raise InvalidArgument(
+                f"two tools have the name {clip(bound.name)}", hint="pass a dict to rename them"
+            )
         found[bound.name] = bound
     return found
 
 
 def _is_object(tool: object) -> TypeGuard[ToolObject]:
-    return not inspect.isroutine(tool) and not isinstance(tool, type) and isinstance(tool, ToolObject)
+    return (
+        not inspect.isroutine(tool) and not isinstance(tool, type) and isinstance(tool, ToolObject)
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -307,7 +368,8 @@ def _name_of(function: Any) -> str:
     name = getattr(function, "__name__", None)
     if not isinstance(name, str) or name == "<lambda>":
         raise InvalidArgument(
-            f"the tool has no name: {clip(repr(function))}", hint="pass a dict of names and functions"
+            f"the tool has no name: {clip(repr(function))}",
+            hint="pass a dict of names and functions",
         )
     return name
 
@@ -327,7 +389,9 @@ def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
 
     try:
         try:
-            return pydantic.TypeAdapter(hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True))
+            return pydantic.TypeAdapter(
+                hint, config=pydantic.ConfigDict(arbitrary_types_allowed=True)
+            )
         except pydantic.PydanticUserError:  # a model or dataclass has its own configuration
             return pydantic.TypeAdapter(hint)
     except (pydantic.PydanticUserError, CoatcheckError, TypeError, NameError):
@@ -335,7 +399,8 @@ def _adapter(hint: Any) -> pydantic.TypeAdapter[Any] | None:
 
 
 def _description_of_object(name: str, tool: object) -> Description:
-    """Describe a tool that checks its own arguments: by its attributes, or as taking any arguments."""
+    """Describe a tool that checks its own arguments: by its attributes, or as taking any
+    arguments."""
     if isinstance(tool, Description):
         return tool if tool.name == name else replace(tool, name=name)
     schema: object = getattr(tool, "parameters", None)
@@ -343,7 +408,9 @@ def _description_of_object(name: str, tool: object) -> Description:
     return Description(
         name,
         text if isinstance(text, str) else "",
-        schema if isinstance(schema, Mapping) else {"type": "object", "properties": {}, "additionalProperties": True},
+        schema
+        if isinstance(schema, Mapping)
+        else {"type": "object", "properties": {}, "additionalProperties": True},
         getattr(tool, "read_only", None),
     )
 
@@ -358,7 +425,9 @@ def _cut(text: str, limit: int) -> str:
 
 def _hint(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     hint = hints.get(parameter.name, Any)
-    return GenericAlias(list, (hint,)) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else hint
+    return (
+        GenericAlias(list, (hint,)) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else hint
+    )
 
 
 def _untitled(schema: Any) -> Any:
@@ -377,8 +446,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def _accepted(schema: dict[str, Any], parameter: inspect.Parameter) -> dict[str, Any]:
-    """Return a parameter's schema with its default, accepting a pointer if the value may be large. If the default is
-    None, null is left out."""
+    """Return a parameter's schema with its default, accepting a pointer if the value may be large.
+    If the default is None, null is left out."""
     if parameter.default is None:
         rest = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
         if len(rest) == 1:
@@ -394,19 +463,23 @@ def _accepted(schema: dict[str, Any], parameter: inspect.Parameter) -> dict[str,
 
 
 def widened_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments with pointers allowed: an argument that takes an array or an object
-    accepts a string too."""
+    """Return the schema of a tool's arguments with pointers allowed: an argument that takes an
+    array or an object accepts a string too."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return dict(schema)
-    accepted = {name: _or_pointer(one) if isinstance(one, dict) else one for name, one in properties.items()}
+    accepted = {
+        name: _or_pointer(one) if isinstance(one, dict) else one for name, one in properties.items()
+    }
     return {**schema, "properties": accepted}
 
 
 def widened(annotation: Any) -> Any:
-    """Return the annotation of a parameter with pointers allowed: `list[Row]` becomes `list[Row] | str`.
+    """Return the annotation of a parameter with pointers allowed: `list[Row]` becomes `list[Row] |
+    str`.
 
-    What a host injects stays as it is: classes of frameworks, and parameters with annotations of their own."""
+    What a host injects stays as it is: classes of frameworks, and parameters with annotations of
+    their own."""
     if typing.get_origin(annotation) is Annotated:
         inner, *notes = typing.get_args(annotation)
         if not all(isinstance(one, str) or _package_of(type(one)) in _PLAIN_NOTES for one in notes):
@@ -439,7 +512,10 @@ def _or_pointer(schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" in schema:
         return {"anyOf": [{"$ref": schema["$ref"]}, {"type": "string"}], **_without(schema, "$ref")}
     among = schema.get("anyOf", [])
-    if any(one.get("type") in _LARGE or "$ref" in one for one in among) and {"type": "string"} not in among:
+    if (
+        any(one.get("type") in _LARGE or "$ref" in one for one in among)
+        and {"type": "string"} not in among
+    ):
         return {**schema, "anyOf": [*among, {"type": "string"}]}
     return schema
 
@@ -447,7 +523,8 @@ def _or_pointer(schema: dict[str, Any]) -> dict[str, Any]:
 def _takes_pointers(schema: dict[str, Any]) -> bool:
     """Whether pointers make sense for a parameter: any text or bytes, or what may be large."""
     return any(
-        not _without(one, "description") or ("string" in _types(one) and one.get("format", "binary") == "binary")
+        not _without(one, "description")
+        or ("string" in _types(one) and one.get("format", "binary") == "binary")
         for one in schema.get("anyOf", [schema])
         if "enum" not in one and "const" not in one
     )

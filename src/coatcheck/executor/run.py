@@ -1,9 +1,10 @@
 """`ToolExecutor`: runs the tool calls of a model and returns outcomes that fit its context.
 
-Each call has two sides. The tool runs in its own thread or on an event loop, and is abandoned when its time is up.
-The other side waits, stores, and always returns: in the caller's thread for `run`, else in one of a bounded number of
-worker threads. Only that side stores anything. It checks the turn's deadline before each step that stores; past it,
-nothing more is stored, and a stream on its way into the store is dropped without a trace.
+Each call has two sides. The tool runs in its own thread or on an event loop, and is abandoned when
+its time is up. The other side waits, stores, and always returns: in the caller's thread for `run`,
+else in one of a bounded number of worker threads. Only that side stores anything. It checks the
+turn's deadline before each step that stores; past it, nothing more is stored, and a stream on its
+way into the store is dropped without a trace.
 
 An outcome has `to_model_content()` for the model. Branch on its class:
 
@@ -53,17 +54,26 @@ _MAX_ERROR: Final = 12_000  # characters of an error that are sent whatever the 
 _MAX_LINE: Final = 500
 _BEGINNING: Final = 4_000  # characters shown of a stream that could not be stored
 _HERE: Final = str(Path(__file__).parent)
-_inside: contextvars.ContextVar[bool] = contextvars.ContextVar("coatcheck_inside_tool", default=False)
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "coatcheck_inside_tool", default=False
+)
 
 
 ErrorCode = Literal[
-    "unknown_tool", "invalid_arguments", "unresolved_pointer", "exception", "unusable_result", "busy", "cancelled"
+    "unknown_tool",
+    "invalid_arguments",
+    "unresolved_pointer",
+    "exception",
+    "unusable_result",
+    "busy",
+    "cancelled",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool: the provider's id, the tool's name, and the arguments as a dict or as JSON text."""
+    """A call of a tool: the provider's id, the tool's name, and the arguments as a dict or as JSON
+    text."""
 
     id: str
     name: str
@@ -71,7 +81,8 @@ class ToolCall:
 
     @classmethod
     def from_openai(cls, item: object) -> ToolCall:
-        """Create a call from an entry of `message.tool_calls` or a `function_call` item of the Responses API."""
+        """Create a call from an entry of `message.tool_calls` or a `function_call` item of the
+        Responses API."""
         function = _field(item, "function")
         if function is None:
             return cls(_text(item, "call_id"), _text(item, "name"), _field(item, "arguments") or "")
@@ -83,14 +94,16 @@ class ToolCall:
         return cls(_text(block, "id"), _text(block, "name"), _field(block, "input") or {})
 
     def parsed(self) -> dict[str, Any]:
-        """Return the arguments as a dict. Raises `InvalidArgument` if they are not a JSON object."""
+        """Return the arguments as a dict. Raises `InvalidArgument` if they are not a JSON
+        object."""
         given: object = self.arguments
         if isinstance(given, str):
             try:
                 given = json.loads(given) if given.strip() else {}
             except (ValueError, RecursionError) as error:
                 raise InvalidArgument(
-                    f"the arguments are not JSON: {clip(str(error), 200)}", hint="send one JSON object"
+                    f"the arguments are not JSON: {clip(str(error), 200)}",
+                    hint="send one JSON object",
                 ) from error
         if given is None:
             return {}
@@ -104,8 +117,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is how long the call
-    took, in seconds, including storing its result; 0 if the tool was not called."""
+    """`text` is what the model gets. `ref` is the stored artifact, if there is one. `duration` is
+    how long the call took, in seconds, including storing its result; 0 if the tool was not
+    called."""
 
     call_id: str
     name: str
@@ -131,9 +145,9 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(ToolOutcome):
-    """The tool returned a value. `content` is the value in its original shape: text, data, or a list of content blocks
-    in which large blocks are stubs, with their artifacts in `refs`. `failure` says why the store could not keep a large
-    value; then `text` is its head and tail."""
+    """The tool returned a value. `content` is the value in its original shape: text, data, or a
+    list of content blocks in which large blocks are stubs, with their artifacts in `refs`.
+    `failure` says why the store could not keep a large value; then `text` is its head and tail."""
 
     content: Any = None
     refs: tuple[Ref, ...] = ()
@@ -150,8 +164,9 @@ class ArtifactReference(ToolOutcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolError(ToolOutcome):
-    """The call failed. `code` is stable, `message` is one line. `cause` is what the tool raised, None if it did not
-    run. If `partial`, `text` and `ref` have what the tool yielded before it failed."""
+    """The call failed. `code` is stable, `message` is one line. `cause` is what the tool raised,
+    None if it did not run. If `partial`, `text` and `ref` have what the tool yielded before it
+    failed."""
 
     code: ErrorCode
     message: str
@@ -161,8 +176,8 @@ class ToolError(ToolOutcome):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut(ToolOutcome):
-    """The time of the call or of the turn was up, as `scope` says. If `partial`, `text` and `ref` have what the tool
-    yielded by then."""
+    """The time of the call or of the turn was up, as `scope` says. If `partial`, `text` and `ref`
+    have what the tool yielded by then."""
 
     scope: Literal["call", "turn"]
     partial: bool = False
@@ -196,12 +211,14 @@ class Handle:
 
 
 class ToolExecutor:
-    """Runs tools for one session. Safe to share between threads and event loops; uses no thread while idle.
+    """Runs tools for one session. Safe to share between threads and event loops; uses no thread
+    while idle.
 
-    `tools` are functions (plain, async or generators) and objects with `name` and `run`, such as those of
-    `coatcheck.toolkit`; a mapping gives them other names. `timeout` is the default for each call, in seconds.
-    `max_workers` limits three things: concurrent calls of `run_all`, concurrent started calls, and abandoned calls that
-    are still running. A call over the limit of started or abandoned ones ends with the error code "busy"."""
+    `tools` are functions (plain, async or generators) and objects with `name` and `run`, such as
+    those of `coatcheck.toolkit`; a mapping gives them other names. `timeout` is the default for
+    each call, in seconds. `max_workers` limits three things: concurrent calls of `run_all`,
+    concurrent started calls, and abandoned calls that are still running. A call over the limit of
+    started or abandoned ones ends with the error code "busy"."""
 
     def __init__(
         self,
@@ -234,18 +251,23 @@ class ToolExecutor:
 
     @functools.cached_property
     def tools(self) -> tuple[Description, ...]:
-        """Descriptions of the tools for a model, in order: `[tool.as_openai() for tool in executor.tools]`.
+        """Descriptions of the tools for a model, in order: `[tool.as_openai() for tool in
+        executor.tools]`.
 
         A function is described by its docstring, annotations and defaults."""
         return tuple(tool.description() for tool in self._tools.values())
 
-    def run(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
-        """Run one call and wait for it. Whatever the tool does, this returns an outcome, except that control-C in the
-        main thread is raised. Once `turn` is over, nothing is stored.
+    def run(
+        self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None
+    ) -> ToolOutcome:
+        """Run one call and wait for it. Whatever the tool does, this returns an outcome, except
+        that control-C in the main thread is raised. Once `turn` is over, nothing is stored.
 
         A function that has no time limit runs in this thread, unless an event loop runs here."""
         attempt = threads.Attempt(self._count_abandoned)
-        return self._conduct(call, self._effective(timeout), turn or Turn(), None, attempt, may_run_here=True)
+        return self._conduct(
+            call, self._effective(timeout), turn or Turn(), None, attempt, may_run_here=True
+        )
 
     def run_all(
         self,
@@ -257,8 +279,9 @@ class ToolExecutor:
     ) -> list[ToolOutcome]:
         """Run the calls of a turn concurrently and return their outcomes in the same order.
 
-        `timeout` is for each call, `deadline` for the whole turn, both in seconds. After the deadline nothing more is
-        stored; a store step that has begun is completed. A `turn` can be passed instead of its deadline."""
+        `timeout` is for each call, `deadline` for the whole turn, both in seconds. After the
+        deadline nothing more is stored; a store step that has begun is completed. A `turn` can be
+        passed instead of its deadline."""
         turn = turn or Turn(deadline)
         jobs = [self._job(call, timeout, turn, None) for call in calls]
         try:
@@ -270,9 +293,11 @@ class ToolExecutor:
                 job.cancel()
             raise
 
-    async def arun(self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None) -> ToolOutcome:
-        """`run` for async callers: async tools run on the caller's event loop, others in threads. Cancelling it
-        abandons the call."""
+    async def arun(
+        self, call: ToolCall, *, timeout: float | None = None, turn: Turn | None = None
+    ) -> ToolOutcome:
+        """`run` for async callers: async tools run on the caller's event loop, others in threads.
+        Cancelling it abandons the call."""
         return (await self.arun_all([call], timeout=timeout, turn=turn))[0]
 
     async def arun_all(
@@ -303,7 +328,8 @@ class ToolExecutor:
                 job.cancel()
 
     def start(self, call: ToolCall, *, timeout: float | None = None) -> Handle:
-        """Start a call that may take long, and return its handle. The last 256 outcomes are kept."""
+        """Start a call that may take long, and return its handle. The last 256 outcomes are
+        kept."""
         job = self._job(call, timeout, Turn(), None)
         job.outcome.set_running_or_notify_cancel()
 
@@ -322,11 +348,13 @@ class ToolExecutor:
         return handle
 
     def poll(self, handle: Handle | str) -> ToolOutcome:
-        """Return the outcome of a started call, or `Running`. Raises `NotFound` for an unknown handle."""
+        """Return the outcome of a started call, or `Running`. Raises `NotFound` for an unknown
+        handle."""
         return self.wait(handle, timeout=0)
 
     def wait(self, handle: Handle | str, *, timeout: float | None = None) -> ToolOutcome:
-        """Return the outcome of a started call, or `Running` if it has not ended within `timeout` seconds."""
+        """Return the outcome of a started call, or `Running` if it has not ended within `timeout`
+        seconds."""
         found, call = self._find(handle)
         try:
             return call.outcome.result(timeout)
@@ -343,7 +371,8 @@ class ToolExecutor:
         return self.poll(handle)
 
     def cancel(self, handle: Handle | str) -> None:
-        """Abandon a started call: it ends with the error code "cancelled", unless its result is being stored."""
+        """Abandon a started call: it ends with the error code "cancelled", unless its result is
+        being stored."""
         _, call = self._find(handle)
         call.cancel()
 
@@ -351,9 +380,12 @@ class ToolExecutor:
     def _policy(self) -> Policy:
         """The policy, with stubs that name only what this agent's tools can do.
 
-        A `read_tool` that is neither among the tools nor the default is assumed to be run by the host."""
+        A `read_tool` that is neither among the tools nor the default is assumed to be run by the
+        host."""
         policy = self._given_policy or configured(self.session.store.settings)
-        inline: dict[str, Any] = {tool.name: "never" for tool in self._tools.values() if tool.stays_inline}
+        inline: dict[str, Any] = {
+            tool.name: "never" for tool in self._tools.values() if tool.stays_inline
+        }
         if inline:
             policy = replace(policy, tools={**inline, **policy.tools})
         if policy.read_tool is None:
@@ -368,7 +400,9 @@ class ToolExecutor:
         resolves = any(tool.resolves for tool in self._tools.values())
         if reader is None:
             return replace(policy, read_tool=None, resolves=resolves)
-        takes = tuple(name for name in READ_ARGUMENTS if reader.takes is None or name in reader.takes)
+        takes = tuple(
+            name for name in READ_ARGUMENTS if reader.takes is None or name in reader.takes
+        )
         return replace(policy, read_tool=reader.name, read_arguments=takes, resolves=resolves)
 
     def _find(self, handle: Handle | str) -> tuple[Handle, threads.Job]:
@@ -376,18 +410,24 @@ class ToolExecutor:
         found = self._started.get(key)
         if found is None:
             raise NotFound(
-                f"no started call has the handle {clip(str(key))}", hint="handles come from start(); old ones expire"
+                f"no started call has the handle {clip(str(key))}",
+                hint="handles come from start(); old ones expire",
             )
         return found
 
     def _job(
-        self, call: ToolCall, timeout: float | None, turn: Turn, loop: asyncio.AbstractEventLoop | None
+        self,
+        call: ToolCall,
+        timeout: float | None,
+        turn: Turn,
+        loop: asyncio.AbstractEventLoop | None,
     ) -> threads.Job:
         run = functools.partial(self._conduct, call, self._effective(timeout), turn, loop)
         return threads.Job(run, threads.Attempt(self._count_abandoned))
 
     def _submit(self, job: threads.Job) -> None:
-        """Queue a job. One that a tool submits gets its own thread, because its caller may occupy a worker."""
+        """Queue a job. One that a tool submits gets its own thread, because its caller may occupy a
+        worker."""
         if not _inside.get():
             self._workers.submit(job)
         elif not threads.start_thread(job):
@@ -418,7 +458,9 @@ class ToolExecutor:
 
         def work(hand_over: Callable[[Callable[[], None]], bool] | None = None) -> None:
             _inside.set(True)
-            attempt.run(lambda resources: tool.call(call, self.session, resources, policy), loop, hand_over)
+            attempt.run(
+                lambda resources: tool.call(call, self.session, resources, policy), loop, hand_over
+            )
 
         began = time.monotonic()
         if may_run_here and deadlines.until is None and asyncio._get_running_loop() is None:
@@ -426,7 +468,9 @@ class ToolExecutor:
         elif not begin(work):
             return _busy(call)
         outcome = _Waiting(self.session, policy, call, attempt, deadlines).outcome()
-        object.__setattr__(outcome, "duration", time.monotonic() - began)  # it is new, so nobody else has it
+        object.__setattr__(
+            outcome, "duration", time.monotonic() - began
+        )  # it is new, so nobody else has it
         return outcome
 
     def _collected(self, call: ToolCall, job: threads.Job, turn: Turn) -> ToolOutcome:
@@ -434,7 +478,9 @@ class ToolExecutor:
             return job.outcome.result(turn.left())
         except TimeoutError:
             if not job.outcome.cancel():
-                return job.outcome.result()  # it checks the deadline itself, and is in its last store step
+                return (
+                    job.outcome.result()
+                )  # it checks the deadline itself, and is in its last store step
         except CancelledError:
             pass
         return _not_begun(call)
@@ -464,13 +510,18 @@ class _Waiting:
     deadlines: threads.Deadlines
 
     def outcome(self) -> ToolOutcome:
-        """Wait for the tool and store its output. Raises only what interrupts the waiting thread."""
+        """Wait for the tool and store its output. Raises only what interrupts the waiting
+        thread."""
         try:
             output = threads.OutputStream(self.attempt, self.deadlines)
             head = output.head()
             shown = None
             if self.attempt.yields:
-                shown = self._small(head, output.ending) if output.is_over else self._large(head, output)
+                shown = (
+                    self._small(head, output.ending)
+                    if output.is_over
+                    else self._large(head, output)
+                )
             if output.time_was_up:
                 return self._timed_out("call", shown)
             if isinstance(output.ending, threads.Failed):
@@ -486,7 +537,9 @@ class _Waiting:
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything when it is serialized
             why = "".join(traceback.format_exception_only(error))
             return _refused(
-                self.call, "unusable_result", f"{self.call.name} returned a value that cannot be passed on: {why}"
+                self.call,
+                "unusable_result",
+                f"{self.call.name} returned a value that cannot be passed on: {why}",
             )
         finally:
             self.attempt.stop()
@@ -496,10 +549,15 @@ class _Waiting:
             "call_id": self.call.id, "name": self.call.name, "text": shown.text, "ref": shown.ref,
             "content": shown.content, "refs": shown.refs, "_shown": shown,
         }  # fmt: skip
-        return ArtifactReference(**fields) if shown.is_stub else Result(**fields, failure=shown.failure)
+        return (
+            ArtifactReference(**fields)
+            if shown.is_stub
+            else Result(**fields, failure=shown.failure)
+        )
 
     def _small(self, head: bytes, ending: threads.Ending | None) -> Outcome | None:
-        """Return the outcome of output that fits in memory. Partial output is stored however small it is."""
+        """Return the outcome of output that fits in memory. Partial output is stored however small
+        it is."""
         value: str | bytes = decode_text(head) if self.attempt.is_text else head
         if ending is not None and not isinstance(ending, threads.Failed):
             return self._shown(value)
@@ -537,8 +595,8 @@ class _Waiting:
         is_counted: bool = True,
         cut: Truncation | None = None,
     ) -> Outcome:
-        """Externalize a value: the store step. A shrinking function for the tool does not apply to its errors. `cut` is
-        what is missing from the value."""
+        """Externalize a value: the store step. A shrinking function for the tool does not apply to
+        its errors. `cut` is what is missing from the value."""
         if self.deadlines.turn_is_over:
             raise threads.TurnOver
         policy = self.policy
@@ -592,7 +650,9 @@ class _Waiting:
         if scope == "turn":
             line = f"the time for this turn was up before {name} ended; nothing of it was stored"
         else:
-            line = f"{name} timed out after {self.deadlines.seconds or 0:g} seconds and was abandoned"
+            line = (
+                f"{name} timed out after {self.deadlines.seconds or 0:g} seconds and was abandoned"
+            )
         return TimedOut(
             call_id=self.call.id, name=self.call.name, text=line if yielded is None else _partial(line, yielded),
             ref=yielded.ref if yielded else None, scope=scope, partial=yielded is not None,
@@ -606,7 +666,9 @@ def _refused(call: ToolCall, code: ErrorCode, message: str) -> ToolError:
 
 
 def _busy(call: ToolCall) -> ToolError:
-    message = f"{call.name} was not called: too many abandoned calls are still running; try again later"
+    message = (
+        f"{call.name} was not called: too many abandoned calls are still running; try again later"
+    )
     return _refused(call, "busy", message)
 
 
@@ -621,7 +683,11 @@ def _partial(error: str, yielded: Outcome) -> str:
 def _line(text: str) -> str:
     """Return an error on one line, with secrets masked before it is cut."""
     line = " ".join(mask(text).split())
-    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
+    return (
+        line
+        if len(line) <= _MAX_LINE
+        else f"{line[:_MAX_LINE]}… ({len(line) - _MAX_LINE} characters more)"
+    )
 
 
 def _cut(text: str) -> str:

@@ -1,8 +1,9 @@
 """The threads of the executor: where a tool runs, and who waits for it.
 
-An `Attempt` is one run of a tool, in a thread of its own, on an event loop, or in the waiting thread. The tool's side
-gives chunks and finally an ending. The waiting side takes them, and may stop the attempt at any time; what the tool
-gives after that is dropped. The tool's side never touches the store, so an abandoned tool cannot store anything.
+An `Attempt` is one run of a tool, in a thread of its own, on an event loop, or in the waiting
+thread. The tool's side gives chunks and finally an ending. The waiting side takes them, and may
+stop the attempt at any time; what the tool gives after that is dropped. The tool's side never
+touches the store, so an abandoned tool cannot store anything.
 
 A `Job` is the waiting side of one call. `Workers` is a bounded pool of threads for jobs.
 """
@@ -35,7 +36,9 @@ BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
 _CHUNK = 64 * 1024
 _IDLE = 0.25  # seconds that a thread waits for more work
-_PLAIN = frozenset({str, bytes, dict, list, int, float, bool, type(None)})  # types of results that are values
+_PLAIN = frozenset(
+    {str, bytes, dict, list, int, float, bool, type(None)}
+)  # types of results that are values
 _AWAITED = (Awaitable, AsyncIterator)
 
 
@@ -55,7 +58,8 @@ Ending = Returned | Failed
 class Attempt:
     """One run of a tool, with a bounded buffer between the two sides.
 
-    `abandoned(1)` is called when a stopped tool keeps running, `abandoned(-1)` when that tool ends."""
+    `abandoned(1)` is called when a stopped tool keeps running, `abandoned(-1)` when that tool
+    ends."""
 
     def __init__(self, abandoned: Callable[[int], None]) -> None:
         self._abandoned = abandoned
@@ -77,18 +81,25 @@ class Attempt:
         loop: asyncio.AbstractEventLoop | None,
         hand_over: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
-        """Run the tool to its end: function, coroutine or generator. Coroutines run on `loop`, or on a new one. Raises
-        nothing.
+        """Run the tool to its end: function, coroutine or generator. Coroutines run on `loop`, or
+        on a new one. Raises nothing.
 
-        With `hand_over`, this is the thread of the waiting side. Then a coroutine or generator is handed over to run in
-        another thread. And in the main thread, a KeyboardInterrupt is raised: it may well be the user's."""
+        With `hand_over`, this is the thread of the waiting side. Then a coroutine or generator is
+        handed over to run in another thread. And in the main thread, a KeyboardInterrupt is raised:
+        it may well be the user's."""
         try:
             with ExitStack() as resources:
                 result = call(resources)
                 if type(result) not in _PLAIN:
-                    if hand_over is not None and (isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)):
+                    if hand_over is not None and (
+                        isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)
+                    ):
                         held = resources.pop_all()
-                        if not hand_over(lambda: self.run(lambda fresh: (fresh.enter_context(held), result)[1], loop)):
+                        if not hand_over(
+                            lambda: self.run(
+                                lambda fresh: (fresh.enter_context(held), result)[1], loop
+                            )
+                        ):
                             held.close()
                         return
                     if isinstance(result, _AWAITED):
@@ -101,7 +112,9 @@ class Attempt:
             ending = Failed(error)
         self._finish(ending)
 
-    def _await(self, result: Any, resources: ExitStack, loop: asyncio.AbstractEventLoop | None) -> None:
+    def _await(
+        self, result: Any, resources: ExitStack, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
         driven = self._drive(result, resources)
         try:
             if loop is None:
@@ -164,7 +177,9 @@ class Attempt:
         if isinstance(chunk, bytes | bytearray | memoryview):
             self.is_text = False
             return chunk
-        raise TypeError(f"the tool yielded a {type(chunk).__name__}; tools may yield only text or bytes")
+        raise TypeError(
+            f"the tool yielded a {type(chunk).__name__}; tools may yield only text or bytes"
+        )
 
     def _has_room(self) -> bool:
         return len(self._buffer) < BUFFER or self.stopped
@@ -200,7 +215,8 @@ class Attempt:
     # The waiting side
 
     def begin(self, work: Callable[[], None]) -> bool:
-        """Start the tool's thread, unless the attempt was stopped. False if the system has no more threads."""
+        """Start the tool's thread, unless the attempt was stopped. False if the system has no more
+        threads."""
         with self._changed:
             if self.stopped:
                 return True
@@ -211,8 +227,8 @@ class Attempt:
         return True
 
     def take(self, until: float | None) -> bytes | Ending | None:
-        """Return the next bytes, or the ending after the last of them. None if stopped or out of time: then `stop`
-        returns what is left. Small amounts wait for more."""
+        """Return the next bytes, or the ending after the last of them. None if stopped or out of
+        time: then `stop` returns what is left. Small amounts wait for more."""
         with self._changed:
             while not self.stopped:
                 if len(self._buffer) >= _WAKE or (self._buffer and self._over):
@@ -228,7 +244,8 @@ class Attempt:
         return None
 
     def stop(self) -> bytes:
-        """Drop all further output and interrupt the tool if possible. Return the bytes that were not taken yet."""
+        """Drop all further output and interrupt the tool if possible. Return the bytes that were
+        not taken yet."""
         with self._changed:
             if self.stopped:
                 return b""
@@ -257,8 +274,8 @@ class Cancelled(BaseException):
 
 
 class Turn:
-    """One turn of an agent: it ends after `deadline` seconds, or with `close`. After that, nothing more is stored; a
-    store step that has begun is completed."""
+    """One turn of an agent: it ends after `deadline` seconds, or with `close`. After that, nothing
+    more is stored; a store step that has begun is completed."""
 
     __slots__ = ("_closed", "end")
 
@@ -279,7 +296,8 @@ class Turn:
 
 
 class Deadlines:
-    """When to stop waiting for a call, on the monotonic clock: after its own `seconds`, or with its turn."""
+    """When to stop waiting for a call, on the monotonic clock: after its own `seconds`, or with its
+    turn."""
 
     def __init__(self, turn: Turn, seconds: float | None) -> None:
         self.turn, self.seconds, self.until = turn, seconds, turn.end
@@ -357,10 +375,13 @@ class OutputStream:
 
 
 class Job:
-    """The waiting side of one call. Once it has run, it keeps only the outcome, none of the arguments."""
+    """The waiting side of one call. Once it has run, it keeps only the outcome, none of the
+    arguments."""
 
     def __init__(self, run: Callable[[Attempt], ToolOutcome], attempt: Attempt) -> None:
-        self._run: Callable[[], ToolOutcome] | None = functools.partial(contextvars.copy_context().run, run, attempt)
+        self._run: Callable[[], ToolOutcome] | None = functools.partial(
+            contextvars.copy_context().run, run, attempt
+        )
         self._attempt = attempt
         self.outcome: Future[ToolOutcome] = Future()
 
@@ -388,8 +409,8 @@ class Job:
 
 
 class Workers:
-    """At most `size` daemon threads that process a queue and end when it is empty. Each counts itself, so that an
-    interrupt before it starts leaves no count behind."""
+    """At most `size` daemon threads that process a queue and end when it is empty. Each counts
+    itself, so that an interrupt before it starts leaves no count behind."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -421,8 +442,8 @@ class Workers:
 class _Seat:
     """Where an idle thread waits for its next work.
 
-    `given` is set once: by a caller with work, or by the thread, which then ends. So an interrupt between the two steps
-    of a caller loses neither the work nor the thread."""
+    `given` is set once: by a caller with work, or by the thread, which then ends. So an interrupt
+    between the two steps of a caller loses neither the work nor the thread."""
 
     __slots__ = ("given", "wake")
 
@@ -437,7 +458,8 @@ os.register_at_fork(after_in_child=_seats.clear)  # their threads exist only in 
 
 
 def start_thread(work: Callable[[], None]) -> bool:
-    """Run `work` in an idle thread, or in a new daemon thread. False if the system has no more threads.
+    """Run `work` in an idle thread, or in a new daemon thread. False if the system has no more
+    threads.
 
     A thread waits a quarter of a second for more work before it ends."""
     while _seats:
@@ -449,7 +471,9 @@ def start_thread(work: Callable[[], None]) -> bool:
             seat.wake.release()
             return True
     try:
-        threading.Thread(target=_serve, args=(work,), name="coatcheck-executor", daemon=True).start()
+        threading.Thread(
+            target=_serve, args=(work,), name="coatcheck-executor", daemon=True
+        ).start()
     except RuntimeError:
         return False
     return True
@@ -483,6 +507,7 @@ def _chunks(stream: Any) -> Iterator[Any]:
 
 
 def checked_seconds(given: float | None, name: str) -> float | None:
-    """Return a number of seconds, or None if there is no limit. Raises `InvalidArgument` for anything else."""
+    """Return a number of seconds, or None if there is no limit. Raises `InvalidArgument` for
+    anything else."""
     seconds(given, name, optional=True)
     return None if given is None or given >= threading.TIMEOUT_MAX / 2 else given

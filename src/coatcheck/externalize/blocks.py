@@ -1,16 +1,17 @@
 """Content blocks: text, images, documents and resources, as OpenAI, Anthropic and MCP shape them.
 
-A block's payload is replaced in place where the provider accepts text there (text, documents, resources); order, ids
-and unknown fields stay. An image, audio or file block without its data would be refused, so a text block with the stub
-replaces it. Blocks that refer to a URL or a file id pass unchanged, and so do pictures and files in the shapes of other
-frameworks (`is_foreign_media`): only the framework knows what it accepts in their place.
+A block's payload is replaced in place where the provider accepts text there (text, documents,
+resources); order, ids and unknown fields stay. An image, audio or file block without its data would
+be refused, so a text block with the stub replaces it. Blocks that refer to a URL or a file id pass
+unchanged, and so do pictures and files in the shapes of other frameworks (`is_foreign_media`): only
+the framework knows what it accepts in their place.
 
 An image counts as the tokens that providers bill for its pixels, however large its file is. A file
 whose dimensions are unknown counts as the base64 text that it is in the message. An image over its
 provider's limit is scaled (`images`).
 
-Blocks and results may be objects of an SDK. They are read as their JSON and rebuilt in their own class. No SDK is
-imported: a pydantic model is recognised by its methods.
+Blocks and results may be objects of an SDK. They are read as their JSON and rebuilt in their own
+class. No SDK is imported: a pydantic model is recognised by its methods.
 """
 
 from __future__ import annotations
@@ -33,11 +34,23 @@ from coatcheck.values import read_repr, unquoted
 
 Block = Mapping[str, Any]
 
-# Tuples: a value with `type` may be other data, such as a JSON schema whose type is a list, and a list has no hash.
+# Tuples: a value with `type` may be other data, such as a JSON schema whose type is a list, and a
+# list has no hash.
 _TEXTS: Final = ("text", "input_text", "output_text")
 _NESTED: Final = ("tool_result", "search_result")
 _PAYLOAD_FIELDS: Final = frozenset(
-    {"type", "text", "data", "source", "resource", "image_url", "file_data", "file", "input_audio", "content"}
+    {
+        "type",
+        "text",
+        "data",
+        "source",
+        "resource",
+        "image_url",
+        "file_data",
+        "file",
+        "input_audio",
+        "content",
+    }
 )
 _KEPT_FIELDS: Final = ("cache_control", "annotations", "_meta")
 _AUDIO: Final = {"wav": "audio/wav", "mp3": "audio/mpeg"}
@@ -58,7 +71,8 @@ WRAPPER: Final = 400
 """Characters in which `begins_wrapped` recognizes a wrapper."""
 
 _QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
-# How a wrapper begins: the first key of a block or a result, the fields that a model's `str` prints, or a class.
+# How a wrapper begins: the first key of a block or a result, the fields that a model's `str`
+# prints, or a class.
 _FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:|_?meta["']\s*+:\s*+(?:null|None)
     |content["']\s*+:\s*+\[\s*+(?:\{{\s*+["'](?:{_QUOTED_TEXT}|(?:text|annotations)["'])|TextContent\()
     |is_?[eE]rror["']\s*+:\s*+[fF]alse|result_?[tT]ype["']\s*+:)"""
@@ -71,7 +85,8 @@ begins_wrapped: Final = _WRAPPED.match
 """A quick check whether a text begins like content blocks that were written as text."""
 
 _TEXT_TYPE: Final = re.compile(r"""type["']?\s*+[:=]\s*+["']text["']""")
-# A wrapper up to the quote that begins the text of its first block, which must be its last if the end is missing.
+# A wrapper up to the quote that begins the text of its first block, which must be its last if the
+# end is missing.
 _CUT: Final = re.compile(
     r"""\s*+(?:(?P<json>(?:\{\s*+(?:"(?:_meta|isError)"\s*+:\s*+(?:null|false)\s*+,\s*+)*+"content"\s*+:\s*+)?
     \[?\s*+\{\s*+"type"\s*+:\s*+"text"\s*+,\s*+"text"\s*+:\s*+)"
@@ -81,14 +96,17 @@ _CUT: Final = re.compile(
 _CUT_ESCAPE: Final = re.compile(
     r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB]..)?\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?|\\u[dD][89abAB]..)\Z"
 )
-_RESULT_FIELDS: Final = frozenset({"content", "structuredContent", "isError", "_meta", "resultType"})
+_RESULT_FIELDS: Final = frozenset(
+    {"content", "structuredContent", "isError", "_meta", "resultType"}
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """One part of an answer to a model: a text, or an image or another file. The `as_…` methods return it in the form
-    of each provider. OpenAI's chat accepts images only in messages of the user. `kept` is a framework's own object for
-    something else, which passes unchanged, and `original` the one that the part was read from."""
+    """One part of an answer to a model: a text, or an image or another file. The `as_…` methods
+    return it in the form of each provider. OpenAI's chat accepts images only in messages of the
+    user. `kept` is a framework's own object for something else, which passes unchanged, and
+    `original` the one that the part was read from."""
 
     text: str = ""
     media_type: str = ""
@@ -135,7 +153,8 @@ class ContentPart:
 
 @dataclass(frozen=True, slots=True)
 class BlockPayload:
-    """The data of a block as written in the message, and a function that rebuilds the block with other text."""
+    """The data of a block as written in the message, and a function that rebuilds the block with
+    other text."""
 
     written: str
     is_base64: bool
@@ -190,15 +209,22 @@ class BlockPayload:
 
 def is_block(value: object) -> bool:
     """Whether this is a content block of a known shape, not just data with a `type`."""
-    return isinstance(value, dict) and (nested(value) is not None or payload(value) is not None or refers(value))
+    return isinstance(value, dict) and (
+        nested(value) is not None or payload(value) is not None or refers(value)
+    )
 
 
 def payload(block: Block) -> BlockPayload | None:
-    """Return the data of a block, or None if it has none, refers to a URL, or has an unknown shape."""
+    """Return the data of a block, or None if it has none, refers to a URL, or has an unknown
+    shape."""
     kind = block.get("type")
     if kind in _TEXTS:
         text = block.get("text")
-        return BlockPayload(text, False, None, lambda new: {**block, "text": new}) if isinstance(text, str) else None
+        return (
+            BlockPayload(text, False, None, lambda new: {**block, "text": new})
+            if isinstance(text, str)
+            else None
+        )
     if kind in ("image", "audio"):
         return _encoded(block, block.get("data"), block.get("mimeType")) or _source(block)
     if kind == "document":
@@ -208,7 +234,9 @@ def payload(block: Block) -> BlockPayload | None:
     if kind == "image_url":
         return _data_url(block, _image_url(block))
     if kind in ("input_image", "input_file"):
-        return _data_url(block, block.get("image_url" if kind == "input_image" else "file_data"), "input_text")
+        return _data_url(
+            block, block.get("image_url" if kind == "input_image" else "file_data"), "input_text"
+        )
     if kind == "file":
         return _data_url(block, _inner(block, "file").get("file_data"))
     if kind == "input_audio":
@@ -253,19 +281,29 @@ def as_result(value: object) -> dict[str, Any] | None:
         found: dict[str, Any] | None = value
     else:
         found = _as_json(value) if isinstance(getattr(value, "content", None), list) else None
-    if found is None or not isinstance(found.get("content"), list) or not found.keys() <= _RESULT_FIELDS:
+    if (
+        found is None
+        or not isinstance(found.get("content"), list)
+        or not found.keys() <= _RESULT_FIELDS
+    ):
         return None
     return found
 
 
 def as_text_result(text: str, result: Block) -> dict[str, Any]:
-    """Return an MCP result with one text block in place of the content, and of the structured content if it has one."""
+    """Return an MCP result with one text block in place of the content, and of the structured
+    content if it has one."""
     changed = {**result, "content": [{"type": "text", "text": text}]}
-    return changed if result.get("structuredContent") is None else {**changed, "structuredContent": as_object(text)}
+    return (
+        changed
+        if result.get("structuredContent") is None
+        else {**changed, "structuredContent": as_object(text)}
+    )
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Return what replaces structured content, which must be an object: the fields of a stub, or another text."""
+    """Return what replaces structured content, which must be an object: the fields of a stub, or
+    another text."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -274,7 +312,8 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def rebuilt(original: object, changed: dict[str, Any]) -> object:
-    """Return `changed` as an object of the original's class, or of its module's `TextContent`, or as a dict."""
+    """Return `changed` as an object of the original's class, or of its module's `TextContent`, or
+    as a dict."""
     if isinstance(original, dict):
         return changed
     text = getattr(sys.modules.get(type(original).__module__), "TextContent", None)
@@ -298,14 +337,17 @@ def _as_json(value: object) -> dict[str, Any] | None:
 
 
 def is_foreign_media(value: object) -> bool:
-    """Whether this is a picture or file as LangChain, OpenAI Agents, Pydantic AI, ADK or Bedrock shape it."""
+    """Whether this is a picture or file as LangChain, OpenAI Agents, Pydantic AI, ADK or Bedrock
+    shape it."""
     if not isinstance(value, dict):
         return _is_foreign_object(value)
     kind = value.get("type")
     if kind in _FOREIGN:  # LangChain sends base64, OpenAI Agents a data URL
         return _is_data(value.get("base64")) or _is_data_url(value.get(_DATA_URLS.get(kind, "")))
     if kind == "media":  # LangChain, Vercel
-        return _is_data(value.get("data")) and isinstance(value.get("mime_type", value.get("mediaType")), str)
+        return _is_data(value.get("data")) and isinstance(
+            value.get("mime_type", value.get("mediaType")), str
+        )
     if value.get("kind") in _URL_KINDS:
         return _is_data_url(value.get("url"))
     if value.get("kind") == "binary":
@@ -317,15 +359,22 @@ def is_foreign_media(value: object) -> bool:
     source = inner.get("source")
     if isinstance(source, dict):  # Bedrock
         return isinstance(inner.get("format"), str) and _is_data(source.get("bytes"))
-    return _is_data(inner.get("data")) and isinstance(inner.get("mime_type", inner.get("mimeType")), str)
+    return _is_data(inner.get("data")) and isinstance(
+        inner.get("mime_type", inner.get("mimeType")), str
+    )
 
 
-def container(value: object) -> tuple[list[Any], dict[str, Any], Callable[[list[Any]], dict[str, Any]]] | None:
-    """Return the parts inside a message or a result of ADK or Bedrock, its other fields, and a function that rebuilds
-    it with other parts. None if it is something else, or has no media of another framework."""
+def container(
+    value: object,
+) -> tuple[list[Any], dict[str, Any], Callable[[list[Any]], dict[str, Any]]] | None:
+    """Return the parts inside a message or a result of ADK or Bedrock, its other fields, and a
+    function that rebuilds it with other parts. None if it is something else, or has no media of
+    another framework."""
     if not isinstance(value, dict):
         return None
-    outer, key = next(((one, _CONTAINERS[one]) for one in _CONTAINERS if one in value), (None, "parts"))
+    outer, key = next(
+        ((one, _CONTAINERS[one]) for one in _CONTAINERS if one in value), (None, "parts")
+    )
     owner = value if outer is None else value[outer]
     parts = owner.get(key) if isinstance(owner, dict) else None
     if not isinstance(parts, list) or not any(map(is_foreign_media, parts)):
@@ -352,7 +401,9 @@ def _is_foreign_object(value: object) -> bool:
         inline = getattr(value, "inline_data", None)
         is_binary = getattr(value, "kind", None) == "binary"
         owner, type_field = (value, "media_type") if is_binary else (inline, "mime_type")
-        return isinstance(getattr(owner, "data", None), bytes) and isinstance(getattr(owner, type_field, None), str)
+        return isinstance(getattr(owner, "data", None), bytes) and isinstance(
+            getattr(owner, type_field, None), str
+        )
     except Exception:  # noqa: BLE001 - the properties of a host's class may raise anything
         return False
 
@@ -382,7 +433,9 @@ def nested(block: Block) -> list[Any] | str | None:
         return None
     if isinstance(content, str):
         return content if "tool_use_id" in block else None
-    return content if isinstance(content, list) and content and all(map(is_block, content)) else None
+    return (
+        content if isinstance(content, list) and content and all(map(is_block, content)) else None
+    )
 
 
 def extra_fields(block: Block) -> dict[str, Any]:
@@ -417,7 +470,8 @@ def refers(block: Block) -> bool:
 
 
 def repeated(content: Iterable[Any], structured: object) -> object | None:
-    """Return the value that a result's text and its structured content share, or None if they differ.
+    """Return the value that a result's text and its structured content share, or None if they
+    differ.
 
     Servers send structured content as text too, for older clients. It must be an object, so a value
     that is not one is wrapped, as `{"result": …}` or `{"content": …}`, and some write a list as one
@@ -435,7 +489,11 @@ def repeated(content: Iterable[Any], structured: object) -> object | None:
     for value in (structured, wrapped):
         if len(texts) == 1 and _is_same(texts[0], value):
             return value
-        if isinstance(value, list) and len(texts) == len(value) and all(map(_is_same, texts, value)):
+        if (
+            isinstance(value, list)
+            and len(texts) == len(value)
+            and all(map(_is_same, texts, value))
+        ):
             return value
     return None
 
@@ -468,19 +526,21 @@ def structured_text(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """The text inside content blocks that were written as text. If `is_cut`, their end is missing, and with it the end
-    of the text."""
+    """The text inside content blocks that were written as text. If `is_cut`, their end is missing,
+    and with it the end of the text."""
 
     text: str
     is_cut: bool = False
 
 
 def unwrapped(text: str) -> Unwrapped | None:
-    """Return the text inside content blocks that were written as text, or None if it is anything else.
+    """Return the text inside content blocks that were written as text, or None if it is anything
+    else.
 
-    That is JSON, Python's `repr` or pydantic's `str` of a text block, of a list of them, or of an MCP result that has
-    only them. Nothing else may be in it: a block with annotations, an image or an error stays as it is. Wrappers in
-    wrappers are removed, and so is one whose end is cut off in the text of its only block."""
+    That is JSON, Python's `repr` or pydantic's `str` of a text block, of a list of them, or of an
+    MCP result that has only them. Nothing else may be in it: a block with annotations, an image or
+    an error stays as it is. Wrappers in wrappers are removed, and so is one whose end is cut off in
+    the text of its only block."""
     found = None
     for _ in range(_MAX_WRAPPERS):
         inner = _unwrapped_once(text if found is None else found.text)
@@ -506,7 +566,8 @@ def _unwrapped_once(text: str) -> Unwrapped | None:
 
 
 def _text_in(text: str, kind: re.Match[str]) -> str | None:
-    """Return the text in a complete wrapper. Raises ValueError or RecursionError if it cannot be parsed."""
+    """Return the text in a complete wrapper. Raises ValueError or RecursionError if it cannot be
+    parsed."""
     if kind["json"]:
         return _only_text(json.loads(text))
     source = f"({text.strip()})" if kind["fields"] else text.strip()
@@ -523,18 +584,28 @@ def _only_text(value: object) -> str | None:
             return None
         value = content
     known: list[Any] = value if isinstance(value, list) else [value]
-    texts = [text_part(one) for one in known if is_text_block(one) and not _has_more(one, ("type", "text"))]
-    return "\n".join(filter(None, texts)) if texts and len(texts) == len(known) and None not in texts else None
+    texts = [
+        text_part(one)
+        for one in known
+        if is_text_block(one) and not _has_more(one, ("type", "text"))
+    ]
+    return (
+        "\n".join(filter(None, texts))
+        if texts and len(texts) == len(known) and None not in texts
+        else None
+    )
 
 
 def _has_more(value: Block, besides: tuple[str, ...]) -> bool:
     """Whether a block or result has a field with information besides these."""
-    return any(one for key, one in value.items() if key not in besides and one != "complete")  # a result's type
+    return any(
+        one for key, one in value.items() if key not in besides and one != "complete"
+    )  # a result's type
 
 
 def _cut_text(rest: str, *, is_json: bool) -> str | None:
-    """Return the text of a string whose end is missing, or None if the string ends before the content does. An escape
-    that is cut stays as it is."""
+    """Return the text of a string whose end is missing, or None if the string ends before the
+    content does. An escape that is cut stays as it is."""
     quote = rest[0]
     ends = re.compile(rf"{quote}(?:[^{quote}\\]|\\.)*+\\?", re.DOTALL).match(rest)
     if ends is None or ends.end() < len(rest):
@@ -542,7 +613,11 @@ def _cut_text(rest: str, *, is_json: bool) -> str | None:
     escape = _CUT_ESCAPE.search(rest)
     written, left = (rest[: escape.start(1)], escape[1]) if escape else (rest, "")
     try:
-        return (str(json.loads(f"{written}{quote}", strict=False)) if is_json else unquoted(written + quote)) + left
+        return (
+            str(json.loads(f"{written}{quote}", strict=False))
+            if is_json
+            else unquoted(written + quote)
+        ) + left
     except ValueError:
         return None
 
@@ -571,23 +646,30 @@ def _image_url(block: Block) -> object:
 
 
 def _source(block: Block) -> BlockPayload | None:
-    """Return the payload of Anthropic's images and documents. A document may become text, an image may not."""
+    """Return the payload of Anthropic's images and documents. A document may become text, an image
+    may not."""
     source = _inner(block, "source")
     kind, data = source.get("type"), source.get("data")
     if block.get("type") != "document":
         return _encoded(block, data, source.get("media_type")) if kind == "base64" else None
     if kind == "text" and isinstance(data, str):
-        return BlockPayload(data, False, None, lambda new: {**block, "source": {**source, "data": new}})
+        return BlockPayload(
+            data, False, None, lambda new: {**block, "source": {**source, "data": new}}
+        )
     if kind != "base64":
         return None
     as_text = {"type": "text", "media_type": "text/plain"}
     return _encoded(
-        block, data, source.get("media_type"), rewrite=lambda new: {**block, "source": {**as_text, "data": new}}
+        block,
+        data,
+        source.get("media_type"),
+        rewrite=lambda new: {**block, "source": {**as_text, "data": new}},
     )
 
 
 def _resource(block: Block) -> BlockPayload | None:
-    """Return the payload of an embedded MCP resource. The resource keeps its URI; its text is replaced."""
+    """Return the payload of an embedded MCP resource. The resource keeps its URI; its text is
+    replaced."""
     inner = _inner(block, "resource")
     if not isinstance(inner.get("uri"), str):
         return None
@@ -603,13 +685,16 @@ def _resource(block: Block) -> BlockPayload | None:
 
 
 def _data_url(block: Block, url: object, becomes: str = "text") -> BlockPayload | None:
-    """Return the payload of a `data:` URL, as OpenAI accepts images and files; plain base64 is accepted too."""
+    """Return the payload of a `data:` URL, as OpenAI accepts images and files; plain base64 is
+    accepted too."""
     if not isinstance(url, str):
         return None
     if not url.startswith("data:"):
         return _encoded(block, url, None, becomes) if "://" not in url[:32] else None
     head, comma, data = url.partition(",")
-    return _encoded(block, data, head[5:-7], becomes) if comma and head.endswith(";base64") else None
+    return (
+        _encoded(block, data, head[5:-7], becomes) if comma and head.endswith(";base64") else None
+    )
 
 
 def _encoded(
@@ -619,7 +704,8 @@ def _encoded(
     becomes: str = "text",
     rewrite: Callable[[str], dict[str, Any]] | None = None,
 ) -> BlockPayload | None:
-    """Return the payload of base64 data. Without `rewrite`, a block of the type `becomes` replaces the block."""
+    """Return the payload of base64 data. Without `rewrite`, a block of the type `becomes` replaces
+    the block."""
     if not isinstance(data, str) or not data:
         return None
     kept = {key: block[key] for key in _KEPT_FIELDS if key in block}

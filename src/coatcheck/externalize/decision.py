@@ -1,19 +1,22 @@
-"""Decide by expected cost whether a result leaves the context, if the policy has no limit of its own.
+"""Decide by expected cost whether a result leaves the context, if the policy has no limit of its
+own.
 
-A result of `S` tokens that stays is written to the provider's cache once and read from it with every later call. A stub
-costs less of both, but may be read back: one more call, which reads the whole context again, and a page that stays.
-Both costs follow from the size, the context so far, the calls still to come, the prices of the model, and how often
-results of this kind are read back:
+A result of `S` tokens that stays is written to the provider's cache once and read from it with
+every later call. A stub costs less of both, but may be read back: one more call, which reads the
+whole context again, and a page that stays. Both costs follow from the size, the context so far, the
+calls still to come, the prices of the model, and how often results of this kind are read back:
 
     inline   (write + read·calls)·S
     stub     (write + read·calls)·(stub + tools + reads·page) + reads·(read·context + output·question)
 
-`tools` are the descriptions of our tools, if this is the first stub and they are not described yet. The first cost is
-linear in the size, and the expected number of reads grows more slowly than the size, so there is one size from which a
-stub pays off: the break-even. It is the limit that applies to the result.
+`tools` are the descriptions of our tools, if this is the first stub and they are not described yet.
+The first cost is linear in the size, and the expected number of reads grows more slowly than the
+size, so there is one size from which a stub pays off: the break-even. It is the limit that applies
+to the result.
 
-How often results are read was measured on recorded runs (`make bench ARGS=effect`): often for code that an agent reads
-to edit, rarely for rows, logs and pages. Each store corrects these figures by how often its stubs were really read.
+How often results are read was measured on recorded runs (`make bench ARGS=effect`): often for code
+that an agent reads to edit, rarely for rows, logs and pages. Each store corrects these figures by
+how often its stubs were really read.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 
 STUB_TOKENS: Final = 200
 PAGE_TOKENS: Final = 330
-"""Tokens of a stub and of a page that a model asks for, about the mean of those in recorded runs."""
+"""Tokens of a stub and of a page that a model asks for, about the mean of those in recorded
+runs."""
 
 QUESTION_TOKENS: Final = 60
 """Tokens of the words and arguments with which a model asks for a page."""
@@ -47,7 +51,8 @@ LEAST_TOKENS: Final = 400
 """A smaller result always stays."""
 
 UNKNOWN_CONTEXT: Final = 20_000
-"""Tokens that a conversation is assumed to have besides the results that were seen, if the host does not say."""
+"""Tokens that a conversation is assumed to have besides the results that were seen, if the host
+does not say."""
 
 _LARGEST_UNKNOWN: Final = 100_000  # hosts compact long conversations without telling us
 _RECOVERED: Final = 15  # calls within which a stub must earn back one immediate read
@@ -73,20 +78,28 @@ Use = str
 _READS: Final[dict[Use, tuple[float, float]]] = {
     "file": (1.2, 0.7), "search": (1.2, 0.7), "command": (0.8, 0.3), "data": (0.75, 0.0),
 }  # fmt: skip
-"""Expected reads of a stub: the first number for a result of 1,000 tokens, growing with the size to the power of the
-second. Reports (of sub-agents, skills and plans) are read as a whole, so they never leave."""
+"""Expected reads of a stub: the first number for a result of 1,000 tokens, growing with the size to
+the power of the second. Reports (of sub-agents, skills and plans) are read as a whole, so they
+never leave."""
 
-_REPORTS: Final = frozenset({"task", "agent", "subagent", "skill", "plan", "todo", "delegate", "handoff"})
+_REPORTS: Final = frozenset(
+    {"task", "agent", "subagent", "skill", "plan", "todo", "delegate", "handoff"}
+)
 _FILES: Final = frozenset({"read", "view", "cat", "open", "edit", "write"})
-_OF_FILES: Final = frozenset({"file", "files", "text", "source", "notebook", "multiple", "multi", "tool"})
+_OF_FILES: Final = frozenset(
+    {"file", "files", "text", "source", "notebook", "multiple", "multi", "tool"}
+)
 _SEARCHES: Final = frozenset({"grep", "glob", "rg", "ripgrep"})
-_COMMANDS: Final = frozenset({"bash", "shell", "terminal", "command", "commands", "cmd", "sh", "exec", "powershell"})
+_COMMANDS: Final = frozenset(
+    {"bash", "shell", "terminal", "command", "commands", "cmd", "sh", "exec", "powershell"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The conversation in which a result arrives: its tokens so far, the calls still to come (None: estimated), the
-    model's prices, and the tokens of the tool descriptions that a first stub would add."""
+    """The conversation in which a result arrives: its tokens so far, the calls still to come (None:
+    estimated), the model's prices, and the tokens of the tool descriptions that a first stub would
+    add."""
 
     context_tokens: int = UNKNOWN_CONTEXT
     calls_to_come: float | None = None
@@ -95,8 +108,8 @@ class Situation:
 
     @property
     def calls(self) -> float:
-        """The calls still to come. Long contexts belong to long sessions: in recorded runs with a context of 5,000
-        tokens about 10 calls follow, with 50,000 tokens and more about 40."""
+        """The calls still to come. Long contexts belong to long sessions: in recorded runs with a
+        context of 5,000 tokens about 10 calls follow, with 50,000 tokens and more about 40."""
         if self.calls_to_come is not None:
             return self.calls_to_come
         return min(_MOST_CALLS, _FEWEST_CALLS + self.context_tokens / _PER_CALL)
@@ -104,8 +117,9 @@ class Situation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Why a result left the context or stayed: sizes, expected reads and costs. Costs are in units of the price of an
-    input token. `reason` is "cost", "limit", "rule", "off", "small", or "report" for what is always read as a whole."""
+    """Why a result left the context or stayed: sizes, expected reads and costs. Costs are in units
+    of the price of an input token. `reason` is "cost", "limit", "rule", "off", "small", or "report"
+    for what is always read as a whole."""
 
     leaves: bool
     reason: str
@@ -137,7 +151,8 @@ class Decision:
 
 @lru_cache(maxsize=1_024)
 def use_of(tool: str | None) -> Use:
-    """Return what agents do with results of a tool, by its name. The prefix of an MCP server does not count."""
+    """Return what agents do with results of a tool, by its name. The prefix of an MCP server does
+    not count."""
     name = (tool or "").rpartition("__")[2]
     words = {word.lower() for word in _WORDS.findall(name)}
     if words & _REPORTS and "output" not in words:
@@ -166,7 +181,8 @@ class Estimate:
         return reads * math.pow(tokens / 1_000, power)
 
     def _reads(self) -> tuple[float, float]:
-        """Expected reads for a result of 1,000 tokens, and the exponent of the size with which they grow."""
+        """Expected reads for a result of 1,000 tokens, and the exponent of the size with which they
+        grow."""
         base, power = _READS.get(self.use, _READS["data"])
         return self.rate * base, power
 
@@ -195,14 +211,17 @@ class Estimate:
         reads, power = self._reads()
         while low < high:
             middle = (low + high) // 2
-            if stub + reads * math.pow(middle / 1_000, power) * read < kept * middle:  # as `stub_cost` adds them up
+            if (
+                stub + reads * math.pow(middle / 1_000, power) * read < kept * middle
+            ):  # as `stub_cost` adds them up
                 high = middle
             else:
                 low = middle + 1
         return max(low, self._recovering())
 
     def _recovering(self) -> int:
-        """Return the size from which one immediate read is earned back soon: a conversation may end early."""
+        """Return the size from which one immediate read is earned back soon: a conversation may end
+        early."""
         prices = self.situation.prices
         asked = prices.read * self.situation.context_tokens + prices.output * QUESTION_TOKENS
         soon = prices.write + prices.read * _RECOVERED
@@ -249,8 +268,8 @@ class _Judged(NamedTuple):
 class ReadRates:
     """How often stubs are read, per tool, in one store, and the conversations of this process.
 
-    Counts are kept in a record of the store and written with the last uses of sessions, so that the next process begins
-    with them. They are not locked: losing a few does no harm."""
+    Counts are kept in a record of the store and written with the last uses of sessions, so that the
+    next process begins with them. They are not locked: losing a few does no harm."""
 
     def __init__(self, store: Store) -> None:
         self._saved: dict[str, _Rate] | None = None
@@ -262,8 +281,8 @@ class ReadRates:
         store.writers.append(partial(self.flush, store))
 
     def rate_for(self, result: _Judged, session: CoreSession) -> float:
-        """Return the rate for a result in a known situation: the same as last time if it is judged again, so that a
-        prompt that is built twice is the same."""
+        """Return the rate for a result in a known situation: the same as last time if it is judged
+        again, so that a prompt that is built twice is the same."""
         if (found := self._used.get(result)) is None:
             found = self._used[result] = self.rate(session, result.tool)
             bound(self._used)
@@ -291,9 +310,11 @@ class ReadRates:
         if len(self._sessions) > _TRACKED:
             self._sessions.pop(next(iter(self._sessions)), None)
 
-    def stubbed(self, session: CoreSession, tool: str | None, refs: Sequence[Ref], expected: float) -> None:
-        """Note the stubs of a result, and the expected number of reads. The same result of the same call counts once,
-        even if a host passes it again."""
+    def stubbed(
+        self, session: CoreSession, tool: str | None, refs: Sequence[Ref], expected: float
+    ) -> None:
+        """Note the stubs of a result, and the expected number of reads. The same result of the same
+        call counts once, even if a host passes it again."""
         call = session.session_id, refs[0].call_id
         if call[1] and self._stubs.get(refs[0].artifact_id) == call:
             return
@@ -303,8 +324,9 @@ class ReadRates:
         self._add(tool, _Rate(expected, 0, 1))
 
     def read(self, session: CoreSession, ref: Ref, chars: int) -> None:
-        """Note that a model read a page of an artifact. It counts as a read back if the artifact became a stub when it
-        arrived; what a person stored or what was pruned later does not count."""
+        """Note that a model read a page of an artifact. It counts as a read back if the artifact
+        became a stub when it arrived; what a person stored or what was pruned later does not
+        count."""
         self.shown(session, chars // _CHARS_PER_TOKEN)
         if ref.artifact_id in self._stubs:
             self._add(ref.tool, _Rate(0.0, 1, 0))
@@ -314,8 +336,8 @@ class ReadRates:
         self._events += 1
 
     def flush(self, store: Store) -> None:
-        """Write the counts if enough has happened. Another process may have written meanwhile, so they are added to
-        what the store has."""
+        """Write the counts if enough has happened. Another process may have written meanwhile, so
+        they are added to what the store has."""
         if self._events < _LEAST_SAVED:
             return
         self._events, new, self._new = 0, self._new, {}
@@ -323,7 +345,10 @@ class ReadRates:
         for name, rate in dict(new).items():
             total.setdefault(name, _Rate()).add(rate)
         self._saved = dict(sorted(total.items(), key=lambda one: -one[1].stubs)[:_TOOLS])
-        body = {name: [round(one.expected, 3), one.reads, one.stubs] for name, one in self._saved.items()}
+        body = {
+            name: [round(one.expected, 3), one.reads, one.stubs]
+            for name, one in self._saved.items()
+        }
         try:
             store.session(_SESSION, ttl=None).record(_SERIES, json.dumps(body).encode(), keep=1)
         except Exception:  # noqa: BLE001 - a full or read-only store, or a third party's: only the correction is lost
@@ -331,7 +356,8 @@ class ReadRates:
 
 
 def _rate_name(tool: str | None) -> str:
-    """The name under which a tool's counts are stored: without secrets, whatever the policy, and short."""
+    """The name under which a tool's counts are stored: without secrets, whatever the policy, and
+    short."""
     return mask(tool or "")[:200]
 
 
@@ -340,7 +366,9 @@ def _loaded(store: Store) -> dict[str, _Rate]:
     try:
         records = store.session(_SESSION, ttl=None).records(_SERIES, newest=True, limit=1)
         found = json.loads(records[0].body) if records else {}
-        return {str(tool): _Rate(float(one[0]), int(one[1]), int(one[2])) for tool, one in found.items()}
+        return {
+            str(tool): _Rate(float(one[0]), int(one[1]), int(one[2])) for tool, one in found.items()
+        }
     except Exception:  # noqa: BLE001 - third-party backends raise anything, records may be damaged; the agent continues
         return {}
 
@@ -361,8 +389,9 @@ def expected_costs(
     calls: float | None,
     call_id: str | None = None,
 ) -> tuple[Estimate | None, int]:
-    """Return the expected costs of a tool's result, and the size in tokens from which a stub pays off. None if it never
-    leaves. Without a situation, prices and calls come from the policy, and the context is what this process saw."""
+    """Return the expected costs of a tool's result, and the size in tokens from which a stub pays
+    off. None if it never leaves. Without a situation, prices and calls come from the policy, and
+    the context is what this process saw."""
     use = use_of(tool)
     if use == "report":
         return None, 0
@@ -374,11 +403,16 @@ def expected_costs(
         calls = situation.calls_to_come
         known = call_id and _Judged(session.session_id, tool, call_id, situation)
         rate = rates.rate_for(known, session) if known else rates.rate(session, tool)
-    return _estimated(use, _rounded(context), calls, prices, tools, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS))
+    return _estimated(
+        use, _rounded(context), calls, prices, tools, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS)
+    )
 
 
-def note_result(session: CoreSession, tool: str | None, refs: Sequence[Ref], tokens: int, chars: int) -> None:
-    """Note what became of a result: stubs with these refs for this many tokens, or its characters in the context."""
+def note_result(
+    session: CoreSession, tool: str | None, refs: Sequence[Ref], tokens: int, chars: int
+) -> None:
+    """Note what became of a result: stubs with these refs for this many tokens, or its characters
+    in the context."""
     rates = rates_of(session.store)
     if refs:
         rates.stubbed(session, tool, refs, Estimate(use_of(tool), Situation()).reads(tokens))
@@ -396,8 +430,11 @@ def bound(table: dict[Any, Any]) -> None:
 def _estimated(
     use: Use, context: int, calls: float | None, prices: Prices, tools: int, rate: float
 ) -> tuple[Estimate, int]:
-    """Return the expected costs of a result in a situation, and the size in tokens from which a stub pays off."""
-    situation = Situation(context_tokens=context, calls_to_come=calls, prices=prices, tool_tokens=tools)
+    """Return the expected costs of a result in a situation, and the size in tokens from which a
+    stub pays off."""
+    situation = Situation(
+        context_tokens=context, calls_to_come=calls, prices=prices, tool_tokens=tools
+    )
     found = Estimate(use, situation, rate)
     return found, found.break_even()
 

@@ -1,7 +1,8 @@
 """The exact results behind shorter forms that refer to something else in their conversation.
 
-A conversation that may be rewritten stores such a result when it arrives: the result itself, and its shorter form as an
-artifact that is derived from it. So the result is found again from the text that the host keeps, after a restart too.
+A conversation that may be rewritten stores such a result when it arrives: the result itself, and
+its shorter form as an artifact that is derived from it. So the result is found again from the text
+that the host keeps, after a restart too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 _SHORTER: Final = "a shorter form"
 
 
-def keep_original(session: CoreSession, original: str, short: str, about: About, policy: Policy) -> Ref:
+def keep_original(
+    session: CoreSession, original: str, short: str, about: About, policy: Policy
+) -> Ref:
     """Store a result and its shorter form, and return the ref of the result."""
     ref = put_prepared(session, prepared(original, policy), about, policy)
     derived = about._replace(parents=(ref.artifact_id,), request=_SHORTER)
@@ -30,7 +33,8 @@ def keep_original(session: CoreSession, original: str, short: str, about: About,
 
 
 def original_of(session: CoreSession, short: str, policy: Policy) -> Ref | None:
-    """Return the ref of the result that was stored with this shorter form. None if there is none."""
+    """Return the ref of the result that was stored with this shorter form. None if there is
+    none."""
     digest = digest_of(prepared(short, policy).encoded.data)
     try:
         derived = session.ref(pointer_of(digest, 64))

@@ -1,12 +1,13 @@
 """The pipeline from a value to what a model gets: it decides, masks, stores, and writes the stub.
 
-`externalize` handles a result of any shape. In a list of blocks or an MCP result each block is judged on its own;
-but if too much would stay inline, or there would be too many stubs, the whole list becomes one artifact. If the store
-fails, the model gets a bounded head and tail that says so. What our own tools returned is never stored again.
+`externalize` handles a result of any shape. In a list of blocks or an MCP result each block is
+judged on its own; but if too much would stay inline, or there would be too many stubs, the whole
+list becomes one artifact. If the store fails, the model gets a bounded head and tail that says so.
+What our own tools returned is never stored again.
 
-Code that places text itself (transcripts, prompts, tools) uses single steps: `leaving` decides, `masked` masks, `put`
-masks and stores, `put_prepared` stores what is masked already, and `stub_for`, `hidden_stub` and `placeholder` write
-what replaces it, each as the policy says.
+Code that places text itself (transcripts, prompts, tools) uses single steps: `leaving` decides,
+`masked` masks, `put` masks and stores, `put_prepared` stores what is masked already, and
+`stub_for`, `hidden_stub` and `placeholder` write what replaces it, each as the policy says.
 """
 
 from __future__ import annotations
@@ -27,8 +28,21 @@ from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
 from coatcheck.externalize import blocks
-from coatcheck.externalize.blocks import BlockPayload, as_block, as_object, as_part, as_result, rebuilt
-from coatcheck.externalize.decision import Decision, Estimate, Situation, expected_costs, note_result
+from coatcheck.externalize.blocks import (
+    BlockPayload,
+    as_block,
+    as_object,
+    as_part,
+    as_result,
+    rebuilt,
+)
+from coatcheck.externalize.decision import (
+    Decision,
+    Estimate,
+    Situation,
+    expected_costs,
+    note_result,
+)
 from coatcheck.externalize.images import fitted
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy, configured
 from coatcheck.externalize.savings import LIBRARY, ResultSource, counts_of
@@ -66,9 +80,14 @@ _TOGETHER: Final = 4  # the inline part of a list may have this many times the l
 _MAX_STUBS: Final = 50  # in one list
 _MAX_PARTS: Final = 1_000  # a longer list is data
 _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a text
-_CACHED: Final = 256  # stubs: the same result is often on several lines of a transcript, and in several files
+_CACHED: Final = (
+    256  # stubs: the same result is often on several lines of a transcript, and in several files
+)
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
-_ARGUMENT, _ARGUMENTS = 80, 200  # characters of one argument, and of all, that are kept with a result
+_ARGUMENT, _ARGUMENTS = (
+    80,
+    200,
+)  # characters of one argument, and of all, that are kept with a result
 _MCP: Final = "mcp__"  # Claude Code and Codex name the tools of MCP servers mcp__<server>__<tool>
 _NUMBER: Final = 12  # characters that a line number and the sign after it may take
 _LOG: Final = logging.getLogger("coatcheck")
@@ -77,7 +96,8 @@ STORED: Final = "stored whole"
 PLACEHOLDER: Final = '{"pruned":"'
 """The start of every placeholder."""
 
-# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the tokens it saves:
+# A stub is a function of the content, its pointer and the policy. The policy, the stub, and the
+# tokens it saves:
 _stubs: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 
 
@@ -85,11 +105,12 @@ _stubs: dict[tuple[str, str, str, str], tuple[Policy, str, int]] = {}
 class Outcome:
     """What became of a value.
 
-    `text` is what the model gets, as a string. `content` is the same in the shape of the value: the value itself if it
-    is small, else the stub, or the list of blocks with stubs in it. `ref` is the stored artifact, None if the value
-    stayed inline; `refs` has one for each stored block. `failure` says why nothing could be stored. `why` is the
-    decision behind it: sizes, expected reads and costs. `has_scaled_image` is True if an image that the provider would
-    refuse was scaled down."""
+    `text` is what the model gets, as a string. `content` is the same in the shape of the value: the
+    value itself if it is small, else the stub, or the list of blocks with stubs in it. `ref` is the
+    stored artifact, None if the value stayed inline; `refs` has one for each stored block.
+    `failure` says why nothing could be stored. `why` is the decision behind it: sizes, expected
+    reads and costs. `has_scaled_image` is True if an image that the provider would refuse was
+    scaled down."""
 
     text: str
     content: Any
@@ -104,7 +125,8 @@ class Outcome:
 
     @property
     def why(self) -> Decision | None:
-        """Why the value left or stayed. None if it did not go through a policy, such as a part of a transcript."""
+        """Why the value left or stayed. None if it did not go through a policy, such as a part of a
+        transcript."""
         if self._basis is None:
             return None
         left = bool(self.refs or self.failure)
@@ -134,7 +156,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What decided an outcome: a reason, the limit in tokens, and the expected costs if they decided."""
+    """What decided an outcome: a reason, the limit in tokens, and the expected costs if they
+    decided."""
 
     reason: str
     limit: int | None = None
@@ -160,7 +183,10 @@ class Failures:
             is_new = store not in self._logged
             self._logged.add(store)
         if is_new:
-            _LOG.warning("storing a result failed, results are cut until it works: %s", mask(f"{store!r}: {error}"))
+            _LOG.warning(
+                "storing a result failed, results are cut until it works: %s",
+                mask(f"{store!r}: {error}"),
+            )
 
 
 FAILURES: Final = Failures()
@@ -180,10 +206,11 @@ def externalize(
     source: ResultSource | None = None,
     cut: Truncation | None = None,
 ) -> Outcome:
-    """Return what a model gets for a tool's result. A failing store raises nothing. `situation` is the conversation, if
-    the caller knows it; else it is estimated from the results that this session got so far. `arguments` are those of
-    the call; their beginning is kept with the artifact. `source` is where the result enters. `cut` is what the caller
-    knows to be missing from the value."""
+    """Return what a model gets for a tool's result. A failing store raises nothing. `situation` is
+    the conversation, if the caller knows it; else it is estimated from the results that this
+    session got so far. `arguments` are those of the call; their beginning is kept with the
+    artifact. `source` is where the result enters. `cut` is what the caller knows to be missing from
+    the value."""
     policy = policy or configured(session.store.settings)
     text = None
     if policy.safe_chars and not (policy.tools and tool in policy.tools):  # most results are small
@@ -197,12 +224,15 @@ def externalize(
             if situation is None and text.isascii() and _is_plain(value):
                 note_result(session, tool, (), 0, len(text))
                 return Outcome(text, value, _basis=_SMALL)
-    result = _Result(session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY, cut)
+    result = _Result(
+        session, policy, _label(tool), _label(call_id), situation, arguments, source or LIBRARY, cut
+    )
     return result.noted(value, text)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a small value has nothing to look into: a text without numbered lines, or an object of plain values."""
+    """Whether a small value has nothing to look into: a text without numbered lines, or an object
+    of plain values."""
     if isinstance(value, str):
         return "\t" not in value[:_NUMBER]
     return isinstance(value, dict) and _SCALARS.issuperset(map(type, value.values()))
@@ -215,12 +245,15 @@ def offloaded(
     policy: Policy | None,
     resolve: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
 ) -> Callable[..., Any]:
-    """Wrap a function so that it returns the externalized content of its result. An awaitable result is awaited first,
-    and then stored in a thread. `resolve` is applied to its keyword arguments."""
+    """Wrap a function so that it returns the externalized content of its result. An awaitable
+    result is awaited first, and then stored in a thread. `resolve` is applied to its keyword
+    arguments."""
     if not callable(call):
         raise InvalidArgument(f"cannot offload a {type(call).__name__}", hint="decorate a function")
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise InvalidArgument("cannot offload a generator", hint="run it with a ToolExecutor, which streams it")
+        raise InvalidArgument(
+            "cannot offload a generator", hint="run it with a ToolExecutor, which streams it"
+        )
     name = tool or getattr(call, "__name__", None)
 
     import asyncio  # here, so that importing coatcheck stays quick
@@ -250,8 +283,8 @@ def offloaded(
 def leaving(
     store: Store, policy: Policy, texts: Sequence[tuple[str | None, str]], *, sampling: bool = False
 ) -> list[bool]:
-    """Decide for each text, given with its tool, whether it leaves the context. With `sampling`, tokens are estimated
-    from samples if they alone decide: for the many texts of a file."""
+    """Decide for each text, given with its tool, whether it leaves the context. With `sampling`,
+    tokens are estimated from samples if they alone decide: for the many texts of a file."""
     if not policy.enabled:
         return [False] * len(texts)
     large = []
@@ -260,7 +293,10 @@ def leaving(
         limit = rule if isinstance(rule, Limit) else policy
         exceeded = limit.probably_exceeded if sampling else limit.exceeded
         large.append(rule == "always" or (rule != "never" and exceeded(text, policy.count)))
-    odd = [one and (is_stub(text, policy) or " ~" in text[:NEAR]) for one, (_, text) in zip(large, texts, strict=True)]
+    odd = [
+        one and (is_stub(text, policy) or " ~" in text[:NEAR])
+        for one, (_, text) in zip(large, texts, strict=True)
+    ]
     return [
         one and not (look and (is_stub(text, policy) or own_tag(store, text) is not None))
         for one, look, (_, text) in zip(large, odd, texts, strict=True)
@@ -287,7 +323,8 @@ def masked_labels(about: About, policy: Policy) -> About:
 
 
 def put(session: CoreSession, value: object, about: About, policy: Policy | None = None) -> Ref:
-    """Store a value, masked as the policy says. Without a policy, the one from the settings applies."""
+    """Store a value, masked as the policy says. Without a policy, the one from the settings
+    applies."""
     policy = policy or configured(session.store.settings)
     stored = masked(value, policy)
     if about.media_type == media.JSON and isinstance(stored, str) and not isinstance(value, str):
@@ -304,8 +341,8 @@ def put_prepared(
     claimed: str | None = None,
     also: Sequence[CoreSession] = (),
 ) -> Ref:
-    """Store a value that was masked before, with the media type and kind of its content. `claimed` is the media type
-    that its source gave. It is put into the sessions of `also` too."""
+    """Store a value that was masked before, with the media type and kind of its content. `claimed`
+    is the media type that its source gave. It is put into the sessions of `also` too."""
     media_type, kind = described(prepared.encoded, claimed)
     tool, call_id = _label(about.tool), _label(about.call_id)
     about = about._replace(media_type=media_type, kind=kind, tool=tool, call_id=call_id)
@@ -317,7 +354,15 @@ def unstored(session_id: str, prepared: Prepared, *, claimed: str | None = None)
     data, (media_type, kind) = prepared.encoded.data, described(prepared.encoded, claimed)
     start = data[:1_024].decode("utf-8", "ignore") if media.is_text(media_type) else ""
     summary = summarize(mask(start)) if start else f"{media_type}, {len(data)} bytes"
-    return Ref(digest_of(data), session_id, len(data), media_type, kind, prepared.encoded.codec, summary=summary)
+    return Ref(
+        digest_of(data),
+        session_id,
+        len(data),
+        media_type,
+        kind,
+        prepared.encoded.codec,
+        summary=summary,
+    )
 
 
 def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
@@ -337,7 +382,12 @@ def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
 
 def hidden_stub(ref: Ref) -> str:
     """Return the stub for a place that no model is shown."""
-    note = {"stub": "stored", "artifact": ref.pointer, "media_type": ref.media_type, "size_bytes": ref.size_bytes}
+    note = {
+        "stub": "stored",
+        "artifact": ref.pointer,
+        "media_type": ref.media_type,
+        "size_bytes": ref.size_bytes,
+    }
     return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -350,8 +400,8 @@ def placeholder(
     *,
     cut: Truncation | None = None,
 ) -> str:
-    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says that the payload is
-    not stored. `cut` is what was cut out of the payload before it came here."""
+    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says
+    that the payload is not stored. `cut` is what was cut out of the payload before it came here."""
     kept = STORED if cut is None else "the part that arrived is stored"
     parts = [what] if cut is None else [what, str(cut)]
     shown: dict[str, object] = {"pruned": ", ".join([*parts, kept if pointer else _NOT_STORED])}
@@ -366,8 +416,8 @@ def placeholder(
 
 
 def redacted(value: object) -> Any:
-    """Return a value with all recognised secrets masked, as `redact="store"` stores it. Values that are stored as JSON
-    come back as parsed JSON."""
+    """Return a value with all recognised secrets masked, as `redact="store"` stores it. Values that
+    are stored as JSON come back as parsed JSON."""
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -388,7 +438,8 @@ def redacted(value: object) -> Any:
 
 
 class Prepared(Weighed):
-    """A value and the text that a model would get for it. What follows from them is computed once."""
+    """A value and the text that a model would get for it. What follows from them is computed
+    once."""
 
     def __init__(self, value: object, text: str) -> None:
         self.value = value
@@ -396,8 +447,8 @@ class Prepared(Weighed):
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The value as stored: bytes unchanged, anything else as its text. Large content has its frames, which count
-        its lines too."""
+        """The value as stored: bytes unchanged, anything else as its text. Large content has its
+        frames, which count its lines too."""
         found = self._encoded()
         return found._replace(framed=framed(found.data)) if len(found.data) > _FRAMED else found
 
@@ -417,12 +468,17 @@ class Prepared(Weighed):
     def sample(self) -> Sample:
         """Head and tail of what is stored."""
         known = self.encoded.framed
-        return Sample.of(self.encoded.data, None if known is None else sum(line_counts(known.frames)))
+        return Sample.of(
+            self.encoded.data, None if known is None else sum(line_counts(known.frames))
+        )
 
     def facts(self, media_type: str, kind: str, limit: int, cut: Truncation | None = None) -> Facts:
-        """Describe what is stored. `cut` is what was cut out of it, if it does not say so itself."""
+        """Describe what is stored. `cut` is what was cut out of it, if it does not say so
+        itself."""
         is_text = self.encoded.data is self.text_bytes
-        return facts(self.sample, media_type, kind, limit, tokens=self.tokens if is_text else None, cut=cut)
+        return facts(
+            self.sample, media_type, kind, limit, tokens=self.tokens if is_text else None, cut=cut
+        )
 
 
 def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
@@ -437,14 +493,19 @@ def described(value: Encoded, claimed: str | None = None) -> tuple[str, str]:
         return media.JSON, "data"
     head = value.data[: media.HEAD]
     media_type = media.sniff_bytes(head, value.data[-64:], None, value.data)
-    if claimed and (media_type == media.BINARY or media.is_text(media_type)) and _may_be(claimed, value.data):
+    if (
+        claimed
+        and (media_type == media.BINARY or media.is_text(media_type))
+        and _may_be(claimed, value.data)
+    ):
         media_type = claimed
     start = head.decode("utf-8", "ignore") if media.is_text(media_type) else ""
     return media_type, media.sniff_kind(media_type, start)
 
 
 def _may_be(claimed: str, content: str | bytes) -> bool:
-    """Whether content may be what its source claims: JSON must parse, unless it is too long to tell."""
+    """Whether content may be what its source claims: JSON must parse, unless it is too long to
+    tell."""
     return not media.is_json(claimed) or len(content) > media.CHECKED or media.parses(content)
 
 
@@ -493,14 +554,22 @@ class _Result:
         self._sharing = 1  # how many fall-backs share one limit if the store fails
         self._tag: str | None = None  # the tag of the marked answer that stays in this result
         self._tag_may_repeat = False
-        self._cut = cut  # what is missing, if the value does not say so itself; a block may say it of the others
+        # what is missing, if the value does not say so itself; a block may say it of the others
+        self._cut = cut
 
     def _decide_by_cost(self, situation: Situation | None) -> None:
         """Set the limit from which a stub is expected to pay off in this conversation."""
         policy = self._policy
-        prices = policy.prices or (USUAL_PRICES if policy.model is None else model(policy.model).prices)
+        prices = policy.prices or (
+            USUAL_PRICES if policy.model is None else model(policy.model).prices
+        )
         self._expected, most = expected_costs(
-            self._session, self._tool, situation, prices, policy.expected_calls, self._labels.call_id
+            self._session,
+            self._tool,
+            situation,
+            prices,
+            policy.expected_calls,
+            self._labels.call_id,
         )
         if self._expected is None:
             self._never, self._reason = True, "report"
@@ -508,7 +577,8 @@ class _Result:
             self._limit = _limit_of(most)
 
     def noted(self, value: object, text: str | None) -> Outcome:
-        """Return the outcome of a value with the basis of its decision, and count it for later decisions."""
+        """Return the outcome of a value with the basis of its decision, and count it for later
+        decisions."""
         is_text = type(value) is str and text is not None
         done = self.judged(value, text) if is_text else self.outcome(value, text)
         session, failed = self._session, done.failure is not None
@@ -516,10 +586,19 @@ class _Result:
             note_result(session, self._tool, done.refs, done._stored_tokens, len(done.text))
         if done.refs or failed:
             counts_of(session.store).kept_out(
-                session, self._source, self._tool, done.refs, done._stored_tokens, stubs=done._stubs, failed=failed
+                session,
+                self._source,
+                self._tool,
+                done.refs,
+                done._stored_tokens,
+                stubs=done._stubs,
+                failed=failed,
             )
-        # Set in place, since `replace` costs more than the decision: nobody else has the outcome yet.
-        object.__setattr__(done, "_basis", _Basis(self._reason, self._limit.max_tokens, self._expected))
+        # Set in place, since `replace` costs more than the decision: nobody else has the outcome
+        # yet.
+        object.__setattr__(
+            done, "_basis", _Basis(self._reason, self._limit.max_tokens, self._expected)
+        )
         return done
 
     def outcome(self, value: object, text: str | None = None) -> Outcome:
@@ -535,7 +614,9 @@ class _Result:
             pass
         elif isinstance(value, list):
             done = self._of_list(value)
-        elif (result := as_result(value)) is not None and (done := self._of_mcp(value, result)) is not None:
+        elif (result := as_result(value)) is not None and (
+            done := self._of_mcp(value, result)
+        ) is not None:
             pass
         elif (block := as_block(value)) is not None and any(blocks.parts([block])):
             done = self._of_list([value])
@@ -552,7 +633,9 @@ class _Result:
         about = masked_labels(self._labels, self._policy)
         if not self._arguments:
             return about._replace(metadata_json=_metadata_of(self._source))
-        shown = ", ".join(f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items())
+        shown = ", ".join(
+            f"{name}={as_text(value)[:_ARGUMENT]}" for name, value in self._arguments.items()
+        )
         found = {**self._source.metadata(), "arguments": mask(shown)[:_ARGUMENTS]}
         return about._replace(metadata_json=metadata_text(found))
 
@@ -563,7 +646,9 @@ class _Result:
         text = as_text(value) if text is None else text
         if self._never:
             return Outcome(text, value)
-        size = memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
+        size = (
+            memoryview(value).nbytes if isinstance(value, bytes | bytearray | memoryview) else None
+        )
         prepared = Prepared(value, text)
         shorter = self._shorter(text) if value is text else None
         weighed = prepared if shorter is None else None
@@ -573,30 +658,39 @@ class _Result:
 
     def _shorter(self, text: str) -> str | None:
         """Return a shorter form of a text that stays, if the policy leaves that to us."""
-        may_be_numbered = self._expected is not None and ("→" in text[:_NUMBER] or "\t" in text[:_NUMBER])
+        may_be_numbered = self._expected is not None and (
+            "→" in text[:_NUMBER] or "\t" in text[:_NUMBER]
+        )
         return sparse(text) if may_be_numbered else None
 
     def _leaves(self, text: str, size: int | None = None) -> bool:
-        """Whether a value leaves, given its text. `size` is its byte size, if that is not the size of the text."""
+        """Whether a value leaves, given its text. `size` is its byte size, if that is not the size
+        of the text."""
         return self._is_large(text, size) and not self._stays_anyway(text)
 
     def _is_large(self, text: str, size: int | None = None, weighed: Weighed | None = None) -> bool:
-        return self._always or self._limit.exceeded(text, self._policy.count, size=size, weighed=weighed)
+        return self._always or self._limit.exceeded(
+            text, self._policy.count, size=size, weighed=weighed
+        )
 
     def _stays_anyway(self, text: str) -> bool:
-        """Whether a text is a stub, or the first marked answer of our tools in this result. Marks can be copied, so a
-        second one is treated like any other text."""
+        """Whether a text is a stub, or the first marked answer of our tools in this result. Marks
+        can be copied, so a second one is treated like any other text."""
         if text.startswith(STUB) and is_stub(text, self._policy):
             return True
         tag = own_tag(self._session.store, text) if " ~" in text[:NEAR] else None
-        if tag is None or (self._tag is not None and not (self._tag_may_repeat and tag == self._tag)):
+        if tag is None or (
+            self._tag is not None and not (self._tag_may_repeat and tag == self._tag)
+        ):
             return False
         self._tag = tag
         return True
 
     # Store
 
-    def _put(self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None) -> Outcome:
+    def _put(
+        self, prepared: Prepared, *, claimed: str | None = None, shown: str | None = None
+    ) -> Outcome:
         """Store a value and return its stub, with `shown` as its preview if given."""
         cut = self._cut
         try:
@@ -643,11 +737,17 @@ class _Result:
         data = memoryview(value) if isinstance(value, bytes | bytearray | memoryview) else None
         if prepared is None:
             shown = nothing_shown("a stream:", why)
-        elif data and prepared.text[:1_000] != bytes(data[:4_000]).decode("utf-8", "ignore")[:1_000]:
+        elif (
+            data and prepared.text[:1_000] != bytes(data[:4_000]).decode("utf-8", "ignore")[:1_000]
+        ):
             shown = nothing_shown(f"{data.nbytes:,} bytes:", why)
         else:
-            limit = self._limit if self._expected is None else self._policy  # a break-even says nothing about room
-            shown = head_and_tail(prepared.text, why, limit, self._policy.count, sharing=self._sharing)
+            limit = (
+                self._limit if self._expected is None else self._policy
+            )  # a break-even says nothing about room
+            shown = head_and_tail(
+                prepared.text, why, limit, self._policy.count, sharing=self._sharing
+            )
         return Outcome(shown, shown, failure=mask(str(error)) or type(error).__name__)
 
     def _of_shrunk(self, value: object, shrink: Callable[[Any], Any]) -> Outcome | None:
@@ -663,14 +763,18 @@ class _Result:
             shown = f"{shown[: self._policy.preview_chars]} …[{len(shown):,} characters, cut]"
         done = self._put(Prepared(value, as_text(value)), shown=shown)
         usual = len(done.text) - len(shown) + self._policy.preview_chars
-        if done.failure is None and len(short := mask(as_text(smaller))) < usual:  # it needs no stub around it
+        if (
+            done.failure is None and len(short := mask(as_text(smaller))) < usual
+        ):  # it needs no stub around it
             return replace(done, text=short, content=short, is_stub=False, _stubs=(short,))
         return done
 
     def _of_stream(self, stream: IO[bytes]) -> Outcome:
         if self._never or self._policy.redact == "store":
             data = stream.read()  # masking needs all of it: a secret may span two chunks
-            return self.outcome(decode_text(data) if getattr(stream, "is_text", False) is True else data)
+            return self.outcome(
+                decode_text(data) if getattr(stream, "is_text", False) is True else data
+            )
         try:
             ref = self._session.put_about(stream, self._about)
         except UnsupportedValue:
@@ -680,7 +784,8 @@ class _Result:
         return self._of_ref(ref)
 
     def _of_ref(self, ref: Ref) -> Outcome:
-        """Return the outcome of a stored artifact: the same as for its value. Raises what opening it raises."""
+        """Return the outcome of a stored artifact: the same as for its value. Raises what opening
+        it raises."""
         prepared = Prepared(None, "")
         media_type = media_type_of(ref.media_type) or media.BINARY
         with self._session.content(ref) as content:
@@ -699,7 +804,11 @@ class _Result:
     def _may_fit(self, size: int) -> bool:
         """Whether a text of this size may be within the limit."""
         limit = self._limit
-        bounds = (limit.max_chars and limit.max_chars * 4, limit.max_bytes, limit.tokens and limit.tokens * 64)
+        bounds = (
+            limit.max_chars and limit.max_chars * 4,
+            limit.max_bytes,
+            limit.tokens and limit.tokens * 64,
+        )
         return all(bound is None or size <= bound for bound in bounds)
 
     # MCP results and lists of blocks
@@ -712,7 +821,9 @@ class _Result:
         self._tag = None
         listed = self._of_list(inner) if inner else Outcome("", inner)
         if listed is None:
-            if not all((block := as_block(one)) is not None and blocks.is_block(block) for one in inner):
+            if not all(
+                (block := as_block(one)) is not None and blocks.is_block(block) for one in inner
+            ):
                 return None
             listed = self._as_one_block(inner)
         parts, changed = [listed], {**result, "content": listed.content}
@@ -724,7 +835,9 @@ class _Result:
             if done.content is not value_inside:
                 changed["structuredContent"] = as_object(done.text)
                 parts.append(done)
-        text = "\n".join(one.text for one in parts) or (as_text(structured) if structured is not None else "")
+        text = "\n".join(one.text for one in parts) or (
+            as_text(structured) if structured is not None else ""
+        )
         is_same = listed.content is inner and len(parts) == 1
         outcome = Outcome.of_parts(text, value if is_same else rebuilt(value, changed), parts)
         if not all(one.refs for one in (listed, parts[-1])):
@@ -734,15 +847,17 @@ class _Result:
         return replace(outcome, _stored_tokens=counted._stored_tokens, _stubs=counted._stubs)
 
     def _of_repeated(self, value: object, result: dict[str, Any]) -> Outcome | None:
-        """Return the outcome of a result whose structured content repeats its text: one artifact, and its stub in both
-        places. None if they differ or stay inline."""
+        """Return the outcome of a result whose structured content repeats its text: one artifact,
+        and its stub in both places. None if they differ or stay inline."""
         known = [as_block(one) for one in result["content"]]
         shared = blocks.repeated(known, result["structuredContent"])
         done = self.judged(shared) if shared is not None else None
         if done is None or done.content is shared:
             return None
         others = [one for one in known if not blocks.is_text_block(one)]
-        rest = (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
+        rest = (
+            (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
+        )
         first = next(one for one in known if blocks.is_text_block(one))
         content = [{**(first or {}), "text": done.text}, *rest.content]
         changed = {**result, "content": content, "structuredContent": as_object(done.text)}
@@ -752,7 +867,11 @@ class _Result:
     def _as_one_block(self, value: list[Any]) -> Outcome:
         """Judge a list as a whole; if it leaves, a text block with the stub replaces it."""
         done = self.judged(value)
-        return done if done.content is value else replace(done, content=[{"type": "text", "text": done.text}])
+        return (
+            done
+            if done.content is value
+            else replace(done, content=[{"type": "text", "text": done.text}])
+        )
 
     def _of_list(self, value: list[Any]) -> Outcome | None:
         """Return the outcome of a list of blocks, or None if it is plain data or too large."""
@@ -760,17 +879,23 @@ class _Result:
         if len(value) <= _MAX_PARTS:
             self._cut = _notice(known) or self._cut
             media = sum(_is_media(one) or blocks.container(one) is not None for one in value)
-            if not media and all(as_block(one) or blocks.text_part(one) is not None for one in value):
+            if not media and all(
+                as_block(one) or blocks.text_part(one) is not None for one in value
+            ):
                 media = sum(map(blocks.is_medium, known)) if len(known) < len(value) else 0
             if 0 < media <= _MAX_STUBS:
                 return self._beside_media(value)
         if not known or len(known) < len(value):
             return None
         unknown = [one for one in known if not blocks.is_block(one)]
-        is_data = len(unknown) > _MAX_STUBS and self._limit.exceeded(as_text(unknown), self._policy.count)
+        is_data = len(unknown) > _MAX_STUBS and self._limit.exceeded(
+            as_text(unknown), self._policy.count
+        )
         if len(unknown) == len(known) or is_data:
             return self._beside_images(value, known)
-        extra = [fields for one in known if blocks.is_block(one) and (fields := blocks.extra_fields(one))]
+        extra = [
+            fields for one in known if blocks.is_block(one) and (fields := blocks.extra_fields(one))
+        ]
         if extra and self._limit.times(_TOGETHER).exceeded(as_text(extra), self._policy.count):
             return self._beside_images(value, known)
         plan = self._planned(known)
@@ -798,7 +923,8 @@ class _Result:
         return Outcome.of_parts(text, [*rest.content, *shown.content], [rest, shown])
 
     def _planned(self, known: list[dict[str, Any]]) -> list[bool] | None:
-        """Return for each payload in order whether it leaves, or None if the list would still be too large."""
+        """Return for each payload in order whether it leaves, or None if the list would still be
+        too large."""
         together = self._limit.times(_TOGETHER)
         inline: list[str] = []
         plan: list[bool] = []
@@ -811,13 +937,19 @@ class _Result:
                 is_large = self._is_large(written)
                 plan.append(is_large and not self._stays_anyway(written))
             else:
-                most = self._limit.tokens if self._expected is None else MAX_TOKENS  # a model cannot see a stub of it
-                is_large = most is not None and (tokens > most or billed + tokens > most * _TOGETHER)
+                most = (
+                    self._limit.tokens if self._expected is None else MAX_TOKENS
+                )  # a model cannot see a stub of it
+                is_large = most is not None and (
+                    tokens > most or billed + tokens > most * _TOGETHER
+                )
                 plan.append(is_large)
             if not is_large:
                 billed += tokens or 0
                 inline.append(written if tokens is None else "")
-        if sum(plan) > _MAX_STUBS or (not self._always and together.exceeded("\n".join(inline), self._policy.count)):
+        if sum(plan) > _MAX_STUBS or (
+            not self._always and together.exceeded("\n".join(inline), self._policy.count)
+        ):
             self._tag = tag  # no part stays: the list is judged as a whole
             return None
         return plan
@@ -834,13 +966,21 @@ class _Result:
         inner = blocks.nested(block)
         if inner is not None:
             if isinstance(inner, str):
-                done = self._put(Prepared(inner, inner)) if next(self._plan) else Outcome(inner, inner)
+                done = (
+                    self._put(Prepared(inner, inner)) if next(self._plan) else Outcome(inner, inner)
+                )
             else:
                 done = self._of_blocks(inner, inner)
-            return replace(done, content=block if done.content is inner else {**block, "content": done.content})
+            return replace(
+                done, content=block if done.content is inner else {**block, "content": done.content}
+            )
         found = blocks.payload(block)
         leaves = found is not None and next(self._plan)
-        if found is not None and not leaves and (shorter := self._shorter(found.written)) is not None:
+        if (
+            found is not None
+            and not leaves
+            and (shorter := self._shorter(found.written)) is not None
+        ):
             return Outcome(shorter, found.replace(shorter))
         if found is None or not leaves:
             shown = fitted(block)
@@ -852,22 +992,26 @@ class _Result:
         return replace(done, content=found.replace(done.text))
 
     def _of_container(self, value: object) -> Outcome | None:
-        """Return the outcome of a message or result of another framework with media inside. None if it is something
-        else, or if its other fields are too large."""
+        """Return the outcome of a message or result of another framework with media inside. None if
+        it is something else, or if its other fields are too large."""
         found = blocks.container(value)
         if found is None or self._limit.exceeded(as_text(found[1]), self._policy.count):
             return None
         inner, _, rebuild = found
         done = self._of_list(inner)
-        return done and replace(done, content=value if done.content is inner else rebuild(done.content))
+        return done and replace(
+            done, content=value if done.content is inner else rebuild(done.content)
+        )
 
     def _beside_media(self, value: list[Any]) -> Outcome | None:
-        """Return the outcome of a list with media of another framework, or with plain text between blocks. Such media
-        and unknown blocks pass unchanged. None if the rest is too large."""
+        """Return the outcome of a list with media of another framework, or with plain text between
+        blocks. Such media and unknown blocks pass unchanged. None if the rest is too large."""
         done: list[Outcome] = []
         inline: list[str] = []
         together = self._limit.times(_TOGETHER)
-        as_strings = any(isinstance(one, str) or getattr(one, "kind", None) == "binary" for one in value)
+        as_strings = any(
+            isinstance(one, str) or getattr(one, "kind", None) == "binary" for one in value
+        )
         for one in value:
             if _is_media(one):
                 done.append(Outcome(_block_text(one), one))
@@ -876,7 +1020,11 @@ class _Result:
             text = blocks.text_part(part)
             if text is None and isinstance(part, dict):
                 outcome = self._of_container(one)
-                if outcome is None and blocks.is_block(part) and (listed := self._of_list([one])) is not None:
+                if (
+                    outcome is None
+                    and blocks.is_block(part)
+                    and (listed := self._of_list([one])) is not None
+                ):
                     outcome = replace(listed, content=listed.content[0])
                 elif outcome is None and as_block(part) is not None:
                     outcome = Outcome(_block_text(part), one)
@@ -885,7 +1033,9 @@ class _Result:
                     continue
             written = as_text(part) if text is None else text
             inline.append(written)
-            if not self._leaves(written) and not together.exceeded("\n".join(inline), self._policy.count):
+            if not self._leaves(written) and not together.exceeded(
+                "\n".join(inline), self._policy.count
+            ):
                 done.append(Outcome(written, one))
                 continue
             inline.pop()
@@ -893,7 +1043,9 @@ class _Result:
             if isinstance(one, str) or (as_strings and text is None):
                 done.append(outcome)
                 continue
-            kept: dict[str, Any] = {"type": "text"} if isinstance(part, dict) and "type" in part else {}
+            kept: dict[str, Any] = (
+                {"type": "text"} if isinstance(part, dict) and "type" in part else {}
+            )
             if text is not None and isinstance(part, dict):
                 kept = part
             done.append(replace(outcome, content=rebuilt(one, {**kept, "text": outcome.text})))
@@ -911,7 +1063,8 @@ def own_tag(store: Store, text: str) -> str | None:
 
 
 def _notice(known: list[dict[str, Any]]) -> Truncation | None:
-    """Return what a block of a list says was cut out of the others, as Claude Code does for the results of MCP."""
+    """Return what a block of a list says was cut out of the others, as Claude Code does for the
+    results of MCP."""
     for block in known:
         text = blocks.text_part(block)
         cut = None if text is None else find_notice(text)
@@ -923,7 +1076,9 @@ def _notice(known: list[dict[str, Any]]) -> Truncation | None:
 def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcome:
     """Return one outcome for the parts of a list, with the same list if nothing changed."""
     is_same = all(new is old for new, old in zip(content, value, strict=True))
-    return Outcome.of_parts("\n".join(one.text for one in done), value if is_same else content, done)
+    return Outcome.of_parts(
+        "\n".join(one.text for one in done), value if is_same else content, done
+    )
 
 
 def _is_media(value: object) -> bool:
@@ -934,12 +1089,21 @@ def _is_media(value: object) -> bool:
 def _block_text(block: object) -> str:
     """Return the text that represents a block without text."""
     text = as_text(block)
-    kind = (block.get("type") or next(iter(block))) if isinstance(block, dict) else type(block).__name__
-    return text if len(text) <= _SMALL_BLOCK else f"[{str(kind)[:40]} block of {len(text):,} characters]"
+    kind = (
+        (block.get("type") or next(iter(block)))
+        if isinstance(block, dict)
+        else type(block).__name__
+    )
+    return (
+        text
+        if len(text) <= _SMALL_BLOCK
+        else f"[{str(kind)[:40]} block of {len(text):,} characters]"
+    )
 
 
 def _label(text: str | None) -> str | None:
-    """Return a tool's name or a call's id in a form that can be stored. An odd label must not lose the result."""
+    """Return a tool's name or a call's id in a form that can be stored. An odd label must not lose
+    the result."""
     if not text:
         return None
     return (text if text.isascii() else text.encode("utf-8", "replace").decode())[:1_000]

@@ -1,4 +1,5 @@
-"""When a value leaves the context and what its stub looks like: `Policy`, and `Limit` for a single tool.
+"""When a value leaves the context and what its stub looks like: `Policy`, and `Limit` for a single
+tool.
 
 Both are validated when they are created, so that a mistake shows at start-up.
 """
@@ -17,7 +18,15 @@ from coatcheck.externalize.decision import LEAST_TOKENS
 from coatcheck.ids import clip
 from coatcheck.models import Prices
 from coatcheck.refs import Ref
-from coatcheck.tokens import CLEARLY, TokenCounter, Weighed, counted, estimate, probably_exceeds, roughly
+from coatcheck.tokens import (
+    CLEARLY,
+    TokenCounter,
+    Weighed,
+    counted,
+    estimate,
+    probably_exceeds,
+    roughly,
+)
 
 MAX_TOKENS: Final = 3_000
 PREVIEW_CHARS: Final = 200
@@ -30,16 +39,18 @@ _UTF8: Final = 4  # maximum bytes per character
 _END: Final = 64 * 1_024
 
 Shrink = Callable[[Any], Any]
-"""Turns a tool's result into what the model is shown. A result that it returns unchanged is handled as usual."""
+"""Turns a tool's result into what the model is shown. A result that it returns unchanged is handled
+as usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
     """How large a value may be to stay in the context.
 
-    If several limits are set, exceeding one is enough. If none is, a `Policy` decides by expected cost; elsewhere the
-    limit is 3,000 tokens. `max_bytes` counts what `approx_byte_size` returns, which is what the store keeps. An image
-    counts as the tokens that providers bill for its pixels; limits in characters and bytes do not apply to it."""
+    If several limits are set, exceeding one is enough. If none is, a `Policy` decides by expected
+    cost; elsewhere the limit is 3,000 tokens. `max_bytes` counts what `approx_byte_size` returns,
+    which is what the store keeps. An image counts as the tokens that providers bill for its pixels;
+    limits in characters and bytes do not apply to it."""
 
     max_tokens: int | None = None
     max_chars: int | None = None
@@ -68,8 +79,8 @@ class Limit:
     ) -> bool:
         """Whether a text is over the limit. It is if the counter fails or does not return a number.
 
-        `size` is the byte size of the value, if it differs from the size of the text. `weighed` is the text with an
-        estimate of the tokens at its ends, if the caller has one."""
+        `size` is the byte size of the value, if it differs from the size of the text. `weighed` is
+        the text with an estimate of the tokens at its ends, if the caller has one."""
         if self.is_too_long(text, size):
             return True
         most = self.tokens
@@ -83,17 +94,26 @@ class Limit:
         else:
             ends = text if len(text) <= 2 * _END else text[:_END] + text[-_END:]
             seen = roughly(ends.encode("utf-8", "surrogatepass"))
-        return seen > most * CLEARLY or estimate(text) > most  # the ends are enough if a text is clearly too long
+        return (
+            seen > most * CLEARLY or estimate(text) > most
+        )  # the ends are enough if a text is clearly too long
 
     def probably_exceeded(self, text: str, count: TokenCounter | None = None) -> bool:
-        """Like `exceeded`, but tokens are estimated from samples if they alone decide: for the many texts of a file."""
+        """Like `exceeded`, but tokens are estimated from samples if they alone decide: for the many
+        texts of a file."""
         most = self.tokens
-        if most is None or count is not None or self.max_chars is not None or self.max_bytes is not None:
+        if (
+            most is None
+            or count is not None
+            or self.max_chars is not None
+            or self.max_bytes is not None
+        ):
             return self.exceeded(text, count)
         return probably_exceeds(text, most)
 
     def is_too_long(self, text: str, size: int | None = None) -> bool:
-        """Whether a text is over the limit in characters or bytes. `size` replaces the byte size of the text."""
+        """Whether a text is over the limit in characters or bytes. `size` replaces the byte size of
+        the text."""
         if self.max_chars is not None and len(text) > self.max_chars:
             return True
         most = self.max_bytes
@@ -105,7 +125,11 @@ class Limit:
 
     def times(self, factor: int) -> Limit:
         """Return this limit multiplied by a factor."""
-        limits = {"max_tokens": self.tokens, "max_chars": self.max_chars, "max_bytes": self.max_bytes}
+        limits = {
+            "max_tokens": self.tokens,
+            "max_chars": self.max_chars,
+            "max_bytes": self.max_bytes,
+        }
         return Limit(**{name: most and most * factor for name, most in limits.items()})
 
 
@@ -113,22 +137,27 @@ class Limit:
 class Policy(Limit):
     """When a tool's result leaves the context, and what its stub looks like.
 
-    Without a limit, a result leaves if that is expected to cost less (see `externalize.decision`), with the prices of
-    `model`, or `prices` instead. `expected_calls` are the model calls still to come, if the host knows.
+    Without a limit, a result leaves if that is expected to cost less (see `externalize.decision`),
+    with the prices of `model`, or `prices` instead. `expected_calls` are the model calls still to
+    come, if the host knows.
 
-    `tools` has the exceptions by tool name: a `Limit`, "always", "never", or a function that shrinks the result for the
-    model while the store keeps all of it. `redact="store"` masks secrets before anything is stored; stubs never show
-    them. `count` is a token counter to use instead of the estimate. `read_tool` is the name of the agent's tool for
-    reading artifacts, or None; `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the
-    arguments of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render` writes
-    the stub instead of Coatcheck, from the ref and the first `preview_chars` characters, with secrets masked. `ttl`
-    limits the life of a stored result, in seconds. `reference` is called with the ref of each payload that
-    leaves a line of a transcript, and "tool-result", "tool-call" or "message". What it returns for the first payload of
-    a tool result of pi or OpenClaw is written into the line, as `details.artifactRef`."""
+    `tools` has the exceptions by tool name: a `Limit`, "always", "never", or a function that
+    shrinks the result for the model while the store keeps all of it. `redact="store"` masks secrets
+    before anything is stored; stubs never show them. `count` is a token counter to use instead of
+    the estimate. `read_tool` is the name of the agent's tool for reading artifacts, or None;
+    `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the arguments
+    of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render`
+    writes the stub instead of Coatcheck, from the ref and the first `preview_chars` characters,
+    with secrets masked. `ttl` limits the life of a stored result, in seconds. `reference` is called
+    with the ref of each payload that leaves a line of a transcript, and "tool-result", "tool-call"
+    or "message". What it returns for the first payload of a tool result of pi or OpenClaw is
+    written into the line, as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
-    tools: Mapping[str, Limit | Literal["always", "never"] | Shrink] = field(default_factory=dict, hash=False)
+    tools: Mapping[str, Limit | Literal["always", "never"] | Shrink] = field(
+        default_factory=dict, hash=False
+    )
     redact: Literal["store"] | None = None
     count: TokenCounter | None = None
     read_tool: str | None = READ_TOOL
@@ -141,7 +170,8 @@ class Policy(Limit):
     prices: Prices | None = None
     expected_calls: int | None = None
     safe_chars: int = field(init=False, repr=False, compare=False, default=0)
-    """A text of at most this many characters stays inline, whatever it contains and whichever tool it came from."""
+    """A text of at most this many characters stays inline, whatever it contains and whichever tool
+    it came from."""
     safe_ascii: int = field(init=False, repr=False, compare=False, default=0)
     """The same for a text of ASCII characters alone. No estimate counts more tokens than bytes."""
 
@@ -151,13 +181,28 @@ class Policy(Limit):
         one_of(self.redact, "redact", ("store",), optional=True)
         seconds(self.ttl, "ttl", optional=True)
         whole(self.expected_calls, "expected_calls", optional=True)
-        valid(self.model is None or isinstance(self.model, str), self.model, "model", "the name of a model or None")
-        valid(self.prices is None or isinstance(self.prices, Prices), self.prices, "prices", "Prices or None")
+        valid(
+            self.model is None or isinstance(self.model, str),
+            self.model,
+            "model",
+            "the name of a model or None",
+        )
+        valid(
+            self.prices is None or isinstance(self.prices, Prices),
+            self.prices,
+            "prices",
+            "Prices or None",
+        )
         given: dict[str, Any] = vars(self)
         tools, name, takes = given["tools"], given["read_tool"], given["read_arguments"]
         for flag in ("enabled", "resolves"):
             valid(isinstance(given[flag], bool), given[flag], flag, "True or False")
-        valid(self.count is None or callable(self.count), self.count, "count", "a function from a text to a number")
+        valid(
+            self.count is None or callable(self.count),
+            self.count,
+            "count",
+            "a function from a text to a number",
+        )
         for function in ("render", "reference"):
             is_function = given[function] is None or callable(given[function])
             valid(is_function, given[function], function, "a function of a ref and a text")
@@ -170,7 +215,12 @@ class Policy(Limit):
         for tool, rule in tools.items():
             is_rule = rule in ("always", "never") or callable(rule) or isinstance(rule, Limit)
             is_rule = is_rule and not isinstance(rule, Policy)
-            valid(is_rule, rule, f"the rule for {clip(tool)}", 'a Limit, "always", "never" or a function')
+            valid(
+                is_rule,
+                rule,
+                f"the rule for {clip(tool)}",
+                'a Limit, "always", "never" or a function',
+            )
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars(COSTLIEST, _UTF8, LEAST_TOKENS))
         object.__setattr__(self, "safe_ascii", self._safe_chars(1, 1, LEAST_TOKENS))
@@ -180,7 +230,8 @@ class Policy(Limit):
         return self.enabled and not self.is_named and (tool or "") not in self.tools
 
     def limited(self, **changes: Any) -> Policy:
-        """Return this policy with other limits instead of its own, and with any other changes. Rules for tools stay."""
+        """Return this policy with other limits instead of its own, and with any other changes.
+        Rules for tools stay."""
         return replace(self, **{"max_tokens": None, "max_chars": None, "max_bytes": None} | changes)
 
     def safe_in_files(self) -> int:
@@ -195,7 +246,9 @@ class Policy(Limit):
         for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
             tokens = one.tokens if one.is_named else unnamed
             bounds += [
-                None if tokens is None else (tokens // tokens_per_char if self.count is None else 0),
+                None
+                if tokens is None
+                else (tokens // tokens_per_char if self.count is None else 0),
                 one.max_chars,
                 None if one.max_bytes is None else one.max_bytes // bytes_per_char,
             ]
@@ -204,8 +257,11 @@ class Policy(Limit):
 
 @lru_cache(maxsize=64)
 def configured(settings: Settings, redact: Literal["store"] | None = None) -> Policy:
-    """Return the policy from the settings, which applies where code passes none. `redact` masks secrets even if the
-    settings do not."""
+    """Return the policy from the settings, which applies where code passes none. `redact` masks
+    secrets even if the settings do not."""
     section = settings.section("policy")
-    rules = {tool: rule if isinstance(rule, str) else Limit(**rule) for tool, rule in section["tools"].items()}
+    rules = {
+        tool: rule if isinstance(rule, str) else Limit(**rule)
+        for tool, rule in section["tools"].items()
+    }
     return Policy(**section | {"tools": rules, "redact": redact or section["redact"]})

@@ -1,14 +1,16 @@
-"""What stubs kept out of prompts, less what models read back: by surface, server, tool and day, for a whole store.
+"""What stubs kept out of prompts, less what models read back: by surface, server, tool and day, for
+a whole store.
 
-A result counts once, when it becomes a stub: its tokens less those of the stub. A stub that passes another surface
-stays as it is, so nothing counts twice. A page counts as read back, with the call that asked for it, for the tool whose
-result it is part of, whichever process answers it. A list of artifacts counts for the surface `tools`. Descriptions of
-tools, and the context that a further call sends again, are not included: they depend on the conversation, and
-`coatcheck metrics` measures them.
+A result counts once, when it becomes a stub: its tokens less those of the stub. A stub that passes
+another surface stays as it is, so nothing counts twice. A page counts as read back, with the call
+that asked for it, for the tool whose result it is part of, whichever process answers it. A list of
+artifacts counts for the surface `tools`. Descriptions of tools, and the context that a further call
+sends again, are not included: they depend on the conversation, and `coatcheck metrics` measures
+them.
 
-Counts are collected in memory and written with the last uses of sessions: within 30 seconds, and on close. Each write
-appends what is new, and now and then a sum of everything so far, so that processes do not wait for each other and a
-reader needs few records.
+Counts are collected in memory and written with the last uses of sessions: within 30 seconds, and on
+close. Each write appends what is new, and now and then a sum of everything so far, so that
+processes do not wait for each other and a reader needs few records.
 """
 
 from __future__ import annotations
@@ -59,13 +61,15 @@ _WHOLE: Final = 64  # characters of an id
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Where a result enters: a surface of Coatcheck, and the server that the tool belongs to, if it has one."""
+    """Where a result enters: a surface of Coatcheck, and the server that the tool belongs to, if it
+    has one."""
 
     surface: str = "library"
     server: str = ""
 
     def metadata(self) -> dict[str, str]:
-        """Return what is stored with an artifact, so that reading it back is counted in the right place."""
+        """Return what is stored with an artifact, so that reading it back is counted in the right
+        place."""
         named = {SERVER: mask(self.server)[:_LONGEST]} if self.server else {}
         return {SURFACE: self.surface[:_LONGEST], **named} if self.surface else {}
 
@@ -78,7 +82,8 @@ UNCOUNTED: Final = ResultSource("")
 
 @dataclass(frozen=True, slots=True)
 class SavingsRow:
-    """The counts of one tool on one day (UTC). In a sum, `day` is None and names that differ are empty."""
+    """The counts of one tool on one day (UTC). In a sum, `day` is None and names that differ are
+    empty."""
 
     surface: str = ""
     server: str = ""
@@ -103,7 +108,12 @@ class SavingsRow:
         """Return the row as a JSON object."""
         named = {"surface": self.surface, "server": self.server, "tool": self.tool}
         day = {} if self.day is None else {"day": self.day.isoformat()}
-        return {**named, **day, **{name: getattr(self, name) for name in _COUNTED}, "tokens_net": self.tokens_net}
+        return {
+            **named,
+            **day,
+            **{name: getattr(self, name) for name in _COUNTED},
+            "tokens_net": self.tokens_net,
+        }
 
 
 _COUNTED: Final = tuple(one.name for one in fields(SavingsRow))[4:]
@@ -112,7 +122,8 @@ _Key = tuple[str, str, str, str]  # day, surface, server, tool
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """What a store has counted, a row for each day and tool: newest days first, then largest savings first."""
+    """What a store has counted, a row for each day and tool: newest days first, then largest
+    savings first."""
 
     rows: tuple[SavingsRow, ...] = ()
 
@@ -126,18 +137,25 @@ class Savings:
             f"{_many(one.results, 'result')} kept out, about {one.tokens_kept_out:,} tokens; "
             f"{one.tokens_read_back:,} read back in {_many(one.reads, 'read')}; {one.tokens_net:,} net"
         )
-        return text + (f"; {_many(one.failures, 'result')} could not be stored" if one.failures else "")
+        return text + (
+            f"; {_many(one.failures, 'result')} could not be stored" if one.failures else ""
+        )
 
     def by(self, *names: str) -> list[SavingsRow]:
-        """Return the sums for each combination of "surface", "server", "tool" and "day", largest savings first; days
-        alone in their order."""
+        """Return the sums for each combination of "surface", "server", "tool" and "day", largest
+        savings first; days alone in their order."""
         unknown = set(names) - {"surface", "server", "tool", "day"}
         if unknown or not names:
-            raise InvalidArgument(f"rows cannot be grouped by {sorted(unknown)}", hint='by("server", "tool")')
+            raise InvalidArgument(
+                f"rows cannot be grouped by {sorted(unknown)}", hint='by("server", "tool")'
+            )
         groups: dict[tuple[Any, ...], list[SavingsRow]] = {}
         for row in self.rows:
             groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
-        found = [replace(_sum(rows), **dict(zip(names, key, strict=True))) for key, rows in groups.items()]
+        found = [
+            replace(_sum(rows), **dict(zip(names, key, strict=True)))
+            for key, rows in groups.items()
+        ]
         if names == ("day",):
             return sorted(found, key=lambda row: row.day or date.min)
         return sorted(found, key=_order)
@@ -158,15 +176,19 @@ def _order(row: SavingsRow) -> tuple[Any, ...]:
 
 
 def savings(store: Store, *, since: date | None = None, until: date | None = None) -> Savings:
-    """Return what stubs kept out of prompts, less what models read back, for every surface that uses this store: the
-    library, the proxy, the gateway, the HTTP API, plugins and adapters. `since` and `until` are days, inclusive, in
-    UTC. Counts of the last 36 months are kept; other processes write theirs within 30 seconds."""
+    """Return what stubs kept out of prompts, less what models read back, for every surface that
+    uses this store: the library, the proxy, the gateway, the HTTP API, plugins and adapters.
+    `since` and `until` are days, inclusive, in UTC. Counts of the last 36 months are kept; other
+    processes write theirs within 30 seconds."""
     for name, day in (("since", since), ("until", until)):
         if day is not None and not isinstance(day, date):
             raise InvalidArgument(
-                f"{name} must be a date, got a {type(day).__name__}", hint="datetime.date(2026, 1, 31)"
+                f"{name} must be a date, got a {type(day).__name__}",
+                hint="datetime.date(2026, 1, 31)",
             )
-    first, last = (None if day is None else date(day.year, day.month, day.day) for day in (since, until))
+    first, last = (
+        None if day is None else date(day.year, day.month, day.day) for day in (since, until)
+    )
     session, counts = store.session(SESSION), dict(counts_of(store).pending())
     wanted = [one for one in _months(store.clock()) if first is None or one >= f"{first:%Y-%m}"]
     for month in session.first_records(wanted):
@@ -190,7 +212,9 @@ class SavingsCounts:
         self._noted: deque[tuple[_Key, Sequence[int], Sequence[str]]] = deque()
         self._counts: dict[_Key, list[int]] = {}
         self._seen: dict[tuple[str, str, str], None] = {}
-        self._sources: dict[str, ResultSource] = {}  # by artifact, also for those without one in their metadata
+        self._sources: dict[
+            str, ResultSource
+        ] = {}  # by artifact, also for those without one in their metadata
         self._clock = store.clock
         self._lock = threading.RLock()
         watch(self)
@@ -207,8 +231,9 @@ class SavingsCounts:
         stubs: Sequence[str] = (),
         failed: bool = False,
     ) -> None:
-        """Count a result of this many tokens that became stubs with these refs and texts, or could not be stored. The
-        same result of the same call counts once, even if a host passes it again."""
+        """Count a result of this many tokens that became stubs with these refs and texts, or could
+        not be stored. The same result of the same call counts once, even if a host passes it
+        again."""
         if not source.surface:
             return
         if refs and refs[0].call_id:
@@ -276,13 +301,24 @@ class SavingsCounts:
         taken, self._counts = self._counts, {}
         return taken
 
-    def _count(self, source: ResultSource, tool: str | None, numbers: Sequence[int], stubs: Sequence[str] = ()) -> None:
+    def _count(
+        self,
+        source: ResultSource,
+        tool: str | None,
+        numbers: Sequence[int],
+        stubs: Sequence[str] = (),
+    ) -> None:
         """Note counts. They are added up later, many at once: a result should not wait for it."""
         server, name = source.server, tool or ""
         if not server and name.startswith(_MCP):
             server, _, name = name.removeprefix(_MCP).partition("__")
         server = mask(server)[:_LONGEST] if server else ""
-        key: _Key = (_day(int(self._clock()) // 86_400), source.surface[:_LONGEST], server, name[:_LONGEST])
+        key: _Key = (
+            _day(int(self._clock()) // 86_400),
+            source.surface[:_LONGEST],
+            server,
+            name[:_LONGEST],
+        )
         self._noted.append((key, numbers, stubs))
         if len(self._noted) > _NOTED:
             with self._lock:
@@ -291,8 +327,15 @@ class SavingsCounts:
     def _add_noted(self) -> None:
         for _ in range(len(self._noted)):
             key, (results, tokens, *others), stubs = self._noted.popleft()
-            found = key if key in self._counts or len(self._counts) < _TRACKED else (*key[:2], "", _OTHERS)
-            _add(self._counts, {found: [results, max(0, tokens - sum(map(estimate, stubs))), *others]})
+            found = (
+                key
+                if key in self._counts or len(self._counts) < _TRACKED
+                else (*key[:2], "", _OTHERS)
+            )
+            _add(
+                self._counts,
+                {found: [results, max(0, tokens - sum(map(estimate, stubs))), *others]},
+            )
 
 
 @lru_cache(maxsize=16)
@@ -313,13 +356,19 @@ def _source_of(ref: Ref) -> ResultSource | None:
     """Return where an artifact entered as a result, if its metadata says so."""
     metadata = ref.metadata
     surface, server = metadata.get(SURFACE), metadata.get(SERVER, "")
-    return ResultSource(surface, server) if isinstance(surface, str) and isinstance(server, str) else None
+    return (
+        ResultSource(surface, server)
+        if isinstance(surface, str) and isinstance(server, str)
+        else None
+    )
 
 
 def _add(total: dict[_Key, list[int]], more: Mapping[_Key, Sequence[int]]) -> None:
     for key, numbers in more.items():
         known = total.get(key)
-        total[key] = list(numbers) if known is None else [a + b for a, b in zip(known, numbers, strict=True)]
+        total[key] = (
+            list(numbers) if known is None else [a + b for a, b in zip(known, numbers, strict=True)]
+        )
 
 
 def _months(now: float) -> list[str]:
@@ -338,15 +387,17 @@ def _body(counts: Mapping[_Key, Sequence[int]], upto: int | None = None) -> byte
         for key, numbers in rows[most:]:
             _add(kept, {(*key[:2], "", _OTHERS): numbers})
         written = {"rows": [[*key, *numbers] for key, numbers in kept.items()]}
-        body = json.dumps(written if upto is None else {"upto": upto, **written}, separators=(",", ":")).encode()
+        body = json.dumps(
+            written if upto is None else {"upto": upto, **written}, separators=(",", ":")
+        ).encode()
         if len(body) <= RECORD_LIMIT or most == 0:
             return body
         most //= 2
 
 
 def _stored(session: CoreSession, month: str) -> tuple[dict[_Key, list[int]], int]:
-    """Return the counts of a month, and the number of the newest record in them: those of the newest sum, and what was
-    written since. Damaged records are skipped."""
+    """Return the counts of a month, and the number of the newest record in them: those of the
+    newest sum, and what was written since. Damaged records are skipped."""
     counts: dict[_Key, list[int]] = {}
     last = upto = 0
     before: int | None = None
@@ -370,7 +421,9 @@ def _parsed(record: Record) -> tuple[dict[_Key, list[int]], int | None]:
         body = json.loads(record.body)
         upto = body.get("upto")
         for day, surface, server, tool, *numbers in body["rows"]:
-            if len(numbers) == len(_COUNTED) and all(type(one) is int and 0 <= one < _LARGEST for one in numbers):
+            if len(numbers) == len(_COUNTED) and all(
+                type(one) is int and 0 <= one < _LARGEST for one in numbers
+            ):
                 _add(rows, {(str(day), str(surface), str(server), str(tool)): numbers})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, None

@@ -1,13 +1,17 @@
-"""Shorter forms of a result that leave nothing out: sparse line numbers, a repeated result, a changed one.
+"""Shorter forms of a result that leave nothing out: sparse line numbers, a repeated result, a
+changed one.
 
 Nothing has to be stored or read back for them, so each is used wherever it is shorter:
 
-- A listing with a number on every line keeps the numbers of its first line and of every tenth. `expanded` returns the
+- A listing with a number on every line keeps the numbers of its first line and of every tenth.
+  `expanded` returns the
   listing exactly.
-- A result that the conversation already shows, by itself or as a part of another, becomes one line that says where.
+- A result that the conversation already shows, by itself or as a part of another, becomes one line
+  that says where.
 - A result of an equal call that has changed becomes a diff, if that is much shorter.
 
-The last two refer to what is shown above. When that leaves the conversation, `repaired` writes where it is stored.
+The last two refer to what is shown above. When that leaves the conversation, `repaired` writes
+where it is stored.
 """
 
 from __future__ import annotations
@@ -60,7 +64,8 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """A result in a conversation: its text as it was sent, the call that it answers, and the call's arguments."""
+    """A result in a conversation: its text as it was sent, the call that it answers, and the call's
+    arguments."""
 
     text: str
     tool: str = ""
@@ -74,8 +79,8 @@ class ShownResult:
 
 @lru_cache(maxsize=128)
 def listing(text: str) -> Listing | None:
-    """Return the listing that a text begins with, whether all of its lines are numbered or only some. None if it has
-    too few lines."""
+    """Return the listing that a text begins with, whether all of its lines are numbered or only
+    some. None if it has too few lines."""
     if (found := _SPARSE.match(text)) is not None:
         return _read_sparse(text[found.end() :], int(found[1]), int(found[2]))
     start = _NUMBERED.match(text)
@@ -101,7 +106,10 @@ def _read_sparse(text: str, first: int, last: int) -> Listing | None:
     start = _NUMBERED.fullmatch(lines[0])
     if start is None or int(start[1]) != first or not 0 < count <= len(lines):
         return None
-    kept = [line.partition(start[2])[2] if _is_numbered(first, at) else line for at, line in enumerate(lines[:count])]
+    kept = [
+        line.partition(start[2])[2] if _is_numbered(first, at) else line
+        for at, line in enumerate(lines[:count])
+    ]
     rest = "".join(f"\n{line}" for line in lines[count:])
     return Listing(first=first, sign=start[2], lines=tuple(kept), rest=rest, width=start.start(2))
 
@@ -111,32 +119,39 @@ def _is_numbered(first: int, at: int) -> bool:
 
 
 def sparse(text: str) -> str | None:
-    """Return a listing with the numbers of its first line and of every tenth. None if the text is not a listing, or
-    would not be shorter."""
+    """Return a listing with the numbers of its first line and of every tenth. None if the text is
+    not a listing, or would not be shorter."""
     if _NUMBERED.match(text) is None or (found := listing(text)) is None:
         return None
     first, last = found.first, found.first + len(found.lines) - 1
     body: list[str] = []
     for at, line in enumerate(found.lines):
-        number = str(first + at).rjust(found.width if at == 0 else 0)  # the first number shows how they are aligned
+        number = str(first + at).rjust(
+            found.width if at == 0 else 0
+        )  # the first number shows how they are aligned
         body.append(f"{number}{found.sign}{line}" if _is_numbered(first, at) else line)
     shorter = f"[Lines {first}-{last}, numbered every 10 lines.]\n" + "\n".join(body) + found.rest
     return shorter if len(shorter) < len(text) and expanded(shorter) == text else None
 
 
 def expanded(text: str) -> str | None:
-    """Return the listing of a sparse form, exactly as its tool returned it. None if the text is not a sparse form."""
+    """Return the listing of a sparse form, exactly as its tool returned it. None if the text is not
+    a sparse form."""
     if _SPARSE.match(text) is None:
         return None
     found = listing(text)
     if found is None:
         return None
-    lines = [f"{str(found.first + at).rjust(found.width)}{found.sign}{line}" for at, line in enumerate(found.lines)]
+    lines = [
+        f"{str(found.first + at).rjust(found.width)}{found.sign}{line}"
+        for at, line in enumerate(found.lines)
+    ]
     return "\n".join(lines) + found.rest
 
 
 def shorter(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
-    """Return a result that says how it differs from what the conversation shows. None if it has to be shown itself."""
+    """Return a result that says how it differs from what the conversation shows. None if it has to
+    be shown itself."""
     if is_reference(text):
         return None
     return repeated(text, shown) or changed(text, tool, arguments, shown)
@@ -148,8 +163,9 @@ def is_reference(text: str) -> bool:
 
 
 def repaired(text: str, moved: Mapping[str, str]) -> str | None:
-    """Return a shorter form that says where the result that it refers to is now. `moved` has that for each
-    `ShownResult.place` that the conversation no longer shows. None if nothing has to change."""
+    """Return a shorter form that says where the result that it refers to is now. `moved` has that
+    for each `ShownResult.place` that the conversation no longer shows. None if nothing has to
+    change."""
     if not is_reference(text):
         return None
     for place, where in moved.items():
@@ -160,7 +176,8 @@ def repaired(text: str, moved: Mapping[str, str]) -> str | None:
 
 
 def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
-    """Return one line that says where a conversation shows a result already. None if it does not."""
+    """Return one line that says where a conversation shows a result already. None if it does
+    not."""
     if len(text) < LEAST_REPEATED or text.startswith((_SAME, _CHANGED)):
         return None
     lines = listing(text)
@@ -177,8 +194,8 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
 
 
 def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) -> str | None:
-    """Return the differences from what an equal call returned before. None if there was no such call, or if the
-    differences are not much shorter than the text."""
+    """Return the differences from what an equal call returned before. None if there was no such
+    call, or if the differences are not much shorter than the text."""
     if len(text) < _LEAST_CHANGED:
         return None
     same = (one for one in reversed(shown) if one.tool == tool and one.arguments == arguments)
@@ -195,6 +212,7 @@ def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) 
 
 
 def _plain_lines(text: str) -> list[str]:
-    """Return the lines of a text; those of a listing without their numbers, which a change would shift."""
+    """Return the lines of a text; those of a listing without their numbers, which a change would
+    shift."""
     found = listing(text)
     return text.split("\n") if found is None else [*found.lines, *found.rest.split("\n")[1:]]

@@ -1,15 +1,17 @@
 """The texts that a model gets from us, and how to recognise them.
 
-A stub replaces a large value. It is one line of JSON, a pure function of content, policy and pointer. Untrusted text
-appears only inside JSON strings, with known secrets masked. Without its preview, a stub has at most 150 tokens. If the
-store failed, a bounded head and tail replaces the value. If a host or a server cut the value before it came here, each
-of these texts says first what is missing and who cut it.
+A stub replaces a large value. It is one line of JSON, a pure function of content, policy and
+pointer. Untrusted text appears only inside JSON strings, with known secrets masked. Without its
+preview, a stub has at most 150 tokens. If the store failed, a bounded head and tail replaces the
+value. If a host or a server cut the value before it came here, each of these texts says first what
+is missing and who cut it.
 
-What our own tools return has a mark at the end of its first line: the length of the text that follows, and a keyed tag
-over all of it. It identifies such an answer, whatever name the host gave the tool. Only the tools of this store can
-write one, so a marked text is already bounded. Hosts may put words around it, wrap it in a block, or encode it as JSON.
-A genuine mark can be copied, so it covers one answer only: a text with two marks, or with much else around it, is
-treated like any other text.
+What our own tools return has a mark at the end of its first line: the length of the text that
+follows, and a keyed tag over all of it. It identifies such an answer, whatever name the host gave
+the tool. Only the tools of this store can write one, so a marked text is already bounded. Hosts may
+put words around it, wrap it in a block, or encode it as JSON. A genuine mark can be copied, so it
+covers one answer only: a text with two marks, or with much else around it, is treated like any
+other text.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ STUB: Final = '{"stub":"'
 """The start of every stub."""
 
 _TABLES: Final = frozenset(
-    {"text/csv", "text/tab-separated-values", media.JSONL, media.REPR, "application/vnd.apache.parquet"}
+    {
+        "text/csv",
+        "text/tab-separated-values",
+        media.JSONL,
+        media.REPR,
+        "application/vnd.apache.parquet",
+    }
 )
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _RARE: Final = re.compile(
@@ -71,16 +79,25 @@ _TAG: Final = 6
 _PERSON: Final = b"coatcheck.mark"
 _MARK: Final = re.compile(r"^(.+ ~(\d{1,9}))\.([\w-]{8})(?:\n|\Z)", re.MULTILINE | re.ASCII)
 NEAR: Final = 16_384
-"""Characters in which a mark is looked for, after " ~": the first line as JSON, and what may precede it."""
+"""Characters in which a mark is looked for, after " ~": the first line as JSON, and what may
+precede it."""
 
 _STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')  # a string in JSON text
-_CHARACTER: Final = re.compile(r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|.")  # one character of it, as written
+_CHARACTER: Final = re.compile(
+    r"\\u[Dd][89ABab]..\\u[Dd][C-Fc-f]..|\\u....|\\.|."
+)  # one character of it, as written
 _LARGEST: Final = 4 << 20
-_ALSO_ESCAPED: Final = {"<": 5, ">": 5, "&": 5, "/": 1}  # extra characters that Go's and PHP's encoders write
+_ALSO_ESCAPED: Final = {
+    "<": 5,
+    ">": 5,
+    "&": 5,
+    "/": 1,
+}  # extra characters that Go's and PHP's encoders write
 
 
 def _max_tokens(text: str) -> int:
-    """Return an upper bound for the tokens of a short text. In rare scripts every byte may be a token."""
+    """Return an upper bound for the tokens of a short text. In rare scripts every byte may be a
+    token."""
     rare = "".join(_RARE.findall(text))
     return estimate(text) + len(rare.encode("utf-8", "surrogatepass"))
 
@@ -132,7 +149,9 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     elif first is not ask:
         part = ""
     other = next((way for way in others if way.partition("=")[0] != first.partition("=")[0]), "")
-    called = f'{tool}(pointer="{pointer}{f"#{part}" if part else ""}"{", " if first else ""}{first})'
+    called = (
+        f'{tool}(pointer="{pointer}{f"#{part}" if part else ""}"{", " if first else ""}{first})'
+    )
     return f"{called}{f' or {other}' if other else ''} reads it; {_REPEATING}"
 
 
@@ -140,23 +159,27 @@ def is_lead(value: object) -> bool:
     """Whether a value is what a stub says first."""
     if not isinstance(value, str):
         return False
-    return value in _PARTS or (value.startswith(INCOMPLETE) and value.endswith(tuple(_PARTS.values())))
+    return value in _PARTS or (
+        value.startswith(INCOMPLETE) and value.endswith(tuple(_PARTS.values()))
+    )
 
 
 def is_stub(text: str, policy: Policy) -> bool:
-    """Whether a text looks like a stub and is as short as one, so that storing it would be useless."""
+    """Whether a text looks like a stub and is as short as one, so that storing it would be
+    useless."""
     return text.startswith(STUB) and len(text) <= 1_000 + 2 * policy.preview_chars
 
 
 def media_type_of(claimed: object) -> str | None:
-    """Return a declared media type in lower case and without parameters, or None if it is not one."""
+    """Return a declared media type in lower case and without parameters, or None if it is not
+    one."""
     essence = claimed.partition(";")[0].strip().lower() if isinstance(claimed, str) else ""
     return essence if _MEDIA_TYPE.fullmatch(essence) else None
 
 
 def own_summary(ref: Ref, head: bytes) -> str:
-    """Return the beginning of a ref's summary if a person or model wrote it, "" if it only repeats how the content
-    begins."""
+    """Return the beginning of a ref's summary if a person or model wrote it, "" if it only repeats
+    how the content begins."""
     start = ref.summary.partition(MARK)[0][:40]
     repeats = summarize(head[:1_024].decode("utf-8", "ignore")).startswith(start)
     if repeats or ref.summary == f"{ref.media_type}, {ref.size_bytes} bytes":
@@ -174,8 +197,11 @@ def reason(error: Exception) -> str:
     return _REASONS.get(code, f"the store failed ({code})")
 
 
-def head_and_tail(text: str, why: str, limit: Limit, count: TokenCounter | None, *, sharing: int = 1) -> str:
-    """Return as much of both ends of a text as the limit allows, or only a note if that is too little.
+def head_and_tail(
+    text: str, why: str, limit: Limit, count: TokenCounter | None, *, sharing: int = 1
+) -> str:
+    """Return as much of both ends of a text as the limit allows, or only a note if that is too
+    little.
 
     `sharing` is the number of texts that share the limit."""
     size = _size(text, find_truncation(text))
@@ -217,7 +243,8 @@ def is_ours(key: bytes, text: str) -> bool:
 
 
 def tag_of(key: bytes, text: str) -> str | None:
-    """Return the tag of the one marked answer in a text, or None if there is none or too much around it."""
+    """Return the tag of the one marked answer in a text, or None if there is none or too much
+    around it."""
     if " ~" not in text[:NEAR] or len(text) > _LARGEST:
         return None
     found = _marked(key, text)
@@ -230,11 +257,15 @@ def tag_of(key: bytes, text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     strings = [string for string in _STRING.findall(text) if " ~" in string]
-    inside = [(string, one) for string in strings if (one := _marked(key, json.loads(string))) is not None]
+    inside = [
+        (string, one) for string in strings if (one := _marked(key, json.loads(string))) is not None
+    ]
     if len(inside) != 1:
         return None
     ((string, found),) = inside
-    written = sum(map(len, _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)]))
+    written = sum(
+        map(len, _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)])
+    )
     return found.tag if len(text) - min(written, _longest_json(found.text)) <= SLACK else None
 
 
@@ -256,11 +287,16 @@ def _marked(key: bytes, text: str) -> _Marked | None:
 
 
 def _longest_json(text: str) -> int:
-    """Return the maximum length of a text in JSON, counting only what some common encoder escapes."""
-    return len(json.dumps(text)) + sum(text.count(one) * more for one, more in _ALSO_ESCAPED.items())
+    """Return the maximum length of a text in JSON, counting only what some common encoder
+    escapes."""
+    return len(json.dumps(text)) + sum(
+        text.count(one) * more for one, more in _ALSO_ESCAPED.items()
+    )
 
 
 def _tag(key: bytes, first: str, rest: str) -> str:
     """Return the keyed tag. Trailing whitespace is ignored, because hosts strip it."""
     signed = f"{first}\n{rest}".rstrip().encode("utf-8", "surrogatepass")
-    return urlsafe_b64encode(blake2b(signed, key=key, digest_size=_TAG, person=_PERSON).digest()).decode()
+    return urlsafe_b64encode(
+        blake2b(signed, key=key, digest_size=_TAG, person=_PERSON).digest()
+    ).decode()

@@ -1,8 +1,8 @@
-"""A gateway between agents and model providers: `observe` records, `stub` and `loop` keep large results out of
-requests.
+"""A gateway between agents and model providers: `observe` records, `stub` and `loop` keep large
+results out of requests.
 
-`Gateway` is an ASGI application over a store. `coatcheck gateway` serves it, `coatcheck run` starts a command behind
-one.
+`Gateway` is an ASGI application over a store. `coatcheck gateway` serves it, `coatcheck run` starts
+a command behind one.
 """
 
 from coatcheck.gateway.front import Gateway, GatewaySettings

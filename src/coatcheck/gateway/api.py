@@ -1,8 +1,10 @@
-"""What the gateway knows about an API: how to read a request, what is sent for it, and how answers are merged.
+"""What the gateway knows about an API: how to read a request, what is sent for it, and how answers
+are merged.
 
-Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned about a message is kept
-by the digest of its bytes, so that only new messages are decoded. If a request continues a conversation, only its end
-is read. `Api` is one provider's interface, `Merger` joins the steps of one answer into what the client is shown.
+Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned
+about a message is kept by the digest of its bytes, so that only new messages are decoded. If a
+request continues a conversation, only its end is read. `Api` is one provider's interface, `Merger`
+joins the steps of one answer into what the client is shown.
 """
 
 from __future__ import annotations
@@ -147,13 +149,15 @@ def text_key(text: str) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a text that is equal for values that a provider treats as equal: without cache marks and outer whitespace
-    of texts, keys in one order, 1 for 1.0, and a text in place of a single text block."""
+    """Return a text that is equal for values that a provider treats as equal: without cache marks
+    and outer whitespace of texts, keys in one order, 1 for 1.0, and a text in place of a single
+    text block."""
     return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def canonical_json(raw: Raw | str) -> str:
-    """Return the canonical text of a value that is given as JSON; the JSON itself if it is not valid, or too deep."""
+    """Return the canonical text of a value that is given as JSON; the JSON itself if it is not
+    valid, or too deep."""
     data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
     try:
         value = value_of(data)
@@ -180,7 +184,9 @@ def is_deep(value: Any) -> bool:
 
 def _is_text(value: dict[str, Any]) -> bool:
     """Whether a block contains only text."""
-    is_text = value.get("type") in ("text", "input_text", "output_text") and isinstance(value.get("text"), str)
+    is_text = value.get("type") in ("text", "input_text", "output_text") and isinstance(
+        value.get("text"), str
+    )
     return is_text and value.keys() <= {"type", "text", "cache_control", "annotations", "logprobs"}
 
 
@@ -199,8 +205,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class HeldResult:
-    """A tool result in a message: its place there, the call it answers, its key in the ledger, and its size.
-    `is_for_program` says whether the result itself names a provider's program as its caller."""
+    """A tool result in a message: its place there, the call it answers, its key in the ledger, and
+    its size. `is_for_program` says whether the result itself names a provider's program as its
+    caller."""
 
     place: int
     call_id: str
@@ -209,20 +216,25 @@ class HeldResult:
     is_for_program: bool = False
 
     @classmethod
-    def of(cls, place: int, call_id: str, content: Any, *, is_for_program: bool = False) -> HeldResult:
+    def of(
+        cls, place: int, call_id: str, content: Any, *, is_for_program: bool = False
+    ) -> HeldResult:
         size = len(content) if isinstance(content, str) else len(str(content))
-        return cls(place, call_id, digest("result", call_id, canonical(content)), size, is_for_program)
+        return cls(
+            place, call_id, digest("result", call_id, canonical(content)), size, is_for_program
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFacts:
-    """What is known about one message. `keys` are the values in an answer that clients send back unchanged, each with
-    the place of its block; `text` is an answer's text without whitespace. `label` describes the message to a person.
-    `programs` are the ids of calls that a provider's program made. `thinks` says whether the message has thinking.
+    """What is known about one message. `keys` are the values in an answer that clients send back
+    unchanged, each with the place of its block; `text` is an answer's text without whitespace.
+    `label` describes the message to a person. `programs` are the ids of calls that a provider's
+    program made. `thinks` says whether the message has thinking.
 
-    `in_prefix` is what the message adds to the digest of a prefix: its own digest, but for an answer without what
-    clients change in it (thinking, whitespace, the encoding of arguments). `is_deep` says whether the message is nested
-    too deeply to look into: it passes as it is."""
+    `in_prefix` is what the message adds to the digest of a prefix: its own digest, but for an
+    answer without what clients change in it (thinking, whitespace, the encoding of arguments).
+    `is_deep` says whether the message is nested too deeply to look into: it passes as it is."""
 
     side: Side
     digest: str
@@ -241,8 +253,8 @@ class HeldFacts:
 
 @dataclass(slots=True)
 class ClientRequest:
-    """A client's request, with its messages and tools as they came. `top` has all other fields; its list of messages
-    may be empty."""
+    """A client's request, with its messages and tools as they came. `top` has all other fields; its
+    list of messages may be empty."""
 
     top: dict[str, Raw]
     messages: list[Raw]
@@ -267,8 +279,8 @@ class ClientRequest:
         return digest("first", *parts)
 
     def prefixes(self, start: str) -> list[str]:
-        """Return the digest of everything before each message, and at the end that of all messages. `start` is what
-        else separates this conversation from others."""
+        """Return the digest of everything before each message, and at the end that of all messages.
+        `start` is what else separates this conversation from others."""
         running = hashlib.sha256(start.encode())
         found = [running.hexdigest()[:_PREFIX_DIGITS]]
         for one in self.facts:
@@ -277,8 +289,9 @@ class ClientRequest:
         return found
 
     def replaceable(self, programs: Collection[str] = ()) -> dict[int, list[HeldResult]]:
-        """Return the results that may become stubs, by the number of their message. Results for a provider's program
-        are not among them: those of the calls that it made here, of `programs`, and those that say so themselves."""
+        """Return the results that may become stubs, by the number of their message. Results for a
+        provider's program are not among them: those of the calls that it made here, of `programs`,
+        and those that say so themselves."""
         called = {*programs, *(call_id for one in self.facts for call_id in one.programs)}
         found: dict[int, list[HeldResult]] = {}
         for number, facts in enumerate(self.facts):
@@ -299,8 +312,8 @@ class OwnCall:
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
-    """One finished step: the model's messages as they are sent back, the calls of our tools, and the number of calls of
-    the client's. `is_open` says whether the model waits for results."""
+    """One finished step: the model's messages as they are sent back, the calls of our tools, and
+    the number of calls of the client's. `is_open` says whether the model waits for results."""
 
     messages: list[Raw]
     own: list[OwnCall]
@@ -311,7 +324,8 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What was sent for an answer that a client keeps: messages, and what the client was shown after the key."""
+    """What was sent for an answer that a client keeps: messages, and what the client was shown
+    after the key."""
 
     messages: list[Raw]
     after: list[str] = field(default_factory=list)
@@ -319,9 +333,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """A body up to the end of a message: the fields before the messages and the messages, each with start and end, and
-    what is known about the messages. `ends` are places up to which another body may be the same, the longest first:
-    the number of messages, the size, the last bytes, and the digest."""
+    """A body up to the end of a message: the fields before the messages and the messages, each with
+    start and end, and what is known about the messages. `ends` are places up to which another body
+    may be the same, the longest first: the number of messages, the size, the last bytes, and the
+    digest."""
 
     fields: list[tuple[str, int, int]]
     spans: array[int]
@@ -337,8 +352,8 @@ class _Beginning:
 
 
 class _Beginnings:
-    """Remembers large bodies, so that only the end of a request that continues a conversation is read. The messages at
-    the end of a body may change: clients move their cache marks."""
+    """Remembers large bodies, so that only the end of a request that continues a conversation is
+    read. The messages at the end of a body may change: clients move their cache marks."""
 
     def __init__(self, list_name: str) -> None:
         self._list = list_name
@@ -347,8 +362,8 @@ class _Beginnings:
         self._known: BoundedCache[bytes, _Beginning] = BoundedCache(_REMEMBERED)
 
     def known(self, body: bytes) -> tuple[_Beginning | None, dict[str, Raw], list[Raw]]:
-        """Return what is known of the beginning of a body, its fields, and the messages after that beginning. The
-        list of messages is left out of the fields' values."""
+        """Return what is known of the beginning of a body, its fields, and the messages after that
+        beginning. The list of messages is left out of the fields' values."""
         for known in reversed(tuple(self._known.values())) if len(body) >= _LONG else ():
             for count, size, last, key in known.ends:
                 if size >= len(body) or body[size - len(last) : size] != last:
@@ -368,7 +383,12 @@ class _Beginnings:
         return None, {}, []
 
     def note(
-        self, body: bytes, top: Mapping[str, Raw], messages: list[Raw], facts: list[HeldFacts], known: _Beginning | None
+        self,
+        body: bytes,
+        top: Mapping[str, Raw],
+        messages: list[Raw],
+        facts: list[HeldFacts],
+        known: _Beginning | None,
     ) -> None:
         """Remember a body that was read. It begins with `known`, if that is given."""
         if len(body) < _LONG or not messages:
@@ -400,7 +420,8 @@ class _Beginnings:
 
 
 def _places(body: bytes, top: Mapping[str, Raw]) -> list[tuple[str, int, int]]:
-    """Return the name, start and end of each value in a body; an empty list if a name occurs twice."""
+    """Return the name, start and end of each value in a body; an empty list if a name occurs
+    twice."""
     found = []
     opening = _OPENING.match(body)
     at = opening.end() if opening is not None else 0
@@ -414,15 +435,16 @@ def _places(body: bytes, top: Mapping[str, Raw]) -> list[tuple[str, int, int]]:
 
 
 class Merger(ABC):
-    """Joins the steps of one answer. `own` are the names of our tools. If the client wants structured output, it is
-    shown only the text of the last step.
+    """Joins the steps of one answer. `own` are the names of our tools. If the client wants
+    structured output, it is shown only the text of the last step.
 
-    For a streamed answer, `feed` takes bytes and returns what the client gets now; for others, `take` takes the body of
-    a step. `end_step` returns the finished step, `next_step` begins another and returns what the client gets before it,
-    `finish` returns the end of the answer, or all of it if it is not streamed.
+    For a streamed answer, `feed` takes bytes and returns what the client gets now; for others,
+    `take` takes the body of a step. `end_step` returns the finished step, `next_step` begins
+    another and returns what the client gets before it, `finish` returns the end of the answer, or
+    all of it if it is not streamed.
 
-    `last_key` is the last value that the client was shown and will send back, `after` what it was shown after that, and
-    `texts` are all texts that it was shown."""
+    `last_key` is the last value that the client was shown and will send back, `after` what it was
+    shown after that, and `texts` are all texts that it was shown."""
 
     def __init__(self, own: Iterable[str], request: ClientRequest, *, is_structured: bool) -> None:
         self.own = frozenset(own)
@@ -475,21 +497,26 @@ class Merger(ABC):
 
     @abstractmethod
     def _keep(self, *, with_text: bool) -> None:
-        """Keep what the client is shown of a finished step, unless it was already noted with its events."""
+        """Keep what the client is shown of a finished step, unless it was already noted with its
+        events."""
 
     @abstractmethod
     def finish(self, stop: str | None = None) -> bytes: ...
 
     def _tokens_spent(self, name: str) -> int:
-        """Return the output tokens of the last step, from the member of its usage with this name."""
+        """Return the output tokens of the last step, from the member of its usage with this
+        name."""
         return int((self.usages[-1] if self.usages else {}).get(name) or 0)
 
     def _summed_usage(self, given: str, written: str) -> dict[str, Any]:
-        """Return the input figures of the last step, whose names begin with `given`, and the sum of all output. Clients
-        take the size of their context from it."""
+        """Return the input figures of the last step, whose names begin with `given`, and the sum of
+        all output. Clients take the size of their context from it."""
         last = self.usages[-1] if self.usages else {}
         summed: dict[str, Any] = reduce(added, self.usages, {})
-        usage = {**summed, **{name: value for name, value in last.items() if name.startswith(given)}}
+        usage = {
+            **summed,
+            **{name: value for name, value in last.items() if name.startswith(given)},
+        }
         tokens = [int(usage.get(f"{name}_tokens") or 0) for name in (given, written)]
         return {**usage, "total_tokens": sum(tokens)}
 
@@ -502,7 +529,8 @@ class Api(ABC):
     joins_answers: ClassVar[bool] = False
     """Whether consecutive messages of the model are one answer."""
     binds_thinking: ClassVar[bool] = False
-    """Whether the provider refuses thinking after any history but the one that it was written for."""
+    """Whether the provider refuses thinking after any history but the one that it was written
+    for."""
     stops: ClassVar[Mapping[str, str]]
     """The stop reason of an answer that was cut by the limit on output or on steps."""
     output_limits: ClassVar[tuple[str, ...]]
@@ -538,7 +566,9 @@ class Api(ABC):
             self._beginnings.note(body, top, messages, facts, known)
         tools = items_of(top["tools"]) if "tools" in top and bytes(top["tools"]) != b"null" else []
         stream = bytes(top["stream"]) == b"true" if "stream" in top else False
-        return ClientRequest(top, messages, facts, tools, text_field(top, "model"), stream, found is not None)
+        return ClientRequest(
+            top, messages, facts, tools, text_field(top, "model"), stream, found is not None
+        )
 
     def messages_in(self, top: Mapping[str, Raw]) -> list[Raw]:
         if self.list_name not in top:
@@ -558,8 +588,11 @@ class Api(ABC):
         return self._facts.keep(key, facts)
 
     def _facts_of_deep(self, message: dict[str, Any], data: bytes) -> HeldFacts:
-        """Return what is known about a message that is nested too deeply: whose it is, but nothing of its content."""
-        flat = {name: value for name, value in message.items() if not isinstance(value, dict | list)}
+        """Return what is known about a message that is nested too deeply: whose it is, but nothing
+        of its content."""
+        flat = {
+            name: value for name, value in message.items() if not isinstance(value, dict | list)
+        }
         whole = digest("deep", data.decode("utf-8", "replace"))
         facts = self.facts(flat, len(data))
         return replace(facts, digest=whole, in_prefix=whole, results=(), text="", is_deep=True)
@@ -568,8 +601,11 @@ class Api(ABC):
     def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
         """Return what is known about a message."""
 
-    def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
-        """Return the body with these messages and tools. Everything else keeps its bytes; new members go last."""
+    def written(
+        self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any
+    ) -> bytes:
+        """Return the body with these messages and tools. Everything else keeps its bytes; new
+        members go last."""
         changed: dict[str, Any] = {**request.top, self.list_name: list(messages)}
         if len(tools) > len(request.tools):
             changed["tools"] = list(tools)
@@ -590,22 +626,29 @@ class Api(ABC):
 
     @abstractmethod
     def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
-        """Return what was sent for an answer that the client keeps. `place` is the index of the block with the key."""
+        """Return what was sent for an answer that the client keeps. `place` is the index of the
+        block with the key."""
 
     def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
-        """Add a client's message to what is sent so far, which may end with messages from the ledger."""
+        """Add a client's message to what is sent so far, which may end with messages from the
+        ledger."""
         sent.append(message)
 
     @abstractmethod
     def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
         """Return the messages with the results of our tools."""
 
-    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
+    def following(
+        self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]
+    ) -> list[Raw]:
         """Return the messages of the next step."""
         return [*sent, *answer, *results]
 
-    def settings(self, request: ClientRequest, spent: int, *, is_last: bool) -> dict[str, Any] | None:
-        """Return what else changes in a further step, after `spent` output tokens. None if too few are left."""
+    def settings(
+        self, request: ClientRequest, spent: int, *, is_last: bool
+    ) -> dict[str, Any] | None:
+        """Return what else changes in a further step, after `spent` output tokens. None if too few
+        are left."""
         changed: dict[str, Any] = {"tool_choice": self.no_calls} if is_last else {}
         for name in self.output_limits:
             most = number_field(request.top, name)
@@ -633,7 +676,9 @@ class Api(ABC):
     def error(self, status: int, message: str) -> bytes:
         """Return the body of an error, by default as OpenAI writes it."""
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
-        return bytes(raw_of({"error": {"message": message, "type": kind, "param": None, "code": None}}))
+        return bytes(
+            raw_of({"error": {"message": message, "type": kind, "param": None, "code": None}})
+        )
 
     def error_event(self, status: int, message: str) -> bytes:
         return event(self.error(status, message), self.error_name)
@@ -643,8 +688,8 @@ class Api(ABC):
         return event(body, self.error_name)
 
     def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
-        """Return the keys of the thinking that the provider refuses with this error, and of all thinking after it.
-        Empty if the error has another reason."""
+        """Return the keys of the thinking that the provider refuses with this error, and of all
+        thinking after it. Empty if the error has another reason."""
         return []
 
     def without_thinking(self, sent: Sequence[Raw], keys: Collection[str]) -> list[Raw]:
@@ -659,21 +704,28 @@ class Api(ABC):
         """Return the key of what a request continues, if the provider keeps the conversation."""
         return None
 
-    def links(self, request: ClientRequest, merger: Merger, adopted: str) -> dict[str, dict[str, Any]]:
-        """Return records, by the key of `chain`, for requests that continue this answer by its id. `adopted` is the key
-        of the adoption."""
+    def links(
+        self, request: ClientRequest, merger: Merger, adopted: str
+    ) -> dict[str, dict[str, Any]]:
+        """Return records, by the key of `chain`, for requests that continue this answer by its id.
+        `adopted` is the key of the adoption."""
         return {}
 
-    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
-        """Return records, by key, for requests that name this answer: ids to replace, and our results that wait."""
+    def renamed(
+        self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Return records, by key, for requests that name this answer: ids to replace, and our
+        results that wait."""
         return {}
 
     def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
-        """Return what changes in a request that names an earlier answer, given the record of that answer."""
+        """Return what changes in a request that names an earlier answer, given the record of that
+        answer."""
         return {}
 
     def named_before(self, request: ClientRequest) -> str | None:
-        """Return the key of an earlier answer that a request names by its id, if the id only informs the provider."""
+        """Return the key of an earlier answer that a request names by its id, if the id only
+        informs the provider."""
         return None
 
     def waiting_keys(self, request: ClientRequest) -> list[str]:
@@ -681,8 +733,8 @@ class Api(ABC):
         return []
 
     def program_keys(self, request: ClientRequest) -> dict[str, str]:
-        """Return the keys of calls that a provider's program may have made and that the request does not contain, each
-        with the id of the call."""
+        """Return the keys of calls that a provider's program may have made and that the request
+        does not contain, each with the id of the call."""
         return {}
 
     def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
@@ -690,7 +742,8 @@ class Api(ABC):
         return list(held)
 
     def usage_in(self, chunks: bytes, *, is_streamed: bool) -> tuple[dict[str, Any], Any]:
-        """Return the usage that an answer reports, and the answer as a message, None if it is not complete."""
+        """Return the usage that an answer reports, and the answer as a message, None if it is not
+        complete."""
         merger = self.merger((), ClientRequest({}, [], [], [], "", is_streamed))
         if is_streamed:
             merger.feed(chunks)
@@ -706,17 +759,24 @@ class Api(ABC):
 
 
 def added(one: Any, other: Any) -> Any:
-    """Add two usages: numbers are summed, objects are added by member; for anything else the later one is used."""
+    """Add two usages: numbers are summed, objects are added by member; for anything else the later
+    one is used."""
     if isinstance(one, dict) and isinstance(other, dict):
         return {name: added(one.get(name), other.get(name)) for name in one | other}
     if one is None or other is None:
         return one if other is None else other
-    if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):
+    if (
+        isinstance(one, int | float)
+        and isinstance(other, int | float)
+        and not isinstance(one, bool)
+    ):
         return one + other
     return other
 
 
-def accumulated(known: dict[str, Any], delta: Mapping[str, Any], skip: Callable[[str], bool]) -> None:
+def accumulated(
+    known: dict[str, Any], delta: Mapping[str, Any], skip: Callable[[str], bool]
+) -> None:
     """Add a delta to an object: texts and lists are joined, everything else is replaced."""
     for name, value in delta.items():
         if skip(name) or value is None:
@@ -729,8 +789,8 @@ def accumulated(known: dict[str, Any], delta: Mapping[str, Any], skip: Callable[
 
 
 def _without_surrogates(body: bytes) -> bytes | None:
-    """Return the body with each lone surrogate as a private-use character, None if there are none. JavaScript cuts
-    strings between two surrogates, and strict parsers reject the halves."""
+    """Return the body with each lone surrogate as a private-use character, None if there are none.
+    JavaScript cuts strings between two surrogates, and strict parsers reject the halves."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return None
     found = False
@@ -757,6 +817,10 @@ def _with_surrogates(body: bytes) -> bytes:
 
     def replaced(match: re.Match[bytes]) -> bytes:
         text = match[0]
-        return b"\\ud" + b"%x" % (int(text[3:4], 16) + 8) + text[4:] if text[1:3] in (b"ue", b"uE") else text
+        return (
+            b"\\ud" + b"%x" % (int(text[3:4], 16) + 8) + text[4:]
+            if text[1:3] in (b"ue", b"uE")
+            else text
+        )
 
     return _PRIVATE.sub(replaced, body)

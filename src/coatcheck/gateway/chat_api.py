@@ -1,7 +1,8 @@
 """OpenAI's chat completions, and compatible APIs: requests, and the merging of answers.
 
-Calls are members of an assistant message, and each result is a message of its own after it. Only the ids of its calls
-come back unchanged from an answer, so a text-only answer is found by its text and the message before it.
+Calls are members of an assistant message, and each result is a message of its own after it. Only
+the ids of its calls come back unchanged from an answer, so a text-only answer is found by its text
+and the message before it.
 """
 
 from __future__ import annotations
@@ -62,16 +63,26 @@ class ChatApi(Api):
         role, content = str(message.get("role")), message.get("content")
         side = _SIDES.get(role, "user")
         calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
-        named = tuple((str(one.get("id")), str((one.get("function") or {}).get("name"))) for one in calls)
+        named = tuple(
+            (str(one.get("id")), str((one.get("function") or {}).get("name"))) for one in calls
+        )
         keys = tuple((0, digest("call", call_id)) for call_id, _ in named)
-        results = (HeldResult.of(0, str(message.get("tool_call_id")), content),) if role == "tool" else ()
+        results = (
+            (HeldResult.of(0, str(message.get("tool_call_id")), content),) if role == "tool" else ()
+        )
         text = squeezed(text_in(content)) if side == "answer" else ""
-        rest = [str(message.get("name")), str(message.get("tool_call_id")), *(one[0] for one in named)]
+        rest = [
+            str(message.get("name")),
+            str(message.get("tool_call_id")),
+            *(one[0] for one in named),
+        ]
         whole = digest(role, canonical(content), *rest)
         return HeldFacts(
             side=side,
             digest=whole,
-            in_prefix=digest("answer", text, *map(_call_in_prefix, calls)) if side == "answer" else whole,
+            in_prefix=digest("answer", text, *map(_call_in_prefix, calls))
+            if side == "answer"
+            else whole,
             size=size,
             label=role,
             keys=keys,
@@ -94,8 +105,14 @@ class ChatApi(Api):
         return list(entry.messages)
 
     def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
-        texts = [(call.call_id, "\n".join(part.text for part in parts if part.text)) for call, parts in answers]
-        return [raw_of({"role": "tool", "tool_call_id": call_id, "content": text}) for call_id, text in texts]
+        texts = [
+            (call.call_id, "\n".join(part.text for part in parts if part.text))
+            for call, parts in answers
+        ]
+        return [
+            raw_of({"role": "tool", "tool_call_id": call_id, "content": text})
+            for call_id, text in texts
+        ]
 
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
         changed = {}
@@ -108,18 +125,29 @@ class ChatApi(Api):
         return changed | ({} if choice is None else {"tool_choice": choice})
 
     def _choice(self, request: ClientRequest, own: Sequence[str]) -> Any:
-        """Return a tool choice that leaves our tools out where the client requires a call of its own, and adds them to
-        those that it allows. None if the choice stays the same."""
+        """Return a tool choice that leaves our tools out where the client requires a call of its
+        own, and adds them to those that it allows. None if the choice stays the same."""
         choice = value_field(request.top, "tool_choice")
         if choice == "required":
             inner = [fields_of(tool).get("function", Raw(b"{}")) for tool in request.tools]
             names = [name for one in inner if (name := text_field(fields_of(one), "name"))]
             theirs = [{"type": "function", "function": {"name": name}} for name in names]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": theirs}} if names else None
+            return (
+                {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": theirs}}
+                if names
+                else None
+            )
         allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
-        if isinstance(choice, dict) and isinstance(allowed, dict) and allowed.get("mode") != "required":
+        if (
+            isinstance(choice, dict)
+            and isinstance(allowed, dict)
+            and allowed.get("mode") != "required"
+        ):
             ours = [{"type": "function", "function": {"name": name}} for name in own]
-            return {**choice, "allowed_tools": {**allowed, "tools": [*allowed.get("tools", ()), *ours]}}
+            return {
+                **choice,
+                "allowed_tools": {**allowed, "tools": [*allowed.get("tools", ()), *ours]},
+            }
         return None
 
     def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
@@ -132,11 +160,14 @@ class ChatApi(Api):
 
 
 def _call_in_prefix(call: Mapping[str, Any]) -> str:
-    """Return what a call adds to the digest of a prefix. Clients may encode its arguments in another way."""
+    """Return what a call adds to the digest of a prefix. Clients may encode its arguments in
+    another way."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return canonical(call)
-    return digest(str(call.get("id")), str(function.get("name")), canonical_json(function["arguments"]))
+    return digest(
+        str(call.get("id")), str(function.get("name")), canonical_json(function["arguments"])
+    )
 
 
 class _ChatMerger(Merger):
@@ -169,7 +200,11 @@ class _ChatMerger(Merger):
             return
         try:
             fields = fields_of(one.data)
-            choices = [fields_of(choice) for choice in items_of(fields["choices"])] if "choices" in fields else []
+            choices = (
+                [fields_of(choice) for choice in items_of(fields["choices"])]
+                if "choices" in fields
+                else []
+            )
         except Unreadable:
             yield one.raw
             return
@@ -189,7 +224,9 @@ class _ChatMerger(Merger):
         self._head = self._head or {name: fields[name] for name in _HEAD if name in fields}
         yield from self._of_choice(one, fields, choices[0])
 
-    def _of_choice(self, one: Event, fields: dict[str, Raw], choice: dict[str, Raw]) -> Iterator[bytes]:
+    def _of_choice(
+        self, one: Event, fields: dict[str, Raw], choice: dict[str, Raw]
+    ) -> Iterator[bytes]:
         delta = fields_of(choice["delta"]) if "delta" in choice else {}
         changed: dict[str, Any] = dict(delta)
         values = {name: value_of(value) for name, value in delta.items()}
@@ -205,7 +242,9 @@ class _ChatMerger(Merger):
         if self.steps > 1:
             changed.pop("role", None)
             if values.get("content"):
-                changed["content"] = (_BETWEEN if self._is_first_text and self._has_text else "") + values["content"]
+                changed["content"] = (
+                    _BETWEEN if self._is_first_text and self._has_text else ""
+                ) + values["content"]
         if values.get("content"):
             self._is_first_text = False
         reason = text_field(choice, "finish_reason")
@@ -229,7 +268,11 @@ class _ChatMerger(Merger):
         function = call.get("function") or {}
         known = self._calls.get(place)
         if known is None:
-            known = self._calls[place] = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+            known = self._calls[place] = {
+                "id": "",
+                "type": "function",
+                "function": {"name": "", "arguments": ""},
+            }
             is_own = function.get("name") in self.own
             self._places[place] = None if is_own else self._calls_shown
             self._calls_shown += not is_own
@@ -253,7 +296,9 @@ class _ChatMerger(Merger):
     ) -> bytes:
         """Return a chunk as the client gets it: the same bytes where nothing changes."""
         is_extra = "usage" in fields and not self._wants_usage
-        is_same = all(changed.get(name) is value for name, value in delta.items() if name != "tool_calls")
+        is_same = all(
+            changed.get(name) is value for name, value in delta.items() if name != "tool_calls"
+        )
         if "tool_calls" in delta:
             is_same = is_same and value_of(delta["tool_calls"]) == changed.get("tool_calls")
         if is_same and self.steps == 1 and not is_extra and not is_end:

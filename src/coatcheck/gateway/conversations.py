@@ -1,13 +1,14 @@
 """Which conversation a request continues, and the session that belongs to it alone.
 
-A client that names its session (by a header, the path, or its own session id) decides itself what belongs together. For
-all others, nothing in a request says so: two people may begin with the same message, and get the same answer. Such a
-conversation is known by the digest of its whole prefix, with the client's credentials and the system text. It has a
-session of its own, and an index says at which prefix each session is.
+A client that names its session (by a header, the path, or its own session id) decides itself what
+belongs together. For all others, nothing in a request says so: two people may begin with the same
+message, and get the same answer. Such a conversation is known by the digest of its whole prefix,
+with the client's credentials and the system text. It has a session of its own, and an index says at
+which prefix each session is.
 
-A session is continued by one request only: the first that claims the point at which it is. A second one with the same
-prefix (another conversation that was equal so far, or a request that is sent again) gets a new session, with what was
-stored up to that point and nothing that came later.
+A session is continued by one request only: the first that claims the point at which it is. A second
+one with the same prefix (another conversation that was equal so far, or a request that is sent
+again) gets a new session, with what was stored up to that point and nothing that came later.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 _OPENED: Final = 1_024  # sessions that are remembered
 _REOPENED: Final = 60.0  # seconds after which a session is opened again
 _INDEX: Final = "coatcheck:conversations-"
-_COUNTED_LIFE: Final = 3_600.0  # seconds that the session of a request lives that only counts tokens
+_COUNTED_LIFE: Final = (
+    3_600.0  # seconds that the session of a request lives that only counts tokens
+)
 _LONGEST_NAME: Final = 180
 _POINTER_DIGITS: Final = 32
 _LOG: Final = logging.getLogger("coatcheck")
@@ -46,9 +49,9 @@ _LOG: Final = logging.getLogger("coatcheck")
 class Origin:
     """The session that a request names or is known by, and its parent.
 
-    `owner` is the digest of the client's credentials if nothing names the session: then conversations are known by
-    their prefix. It is '' if the client or the settings name the session: then the name separates conversations, and
-    credentials may change during one."""
+    `owner` is the digest of the client's credentials if nothing names the session: then
+    conversations are known by their prefix. It is '' if the client or the settings name the
+    session: then the name separates conversations, and credentials may change during one."""
 
     name: str
     parent: str | None = None
@@ -57,7 +60,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a conversation is kept: its session, the ledger of that session, and the records that were asked for."""
+    """Where a conversation is kept: its session, the ledger of that session, and the records that
+    were asked for."""
 
     session: Session
     ledger: Ledger
@@ -69,16 +73,18 @@ class Sessions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._opened: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = BoundedCache(_OPENED)
+        self._opened: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = (
+            BoundedCache(_OPENED)
+        )
 
     @property
     def _ttl(self) -> float | None:
         return None if self._store.ttl is None else max(LIFE, self._store.ttl)
 
     def open(self, name: str, parent: str | None = None, *, is_quick: bool = False) -> Session:
-        """Open a session. It lives 30 days after its last use, or longer if it already did. A session that was opened a
-        moment ago is reused, so that a request does not wait for what is being written. With `is_quick`, raises
-        `NotRemembered` for others."""
+        """Open a session. It lives 30 days after its last use, or longer if it already did. A
+        session that was opened a moment ago is reused, so that a request does not wait for what is
+        being written. With `is_quick`, raises `NotRemembered` for others."""
         opened, known = self._opened.get((name, parent), (0.0, None))
         if known is not None and time.monotonic() - opened < _REOPENED:
             return known
@@ -88,22 +94,26 @@ class Sessions:
         return self._opened.keep((name, parent), (time.monotonic(), found))[1] or found
 
     def unopened(self, name: str, *, ttl: float | None = None) -> Session:
-        """Return a session without asking the store. It is created with its first artifact or record."""
+        """Return a session without asking the store. It is created with its first artifact or
+        record."""
         return self._store.unchecked_session(name, ttl=self._ttl if ttl is None else ttl)
 
     def index(self, origin: Origin) -> Session:
-        """Return the session with the index of all conversations of this origin. No model ever reads in it."""
+        """Return the session with the index of all conversations of this origin. No model ever
+        reads in it."""
         return self.unopened(_INDEX + digest("index", origin.name, origin.owner))
 
 
 class Conversations:
-    """The conversations of one origin whose session nobody names, for one request. A request that only counts tokens
-    (`is_count`) continues no session, and leaves nothing behind.
+    """The conversations of one origin whose session nobody names, for one request. A request that
+    only counts tokens (`is_count`) continues no session, and leaves nothing behind.
 
-    The answer to the request is a point, which has several names: the client may send back one value of it or another,
-    or name it by its id. `_point` is the same under all of them."""
+    The answer to the request is a point, which has several names: the client may send back one
+    value of it or another, or name it by its id. `_point` is the same under all of them."""
 
-    def __init__(self, sessions: Sessions, origin: Origin, index: Ledger, *, is_count: bool) -> None:
+    def __init__(
+        self, sessions: Sessions, origin: Origin, index: Ledger, *, is_count: bool
+    ) -> None:
         self._sessions = sessions
         self._origin = origin
         self._index = index
@@ -111,8 +121,9 @@ class Conversations:
         self._point = secrets.token_hex(8)
 
     def home(self, answers: Sequence[Sequence[str]], wanted: Collection[str]) -> Home:
-        """Return where the conversation of a request is kept, with those of the `wanted` records that it has. `answers`
-        are the keys of each answer in the request, oldest first. Raises `StoreError`."""
+        """Return where the conversation of a request is kept, with those of the `wanted` records
+        that it has. `answers` are the keys of each answer in the request, oldest first. Raises
+        `StoreError`."""
         known = self._index.find({key for keys in answers for key in keys})
         last: Mapping[str, Raw] | None = None
         is_newest = False
@@ -125,19 +136,24 @@ class Conversations:
         before = self._sessions.unopened(value_of(last["session"]))
         ledger = Ledger(before)
         records = ledger.find(wanted)
-        if is_newest and not self._is_count and self._is_first_after(before, value_of(last["point"])):
+        if (
+            is_newest
+            and not self._is_count
+            and self._is_first_after(before, value_of(last["point"]))
+        ):
             return Home(before, ledger, records)
         return self._forked(before, value_of(last["pointers"]), records)
 
     def note(self, keys: Collection[str], session: Session, **more: object) -> None:
-        """Note under these keys that the session is at this point, with all that it has stored so far. Raises
-        `StoreError`."""
+        """Note under these keys that the session is at this point, with all that it has stored so
+        far. Raises `StoreError`."""
         pointers = pointers_of(session.list())
         body = {"session": session.session_id, "point": self._point, "pointers": pointers, **more}
         self._index.write_all(dict.fromkeys(keys, body))
 
     def note_pin(self, key: str, session: Session) -> None:
-        """Note in which session a result was judged. If that fails, the result is found in that session alone."""
+        """Note in which session a result was judged. If that fails, the result is found in that
+        session alone."""
         if self._is_count:
             return
         try:
@@ -146,8 +162,9 @@ class Conversations:
             _LOG.warning("a decision about a result cannot be noted: %s", _why(error))
 
     def pins(self, keys: Collection[str], home: Home) -> dict[str, dict[str, Raw]]:
-        """Return the decisions about these results that were made in another session of this origin, and copy them
-        here with what they refer to. A key contains the digest of the whole result, so the client has sent it."""
+        """Return the decisions about these results that were made in another session of this
+        origin, and copy them here with what they refer to. A key contains the digest of the whole
+        result, so the client has sent it."""
         noted = self._index.find({digest("pin", key) for key in keys})
         found: dict[str, dict[str, Raw]] = {}
         for key in keys:
@@ -167,16 +184,23 @@ class Conversations:
         return Home(session, Ledger(session))
 
     def _is_first_after(self, session: Session, point: str) -> bool:
-        """Claim the session at this point, and return whether this is the first claim. False if the store fails."""
+        """Claim the session at this point, and return whether this is the first claim. False if the
+        store fails."""
         try:
             return self._index.claim(digest("claim", session.session_id, point))
         except CoatcheckError as error:
-            _LOG.warning("a conversation continues in a new session, the old one cannot be claimed: %s", _why(error))
+            _LOG.warning(
+                "a conversation continues in a new session, the old one cannot be claimed: %s",
+                _why(error),
+            )
             return False
 
-    def _forked(self, before: Session, pointers: Sequence[str], records: dict[str, dict[str, Raw]]) -> Home:
-        """Return a new home with these artifacts and records of another session, and with what the records refer to:
-        a result that the client has sent may have been judged after this point."""
+    def _forked(
+        self, before: Session, pointers: Sequence[str], records: dict[str, dict[str, Raw]]
+    ) -> Home:
+        """Return a new home with these artifacts and records of another session, and with what the
+        records refer to: a result that the client has sent may have been judged after this
+        point."""
         new = self._new()
         home = Home(new.session, new.ledger, records)
         needed = dict.fromkeys(pointers)
@@ -186,10 +210,14 @@ class Conversations:
         return home
 
     def _copy(
-        self, before: Session, home: Home, pointers: Sequence[str], records: Mapping[str, dict[str, Raw]]
+        self,
+        before: Session,
+        home: Home,
+        pointers: Sequence[str],
+        records: Mapping[str, dict[str, Raw]],
     ) -> None:
-        """Copy artifacts and records of another session. If the store fails, the records are used for this request, and
-        the artifacts cannot be read."""
+        """Copy artifacts and records of another session. If the store fails, the records are used
+        for this request, and the artifacts cannot be read."""
         if self._is_count:
             return
         try:

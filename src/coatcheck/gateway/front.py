@@ -1,8 +1,9 @@
-"""The gateway as an ASGI application: it takes requests, relays them to the provider, and streams the answers back.
+"""The gateway as an ASGI application: it takes requests, relays them to the provider, and streams
+the answers back.
 
-`LocalServer` has checked Host and Origin before; the token is checked here. Upstream addresses come only from the
-settings. Credentials pass through; they never appear in a record, log or error. Anything that is not a request for an
-answer passes as bytes, in both directions.
+`LocalServer` has checked Host and Origin before; the token is checked here. Upstream addresses come
+only from the settings. Credentials pass through; they never appear in a record, log or error.
+Anything that is not a request for an answer passes as bytes, in both directions.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ _LAST: Final = "[This was the last read in this answer. Answer with what you hav
 class GatewaySettings:
     """How a gateway runs. `anthropic` and `openai` are the providers' addresses, without `/v1`.
 
-    `session` is the session of all requests that name none. `token` must be in each request, in the header
-    `x-coatcheck-token` or in the path (`/t/TOKEN/v1/…`). `policy` decides about results; the default comes from the
-    store's settings. `max_body` is the largest body that is read, in bytes. `ping` is in seconds; an answer has at most
-    `max_steps` steps."""
+    `session` is the session of all requests that name none. `token` must be in each request, in the
+    header `x-coatcheck-token` or in the path (`/t/TOKEN/v1/…`). `policy` decides about results; the
+    default comes from the store's settings. `max_body` is the largest body that is read, in bytes.
+    `ping` is in seconds; an answer has at most `max_steps` steps."""
 
     mode: Mode = "observe"
     anthropic: str = ANTHROPIC
@@ -109,7 +110,8 @@ class GatewaySettings:
     session: str | None = None
     token: str | None = field(default=None, repr=False)
     trusts_user: bool = False
-    """Whether programs of the same user need no token. Only on Linux, where the server can tell them."""
+    """Whether programs of the same user need no token. Only on Linux, where the server can tell
+    them."""
     policy: Policy | None = None
     max_body: int = 64 * _MIB
     ping: float = 15.0
@@ -129,8 +131,18 @@ class GatewaySettings:
         whole(self.max_steps, "max_steps", least=1)
         for name in ("anthropic", "openai"):
             url = urlsplit(getattr(self, name))
-            is_address = url.scheme in ("http", "https") and bool(url.hostname) and not url.query and not url.fragment
-            valid(is_address and url.username is None, getattr(self, name), name, "an address, e.g. https://host")
+            is_address = (
+                url.scheme in ("http", "https")
+                and bool(url.hostname)
+                and not url.query
+                and not url.fragment
+            )
+            valid(
+                is_address and url.username is None,
+                getattr(self, name),
+                name,
+                "an address, e.g. https://host",
+            )
         if self.session is not None:
             _check_session(self.session)
 
@@ -138,18 +150,25 @@ class GatewaySettings:
 def _check_session(name: str) -> str:
     if not _SESSION_NAME.fullmatch(name) or name.startswith(_RESERVED):
         raise InvalidArgument(
-            f"invalid session {clip(name, 80)}", hint="use up to 200 letters, digits and any of _.:@+=- for its name"
+            f"invalid session {clip(name, 80)}",
+            hint="use up to 200 letters, digits and any of _.:@+=- for its name",
         )
     return name
 
 
 class Gateway:
-    """An ASGI application. It has no state of its own: any other gateway on the same store can take the next request.
+    """An ASGI application. It has no state of its own: any other gateway on the same store can take
+    the next request.
 
-    With a keyring, each request needs one of its tokens, which names the tenant and the sessions that it may use."""
+    With a keyring, each request needs one of its tokens, which names the tenant and the sessions
+    that it may use."""
 
     def __init__(
-        self, store: Store, settings: GatewaySettings | None = None, *, keyring: Keyring | None = None
+        self,
+        store: Store,
+        settings: GatewaySettings | None = None,
+        *,
+        keyring: Keyring | None = None,
     ) -> None:
         self.settings = settings or GatewaySettings()
         self._store = store
@@ -193,18 +212,21 @@ class Gateway:
         return self._apis.get(path.removeprefix("/v1").rstrip("/"))
 
     def likely_api(self, path: str, headers: Mapping[bytes, bytes]) -> Api:
-        """Return the API of a path, or the one that the headers suggest: for errors, and for the address."""
+        """Return the API of a path, or the one that the headers suggest: for errors, and for the
+        address."""
         is_anthropic = b"anthropic-version" in headers or b"x-api-key" in headers
         return self.api_of(path) or self._apis["/messages" if is_anthropic else "/chat/completions"]
 
     def address(self, path: str, headers: Mapping[bytes, bytes]) -> str:
         """Return the provider's address for a path."""
         api = self.likely_api(path, headers)
-        return (self.settings.anthropic if api.name == "anthropic" else self.settings.openai).rstrip("/")
+        return (
+            self.settings.anthropic if api.name == "anthropic" else self.settings.openai
+        ).rstrip("/")
 
     def tenant(self, name: str | None, *, is_quick: bool = False) -> _Tenant:
-        """Return what belongs to a tenant; a name of None means the store itself. Its store is opened once; with
-        `is_quick`, raises `NotRemembered` if it is not open."""
+        """Return what belongs to a tenant; a name of None means the store itself. Its store is
+        opened once; with `is_quick`, raises `NotRemembered` if it is not open."""
         found = self._tenants.get(name)
         if found is None:
             if is_quick:
@@ -237,7 +259,9 @@ class _Tenant:
 
     def remember(self, response_id: str, origin: Origin) -> None:
         """Note the origin of a response."""
-        self._responses().write(digest("session", origin.owner, response_id), {"session": origin.name})
+        self._responses().write(
+            digest("session", origin.owner, response_id), {"session": origin.name}
+        )
 
     def _responses(self) -> Ledger:
         return Ledger(self._store.session(_RESPONSES, ttl=LIFE))
@@ -260,7 +284,9 @@ class _Call:
         for name, value in scope["headers"]:
             self._headers.setdefault(name.lower(), value)
         self._path = scope.get("path", "/")
-        self._raw_path = bytes(scope.get("raw_path") or self._path.encode()).partition(b"?")[0].decode("latin-1")
+        self._raw_path = (
+            bytes(scope.get("raw_path") or self._path.encode()).partition(b"?")[0].decode("latin-1")
+        )
         self._named: dict[str, str] = {}
         self._access: Access | None = None
         self.tenant = gateway.tenant(None)
@@ -284,7 +310,11 @@ class _Call:
                 return
             if self._path == "/metrics" and self._scope["method"] == "GET":
                 text, media_type = await in_thread(self.gateway.metrics)
-                await self.whole(200, text, [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")])
+                await self.whole(
+                    200,
+                    text,
+                    [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")],
+                )
                 return
             if self._header(b"upgrade").lower() == "websocket":
                 await self._fail(426, "WebSocket is not supported by this gateway; use HTTP")
@@ -325,7 +355,10 @@ class _Call:
             if not self._access.allows("metrics" if self._path == "/metrics" else "write"):
                 return 403, "this token does not allow that"
         elif self._settings.token is not None and not self._has_access(given, self._settings.token):
-            return 401, "the gateway's token is missing or wrong; it is part of the address that the gateway prints"
+            return (
+                401,
+                "the gateway's token is missing or wrong; it is part of the address that the gateway prints",
+            )
         prove(self._scope)
         return None
 
@@ -339,9 +372,11 @@ class _Call:
         return self._headers.get(name, b"").decode("latin-1").strip()
 
     def _origin(self, request: ClientRequest) -> Origin:
-        """Return where a request belongs: the session that the client names, else the one by which it is known, within
-        the range of its token."""
-        named = self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
+        """Return where a request belongs: the session that the client names, else the one by which
+        it is known, within the range of its token."""
+        named = (
+            self._header(b"x-coatcheck-session") or self._named.get("s") or self._settings.session
+        )
         if named:
             if not self._may_use(_check_session(named)):
                 assert self._access is not None
@@ -361,7 +396,12 @@ class _Call:
         """Return the session by which a client is known, and its parent."""
         header = self._header
         for start, main, own, parent in (
-            ("claude-code-", b"x-claude-code-session-id", b"x-claude-code-agent-id", b"x-claude-code-parent-agent-id"),
+            (
+                "claude-code-",
+                b"x-claude-code-session-id",
+                b"x-claude-code-agent-id",
+                b"x-claude-code-parent-agent-id",
+            ),
             ("codex-", b"session-id", b"thread-id", b"x-codex-parent-thread-id"),
             ("codex-", b"session_id", b"thread_id", b"x-codex-parent-thread-id"),
         ):
@@ -373,19 +413,29 @@ class _Call:
                 whose = f"{main_id}-{above}" if above and above != main_id else main_id
                 return Origin(_safe(f"{start}{main_id}-{child}"), _safe(start + whose))
         owner = self._owner()
-        if "conversation" in request.top:  # the provider keeps it, and its id separates it from others
+        if (
+            "conversation" in request.top
+        ):  # the provider keeps it, and its id separates it from others
             name = digest("conversation", owner, str(value_of(request.top["conversation"])))
             return Origin(_UNNAMED + name[:32])
-        if key := text_field(request.top, "prompt_cache_key"):  # often one key for all users of an application
+        if key := text_field(
+            request.top, "prompt_cache_key"
+        ):  # often one key for all users of an application
             return Origin(_safe(f"key-{key}"), owner=owner)
         return Origin(_UNNAMED + digest(owner, request.first)[:32], owner=owner)
 
     def _owner(self) -> str:
-        """Return the digest of the credentials in this request: the gateway's token by its name, and what the client
-        sends to the provider."""
+        """Return the digest of the credentials in this request: the gateway's token by its name,
+        and what the client sends to the provider."""
         token = self._access.name if self._access is not None else ""
-        sent = [(name.lower(), value) for name, value in self._scope["headers"] if name.lower() in _CREDENTIALS]
-        return digest("owner", token, *(part.decode("latin-1") for pair in sorted(sent) for part in pair))
+        sent = [
+            (name.lower(), value)
+            for name, value in self._scope["headers"]
+            if name.lower() in _CREDENTIALS
+        ]
+        return digest(
+            "owner", token, *(part.decode("latin-1") for pair in sorted(sent) for part in pair)
+        )
 
     # Answers
 
@@ -422,9 +472,12 @@ class _Call:
         else:
             await _Answering(self, exchange).run()
 
-    def _prepared(self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool) -> Exchange | None:
-        """Return a request with its session and what is sent for it; None if the body passes unchanged and unrecorded.
-        `read` is the request if it was read already. With `is_quick`, raises `NotRemembered` if this takes long."""
+    def _prepared(
+        self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool
+    ) -> Exchange | None:
+        """Return a request with its session and what is sent for it; None if the body passes
+        unchanged and unrecorded. `read` is the request if it was read already. With `is_quick`,
+        raises `NotRemembered` if this takes long."""
         if read is None and is_quick:
             raise NotRemembered
         request = read or readable(api, plain)
@@ -444,8 +497,8 @@ class _Call:
     def _exchange(
         self, api: Api, request: ClientRequest, plain: bytes, origin: Origin, *, is_quick: bool
     ) -> Exchange | None:
-        """Return a request with what is sent for it. If the store fails, a conversation that was never changed passes
-        unrecorded: None."""
+        """Return a request with what is sent for it. If the store fails, a conversation that was
+        never changed passes unrecorded: None."""
         before = text_field(request.top, "previous_response_id") if origin.owner else ""
         if before and is_quick:
             raise NotRemembered
@@ -454,7 +507,9 @@ class _Call:
             tenant = self.tenant = self.gateway.tenant(whose, is_quick=is_quick)
         except CoatcheckError as error:
             if request.has_answers and self._settings.mode != "observe":
-                raise RefusedRequest(503, f"the gateway cannot use its store: {mask(error.message)}") from error
+                raise RefusedRequest(
+                    503, f"the gateway cannot use its store: {mask(error.message)}"
+                ) from error
             return None
         if before:
             earlier = tenant.origin_of(before, origin)
@@ -481,8 +536,9 @@ class _Call:
         return size if size > _MIB else 0
 
     async def _hold(self, size: int) -> None:
-        """Hold this many bytes of the memory for large bodies, instead of those that were held before. Waits only if
-        they are more; then it holds none meanwhile, so that requests cannot block one another. Raises `Busy`."""
+        """Hold this many bytes of the memory for large bodies, instead of those that were held
+        before. Waits only if they are more; then it holds none meanwhile, so that requests cannot
+        block one another. Raises `Busy`."""
         memory, tenant = self.gateway.memory, None if self._access is None else self._access.tenant
         if size <= self._held:
             memory.release(tenant, self._held - size)
@@ -503,7 +559,9 @@ class _Call:
             try:
                 event = await pace.next(self._receive)
             except TimeoutError:
-                message = f"the request body came too slowly; each MiB must arrive within {seconds:g} s"
+                message = (
+                    f"the request body came too slowly; each MiB must arrive within {seconds:g} s"
+                )
                 raise RefusedRequest(408, message) from None
             if event["type"] == "http.disconnect":
                 raise _Over
@@ -522,7 +580,10 @@ class _Call:
         if coding in ("", "identity"):
             return body
         if decoder(coding) is None:
-            raise RefusedRequest(415, f"the content coding {clip(coding, 20)} is not supported; use gzip, zstd or none")
+            raise RefusedRequest(
+                415,
+                f"the content coding {clip(coding, 20)} is not supported; use gzip, zstd or none",
+            )
         size = min(limit, _MIB)
         data = _decoded(body, coding, size)
         while data is None and size < limit:
@@ -536,8 +597,8 @@ class _Call:
     # Relaying
 
     def _request_headers(self, *, is_plain: bool) -> HeaderList:
-        """Return the headers for the provider: all except those of this connection and ours. With `is_plain`, the body
-        is no longer encoded."""
+        """Return the headers for the provider: all except those of this connection and ours. With
+        `is_plain`, the body is no longer encoded."""
         listed = {one.strip().lower() for one in self._headers.get(b"connection", b"").split(b",")}
         dropped = _NOT_SENT | listed | ({b"content-encoding"} if is_plain else set())
         kept = [
@@ -553,7 +614,11 @@ class _Call:
         target = self._raw_path + (f"?{query}" if query else "")
         headers = self._request_headers(is_plain=is_plain)
         if not isinstance(content, bytes):
-            headers += [(b"content-length", value) for value in [self._headers.get(b"content-length")] if value]
+            headers += [
+                (b"content-length", value)
+                for value in [self._headers.get(b"content-length")]
+                if value
+            ]
         send, address = self.gateway.client.send, self.gateway.address(self._path, self._headers)
         try:
             return await send(self._scope["method"], address, target, headers, content)
@@ -562,7 +627,9 @@ class _Call:
                 raise
             return await send(self._scope["method"], address, target, headers, content)
         except ValueError as error:
-            raise RefusedRequest(400, "the path or a header of the request cannot be forwarded") from error
+            raise RefusedRequest(
+                400, "the path or a header of the request cannot be forwarded"
+            ) from error
 
     async def _relay_stream(self) -> None:
         """Relay a request as bytes, without parsing it."""
@@ -598,7 +665,8 @@ class _Call:
             await self.pass_on(response, None)
 
     async def _relay(self, body: bytes | None, exchange: Exchange | None = None) -> None:
-        """Relay a request whose body was read, and note the exchange. Without `body`, the exchange's body is sent."""
+        """Relay a request whose body was read, and note the exchange. Without `body`, the
+        exchange's body is sent."""
         async with self.leaving():
             if body is not None:
                 response, read = await self.opened(body, is_plain=False), None
@@ -608,20 +676,26 @@ class _Call:
             await self.pass_on(response, exchange, read)
 
     async def opened_bound(self, exchange: Exchange) -> tuple[ProviderAnswer, bytes | None]:
-        """Send a request of an adopted conversation. If the provider refuses thinking because it is bound to another
-        history (the client changed its own), send the request again without it. Return the response, and its body if
-        that was read."""
+        """Send a request of an adopted conversation. If the provider refuses thinking because it is
+        bound to another history (the client changed its own), send the request again without it.
+        Return the response, and its body if that was read."""
         api, outgoing, attempt = exchange.api, exchange.outgoing, 1
-        while (response := await self.opened(outgoing.body, is_plain=True)).status == 400 and api.binds_thinking:
+        while (
+            response := await self.opened(outgoing.body, is_plain=True)
+        ).status == 400 and api.binds_thinking:
             read = b"".join([chunk async for chunk in response.chunks()])
             response.close()
             recovered = self.tenant.sender.recovered
-            if attempt == _ATTEMPTS or not await in_thread(recovered, api, outgoing, exchange.session, read):
+            if attempt == _ATTEMPTS or not await in_thread(
+                recovered, api, outgoing, exchange.session, read
+            ):
                 return response, read
             attempt += 1
         return response, None
 
-    async def pass_on(self, response: ProviderAnswer, exchange: Exchange | None, read: bytes | None = None) -> None:
+    async def pass_on(
+        self, response: ProviderAnswer, exchange: Exchange | None, read: bytes | None = None
+    ) -> None:
         """Pass a response on. `read` is its body, if that was read already."""
         kept: list[bytes] = []
         try:
@@ -638,12 +712,14 @@ class _Call:
         finally:
             response.close()
             if exchange is not None:
-                self.gateway.watcher.note(exchange, response.status, response.header("content-type"), b"".join(kept))
+                self.gateway.watcher.note(
+                    exchange, response.status, response.header("content-type"), b"".join(kept)
+                )
 
     @contextlib.asynccontextmanager
     async def leaving(self, is_read: asyncio.Event | None = None) -> AsyncIterator[None]:
-        """Cancel what runs inside when the client leaves. `is_read` is set once the body of the request has been read:
-        the provider may answer earlier."""
+        """Cancel what runs inside when the client leaves. `is_read` is set once the body of the
+        request has been read: the provider may answer earlier."""
         task = asyncio.current_task()
         assert task is not None
         has_left = False
@@ -671,15 +747,17 @@ class _Call:
     # Responses
 
     async def begin(self, response: ProviderAnswer, *, is_raw: bool) -> None:
-        """Begin the response with the status and headers of the provider's response. With `is_raw`, its body is passed
-        on unchanged."""
+        """Begin the response with the status and headers of the provider's response. With `is_raw`,
+        its body is passed on unchanged."""
         await self._start(response.status, _headers_of(response, is_raw=is_raw))
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self._is_begun = True
         api = self.gateway.api_of(self._path)
         self.gateway.watcher.answers[api.name if api is not None else "other", status] += 1
-        await self._send_event({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send_event(
+            {"type": "http.response.start", "status": status, "headers": headers}
+        )
 
     async def send(self, data: bytes) -> None:
         if data:
@@ -693,7 +771,9 @@ class _Call:
         await self._start(status, [*headers, length])
         await self.end(b"" if self._scope["method"] == "HEAD" else body)
 
-    async def _fail(self, status: int, message: str, code: str = "", *, retry_after: str = "") -> None:
+    async def _fail(
+        self, status: int, message: str, code: str = "", *, retry_after: str = ""
+    ) -> None:
         """Answer with an error in the API's own form. If the response has begun, break it off."""
         if self._is_begun:
             raise _Broken
@@ -719,7 +799,8 @@ class _Broken(ConnectionError):
 
 
 class _Answering:
-    """One answer in `loop` mode: steps until the model calls none of our tools, or also one of the client's."""
+    """One answer in `loop` mode: steps until the model calls none of our tools, or also one of the
+    client's."""
 
     def __init__(self, call: _Call, exchange: Exchange) -> None:
         self._call = call
@@ -742,7 +823,9 @@ class _Answering:
             async with self._call.leaving():
                 await self._steps()
         finally:
-            self._call.gateway.watcher.note_steps(self._exchange, self._merger, self._inside, self._last)
+            self._call.gateway.watcher.note_steps(
+                self._exchange, self._merger, self._inside, self._last
+            )
 
     async def _steps(self) -> None:
         response = await self._opened_first()
@@ -754,7 +837,9 @@ class _Answering:
             more = self._api.settings(self._request, self._spent, is_last=left == 1)
             results = await self._run(step, is_last=left == 1) if step.own else []
             if not goes_on or more is None:
-                await self._end(step, results, cut="output" if goes_on else "steps" if is_last else None)
+                await self._end(
+                    step, results, cut="output" if goes_on else "steps" if is_last else None
+                )
                 return
             shown = self._merger.next_step()
             self._chain += [*step.messages, *results]
@@ -762,7 +847,11 @@ class _Answering:
             await self._record([self._merger.last_key])
             await self._call.send(shown)
             self._sent = self._api.following(self._request, self._sent, step.messages, results)
-            settings = {**self._outgoing.settings, **more, **self._api.chained(self._request, self._merger)}
+            settings = {
+                **self._outgoing.settings,
+                **more,
+                **self._api.chained(self._request, self._merger),
+            }
             response = await self._opened(
                 self._api.written(self._request, self._sent, self._outgoing.tools, **settings)
             )
@@ -785,7 +874,9 @@ class _Answering:
         while True:
             attempt += 1
             try:
-                response: ProviderAnswer = await self._while_pinging(self._call.opened(body, is_plain=True))
+                response: ProviderAnswer = await self._while_pinging(
+                    self._call.opened(body, is_plain=True)
+                )
             except ProviderFailure as error:
                 if attempt == _ATTEMPTS:
                     await self._fail(502, f"the provider cannot be reached: {error}")
@@ -794,7 +885,11 @@ class _Answering:
             if response.status == 200:
                 return response
             pause = _pause(response, attempt)
-            if response.status not in _RETRIED or attempt == _ATTEMPTS or waited + pause > self._settings.max_wait:
+            if (
+                response.status not in _RETRIED
+                or attempt == _ATTEMPTS
+                or waited + pause > self._settings.max_wait
+            ):
                 await self._refused(response)
             response.close()
             waited += pause
@@ -831,7 +926,14 @@ class _Answering:
                     await self._call.send(merger.feed(chunk))
             else:
                 merger.take(await response.read())
-        except (ProviderFailure, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ProviderFailure,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             if not isinstance(error, ProviderFailure):
                 _LOG.warning("the provider's answer cannot be read: %s", type(error).__name__)
             await self._fail(502, "the connection to the provider was lost during the answer")
@@ -847,7 +949,9 @@ class _Answering:
     async def _run(self, step: LoopStep, *, is_last: bool) -> list[Raw]:
         """Run our calls, and return the messages with their results."""
         names, note = self._outgoing.names, _LAST if is_last else ""
-        answers = await self._while_pinging(in_thread(run_calls, self._session, names, step.own, note))
+        answers = await self._while_pinging(
+            in_thread(run_calls, self._session, names, step.own, note)
+        )
         return self._api.results(answers)
 
     async def _end(self, step: LoopStep, results: list[Raw], cut: str | None) -> None:
@@ -893,8 +997,8 @@ class _Answering:
                 self._written.add(value)
 
     async def _note_end(self, values: Sequence[str | None]) -> None:
-        """Note where the conversation is after an answer that the client has as it is. If that fails, the conversation
-        continues in a new session."""
+        """Note where the conversation is after an answer that the client has as it is. If that
+        fails, the conversation continues in a new session."""
         keys = [entry_key(self._outgoing.prefix, value) for value in values if value is not None]
         if self._outgoing.conversations is None or not keys:
             return
@@ -904,7 +1008,8 @@ class _Answering:
             _LOG.warning("the end of an answer cannot be noted: %s", mask(error.message))
 
     async def _link(self, key: str, body: Mapping[str, Any]) -> None:
-        """Write what the next request looks for first: which conversation it continues, with `body`."""
+        """Write what the next request looks for first: which conversation it continues, with
+        `body`."""
         conversations = self._outgoing.conversations
         if conversations is not None:
             await self._durably(partial(conversations.note, [key], self._session, **body))
@@ -919,9 +1024,13 @@ class _Answering:
         try:
             await in_thread(write)
         except CoatcheckError as error:
-            _LOG.warning("an answer ends with an error, its ledger cannot be written: %s", mask(error.message))
+            _LOG.warning(
+                "an answer ends with an error, its ledger cannot be written: %s",
+                mask(error.message),
+            )
             await self._fail(
-                503, "the gateway cannot write its ledger, so this answer could not be continued; try again"
+                503,
+                "the gateway cannot write its ledger, so this answer could not be continued; try again",
             )
 
     async def _while_pinging(self, work: Awaitable[Any]) -> Any:
@@ -940,8 +1049,8 @@ class _Answering:
 
 
 def _safe(name: str, start: str = "") -> str:
-    """Return the session name for a name that a client did not choose as one: the name itself if it is valid, else its
-    digest, after the `start` that its token requires."""
+    """Return the session name for a name that a client did not choose as one: the name itself if it
+    is valid, else its digest, after the `start` that its token requires."""
     is_name = _SESSION_NAME.fullmatch(name) and not name.startswith(_RESERVED)
     return name if is_name else f"{start}client-{digest(name)[:32]}"
 
@@ -962,12 +1071,14 @@ def _decoded(body: bytes, coding: str, limit: int) -> bytes | None:
 
 
 def _too_large(limit: int) -> RefusedRequest:
-    return RefusedRequest(413, f"the request body is larger than {limit // _MIB} MiB, the limit of this gateway")
+    return RefusedRequest(
+        413, f"the request body is larger than {limit // _MIB} MiB, the limit of this gateway"
+    )
 
 
 def _headers_of(response: ProviderAnswer, *, is_raw: bool = False) -> HeaderList:
-    """Return the headers of a provider's response: all except those of the connection and, unless its body `is_raw`,
-    those of the body."""
+    """Return the headers of a provider's response: all except those of the connection and, unless
+    its body `is_raw`, those of the body."""
     dropped = _HOP if is_raw else _HOP | _OF_BODY
     return [(name, value) for name, value in response.headers if name.lower() not in dropped]
 

@@ -28,23 +28,29 @@ def check_token(token: str) -> str:
     """Return a token that is long enough and fits into a path. The error does not show it."""
     serving.check_token(token, TOKEN)
     if not all(one.isalnum() or one in "-_.~" for one in token):
-        raise InvalidArgument(f"the token in {TOKEN} does not fit into a path", hint="use letters, digits and -_.~")
+        raise InvalidArgument(
+            f"the token in {TOKEN} does not fit into a path", hint="use letters, digits and -_.~"
+        )
     return token
 
 
 def local_server(**options: Any) -> serving.LocalServer:
     """Return the server for a gateway, with the options of `LocalServer`."""
-    return serving.LocalServer(methods=_METHODS, exposed=("*",), relays=True, max_unproven=_CROWD, **options)
+    return serving.LocalServer(
+        methods=_METHODS, exposed=("*",), relays=True, max_unproven=_CROWD, **options
+    )
 
 
 def address_of(server: serving.LocalServer, token: str | None) -> str:
-    """Return the address for clients. It contains the token, since some clients can set only an address."""
+    """Return the address for clients. It contains the token, since some clients can set only an
+    address."""
     return server.url + (f"/t/{token}" if token else "")
 
 
 @contextlib.contextmanager
 def beside(gateway: Gateway, server: serving.LocalServer) -> Iterator[None]:
-    """Serve in a thread while something else runs. Connections that come before it has started wait."""
+    """Serve in a thread while something else runs. Connections that come before it has started
+    wait."""
     running = server.prepared(gateway, grace=GRACE)
     thread = threading.Thread(target=running.run, name="coatcheck-gateway", daemon=True)
     thread.start()
@@ -63,20 +69,25 @@ def variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_BASE": f"{address}/v1",
     }
-    if "ENABLE_TOOL_SEARCH" not in environ:  # Claude Code turns it off for an address that it does not know
+    if (
+        "ENABLE_TOOL_SEARCH" not in environ
+    ):  # Claude Code turns it off for an address that it does not know
         found["ENABLE_TOOL_SEARCH"] = "true"
     if "OPENCODE_CONFIG_CONTENT" not in environ:
         options = {"options": {"baseURL": f"{address}/v1"}}
-        found["OPENCODE_CONFIG_CONTENT"] = json.dumps({"provider": {"anthropic": options, "openai": options}})
+        found["OPENCODE_CONFIG_CONTENT"] = json.dumps(
+            {"provider": {"anthropic": options, "openai": options}}
+        )
     return found
 
 
 def is_codex(command: Sequence[str]) -> bool:
-    """Whether a command needs an option instead of variables. Other users can read it, so it must not have the token:
-    the gateway then accepts programs of the same user without one, if it can tell them (`knows_users`).
+    """Whether a command needs an option instead of variables. Other users can read it, so it must
+    not have the token: the gateway then accepts programs of the same user without one, if it can
+    tell them (`knows_users`).
 
-    Codex has no other way that keeps its conversations usable. One with a provider of its own could name a variable
-    with the token, but cannot be resumed with another provider later."""
+    Codex has no other way that keeps its conversations usable. One with a provider of its own could
+    name a variable with the token, but cannot be resumed with another provider later."""
     return Path(command[0]).name in ("codex", "codex.js")
 
 
@@ -109,7 +120,8 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
         child = subprocess.Popen(list(command), env=dict(environ))
     except OSError as error:
         raise InvalidArgument(
-            f"cannot run {command[0]!r}: {error.strerror or error}", hint="check the command after --"
+            f"cannot run {command[0]!r}: {error.strerror or error}",
+            hint="check the command after --",
         ) from error
     before: dict[int, Any] = {}
 
@@ -119,7 +131,10 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     handlers: dict[int, Callable[[int, object], None] | int] = {signal.SIGTERM: pass_on}
     if os.name == "posix":
-        handlers |= {signal.SIGHUP: pass_on, signal.SIGINT: _ignore}  # a terminal sends SIGINT to the command itself
+        handlers |= {
+            signal.SIGHUP: pass_on,
+            signal.SIGINT: _ignore,
+        }  # a terminal sends SIGINT to the command itself
     try:
         for number, handler in handlers.items():
             before[number] = signal.signal(number, handler)

@@ -2,15 +2,19 @@
 
 Four kinds of records, each in a series of its own, whose first record counts and never changes:
 
-- an adoption, under the digest of a conversation's first message: our tools as they are described to the model, their
+- an adoption, under the digest of a conversation's first message: our tools as they are described
+  to the model, their
   names, and the policy. Without it a conversation is never changed.
-- a pin, under a call's id and the digest of its result: what was sent in place of the result, or that it stayed.
-- an entry, under the digest of everything before an answer and a value of the answer that every client sends back
+- a pin, under a call's id and the digest of its result: what was sent in place of the result, or
+  that it stayed.
+- an entry, under the digest of everything before an answer and a value of the answer that every
+  client sends back
   unchanged: the messages that were sent for it.
-- a point, under the same key as an entry, if nobody names the conversation's session: which session is there.
+- a point, under the same key as an entry, if nobody names the conversation's session: which session
+  is there.
 
-A record has at most 1 MiB; a larger one is an artifact of the session. All live as long as the session, 30 days after
-its last use.
+A record has at most 1 MiB; a larger one is an artifact of the session. All live as long as the
+session, 30 days after its last use.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ _INLINE: Final = RECORD_LIMIT - 4_096
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What is pinned for a conversation: the mode, our tools as they are sent, and their names by purpose."""
+    """What is pinned for a conversation: the mode, our tools as they are sent, and their names by
+    purpose."""
 
     mode: str
     tools: list[Raw]
@@ -53,7 +58,8 @@ class NotRemembered(Exception):
 
 
 class Ledger:
-    """Reads and writes the ledger of one session. With `is_quick`, it raises `NotRemembered` instead."""
+    """Reads and writes the ledger of one session. With `is_quick`, it raises `NotRemembered`
+    instead."""
 
     def __init__(self, session: Session, *, is_quick: bool = False) -> None:
         self._session = session
@@ -64,11 +70,14 @@ class Ledger:
         if keys and self._is_quick:
             raise NotRemembered
         found = self._session.first_records([_SERIES + key for key in keys]) if keys else {}
-        return {series.removeprefix(_SERIES): self._read(record.body) for series, record in found.items()}
+        return {
+            series.removeprefix(_SERIES): self._read(record.body)
+            for series, record in found.items()
+        }
 
     def write(self, key: str, body: Mapping[str, Any]) -> dict[str, Raw]:
-        """Write a record, and return the one that counts, which another replica may have written first. Returns when it
-        is durable. Raises `StoreError`."""
+        """Write a record, and return the one that counts, which another replica may have written
+        first. Returns when it is durable. Raises `StoreError`."""
         if self._is_quick:
             raise NotRemembered
         data = self._encoded(key, body)
@@ -77,20 +86,29 @@ class Ledger:
         return self.find([key]).get(key) or self._read(data)
 
     def write_all(self, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write several records in one transaction. Those that exist already stay. Raises `StoreError`."""
+        """Write several records in one transaction. Those that exist already stay. Raises
+        `StoreError`."""
         if self._is_quick:
             raise NotRemembered
-        self._session.record_all([(_SERIES + key, self._encoded(key, body), None) for key, body in records.items()])
+        self._session.record_all(
+            [(_SERIES + key, self._encoded(key, body), None) for key, body in records.items()]
+        )
 
     def claim(self, key: str) -> bool:
-        """Return whether this is the first claim of a key, here or by any other gateway. Raises `StoreError`."""
+        """Return whether this is the first claim of a key, here or by any other gateway. Raises
+        `StoreError`."""
         if self._is_quick:
             raise NotRemembered
         return self._session.record_all([(_SERIES + key, b"{}", 1)]) == [1]
 
     def adopt(self, key: str, adoption: Adoption) -> Adoption:
         """Adopt a conversation, and return what is pinned for it."""
-        body = {"mode": adoption.mode, "tools": adoption.tools, "names": adoption.names, "policy": adoption.policy}
+        body = {
+            "mode": adoption.mode,
+            "tools": adoption.tools,
+            "names": adoption.names,
+            "policy": adoption.policy,
+        }
         return adoption_of(self.write(key, body))
 
     def _encoded(self, key: str, body: Mapping[str, Any]) -> bytes:
@@ -98,7 +116,9 @@ class Ledger:
         data = bytes(raw_of({"v": VERSION, **body}))
         if len(data) <= _INLINE:
             return data
-        ref = self._session.put(data, media_type="application/json", tool=WRITER, name=f"{_SERIES}{key}")
+        ref = self._session.put(
+            data, media_type="application/json", tool=WRITER, name=f"{_SERIES}{key}"
+        )
         return bytes(raw_of({"v": VERSION, "artifact": ref.pointer}))
 
     def _read(self, body: bytes) -> dict[str, Raw]:
@@ -110,13 +130,18 @@ class Ledger:
         except ValueError as error:
             raise Damaged("a record of the ledger is damaged") from error
         if value_of(fields.get("v", Raw(b"0"))) != VERSION:
-            raise StoreError("the ledger was written by another version of coatcheck", hint="upgrade the gateway")
+            raise StoreError(
+                "the ledger was written by another version of coatcheck", hint="upgrade the gateway"
+            )
         return fields
 
 
 def adoption_of(fields: Mapping[str, Raw]) -> Adoption:
     return Adoption(
-        value_of(fields["mode"]), items_of(fields["tools"]), value_of(fields["names"]), value_of(fields["policy"])
+        value_of(fields["mode"]),
+        items_of(fields["tools"]),
+        value_of(fields["names"]),
+        value_of(fields["policy"]),
     )
 
 

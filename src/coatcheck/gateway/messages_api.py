@@ -1,7 +1,8 @@
 """Anthropic's Messages API: requests, and the merging of answers.
 
-A call is a block of the assistant, and its result a block of the next user message. Thinking is bound to everything
-before it, so it is sent back byte for byte, and left out only where the client leaves it out.
+A call is a block of the assistant, and its result a block of the next user message. Thinking is
+bound to everything before it, so it is sent back byte for byte, and left out only where the client
+leaves it out.
 """
 
 from __future__ import annotations
@@ -49,12 +50,19 @@ _ERRORS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
 }  # fmt: skip
-_DELTAS: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTAS: Final = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+}
 _THINKING: Final = ("thinking", "redacted_thinking")
 _MARK: Final = "cache_control"
 _DIAGNOSTICS: Final = "diagnostics"
 _TRANSFORMED: Final = "input_transformations"
-_CREDIT: Final = ("fallback_credit_token", "fallback_has_prefill_claim")  # valid only for the exact body of a request
+_CREDIT: Final = (
+    "fallback_credit_token",
+    "fallback_has_prefill_claim",
+)  # valid only for the exact body of a request
 _BOUND: Final = b"bound to a different conversation"
 _PLACE: Final = re.compile(r"messages\.(\d+)\.content\.(\d+)")
 
@@ -93,8 +101,12 @@ class MessagesApi(Api):
                     calls.append((str(block.get("id")), str(block.get("name"))))
                     programs += [str(block.get("id"))] if is_by_program(block) else []
             elif block.get("type") == "tool_result":
-                results.append(HeldResult.of(place, str(block.get("tool_use_id")), block.get("content", "")))
-        label = ", ".join(dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict)))
+                results.append(
+                    HeldResult.of(place, str(block.get("tool_use_id")), block.get("content", ""))
+                )
+        label = ", ".join(
+            dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict))
+        )
         whole, text = digest(str(role), canonical(content)), squeezed("".join(texts))
         return HeldFacts(
             side=side,
@@ -124,7 +136,9 @@ class MessagesApi(Api):
         for place, content in contents.items():
             block = fields_of(blocks[place])
             marks = [] if _MARK in block else list(_marks(value_field(block, "content")))
-            blocks[place] = raw_of({**block, "content": content} | ({_MARK: marks[-1]} if marks else {}))
+            blocks[place] = raw_of(
+                {**block, "content": content} | ({_MARK: marks[-1]} if marks else {})
+            )
         return raw_of({**message, "content": blocks})
 
     def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
@@ -136,7 +150,9 @@ class MessagesApi(Api):
             fields = fields_of(message)
             inner = items_of(fields["content"])
             wanted = [block for block in inner if _is_kept(block, kept)]
-            sent.append(message if len(wanted) == len(inner) else raw_of({**fields, "content": wanted}))
+            sent.append(
+                message if len(wanted) == len(inner) else raw_of({**fields, "content": wanted})
+            )
         rest = [] if place is None else list(_behind(blocks[place + 1 :], entry.after))
         if rest and _is_answer(sent[-1]):
             sent[-1] = _joined(sent[-1], rest)
@@ -158,19 +174,30 @@ class MessagesApi(Api):
     def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
         blocks = []
         for call, parts in answers:
-            content: Any = parts[0].text if len(parts) == 1 else [part.as_anthropic() for part in parts]
+            content: Any = (
+                parts[0].text if len(parts) == 1 else [part.as_anthropic() for part in parts]
+            )
             blocks.append({"type": "tool_result", "tool_use_id": call.call_id, "content": content})
         return [raw_of({"role": "user", "content": blocks})]
 
-    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
-        """Return the messages of the next step. The client's last mark moves to the end of our results; otherwise each
-        step would pay for the ones before it."""
+    def following(
+        self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]
+    ) -> list[Raw]:
+        """Return the messages of the next step. The client's last mark moves to the end of our
+        results; otherwise each step would pay for the ones before it."""
         for at in range(len(sent) - 1, -1, -1):
             if b'"cache_control"' not in bytes(sent[at]):
                 continue
             bare, mark = _without_last_mark(sent[at])
             if mark is not None:
-                return [*sent[:at], bare, *sent[at + 1 :], *answer, *results[:-1], _marked(results[-1], mark)]
+                return [
+                    *sent[:at],
+                    bare,
+                    *sent[at + 1 :],
+                    *answer,
+                    *results[:-1],
+                    _marked(results[-1], mark),
+                ]
         return [*sent, *answer, *results]
 
     def least_output(self, request: ClientRequest) -> int:
@@ -179,7 +206,8 @@ class MessagesApi(Api):
         return max(super().least_output(request), budget + 1 if isinstance(budget, int) else 0)
 
     def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
-        """Return the keys of refused thinking. With `drop_block` the provider leaves it out itself."""
+        """Return the keys of refused thinking. With `drop_block` the provider leaves it out
+        itself."""
         if _BOUND not in error or b"drop_block" in bytes(request.top.get("thinking", Raw(b""))):
             return []
         found = _PLACE.search(error.decode("utf-8", "replace"))
@@ -200,13 +228,24 @@ class MessagesApi(Api):
 
     def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
         assert isinstance(merger, _MessagesMerger)
-        return _with_previous(request, merger.ids[-1]) if _DIAGNOSTICS in request.top and merger.ids else {}
+        return (
+            _with_previous(request, merger.ids[-1])
+            if _DIAGNOSTICS in request.top and merger.ids
+            else {}
+        )
 
-    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
-        """Record the last id of the answer under its first, for clients that ask why the cache was missed."""
+    def renamed(
+        self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Record the last id of the answer under its first, for clients that ask why the cache was
+        missed."""
         assert isinstance(merger, _MessagesMerger)
         ids = merger.ids
-        return {digest("message", ids[0]): {"id": ids[-1]}} if _DIAGNOSTICS in request.top and len(ids) > 1 else {}
+        return (
+            {digest("message", ids[0]): {"id": ids[-1]}}
+            if _DIAGNOSTICS in request.top and len(ids) > 1
+            else {}
+        )
 
     def named_before(self, request: ClientRequest) -> str | None:
         before = object_field(request.top, _DIAGNOSTICS).get("previous_message_id")
@@ -248,7 +287,8 @@ class _Block:
             accumulated(self.other, delta, lambda name: name == "type")
 
     def raw(self) -> Raw:
-        """Return the whole block. Raises `Unreadable` if the arguments of a call are not complete."""
+        """Return the whole block. Raises `Unreadable` if the arguments of a call are not
+        complete."""
         changed: dict[str, Any] = dict(self.fields)
         for name, texts in self.parts.items():
             start = text_field(self.fields, name) if name != "signature" else ""
@@ -263,7 +303,9 @@ class _Block:
 class _MessagesMerger(Merger):
     def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
         output = bytes(request.top.get("output_config", b""))
-        super().__init__(own, request, is_structured=b'"format"' in output or "output_format" in request.top)
+        super().__init__(
+            own, request, is_structured=b'"format"' in output or "output_format" in request.top
+        )
         self._shown = 0
         self._is_begun = False
         self._wholes: list[dict[str, Raw]] = []
@@ -315,7 +357,11 @@ class _MessagesMerger(Merger):
     def _note_transformed(self, fields: dict[str, Raw]) -> None:
         """Note what the provider has changed. Each step repeats what earlier steps reported."""
         found = value_field(fields, _TRANSFORMED)
-        self._transformed += [one for one in found if one not in self._transformed] if isinstance(found, list) else []
+        self._transformed += (
+            [one for one in found if one not in self._transformed]
+            if isinstance(found, list)
+            else []
+        )
 
     def _ends(self, kind: str, fields: dict[str, Raw], one: Event) -> None:
         self._end.append(one)
@@ -328,11 +374,15 @@ class _MessagesMerger(Merger):
         if "delta" in fields:
             self._stop = text_field(fields_of(fields["delta"]), "stop_reason")
 
-    def _of_block(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
+    def _of_block(
+        self, kind: str, place: int, fields: dict[str, Raw], one: Event
+    ) -> Iterator[bytes]:
         if kind == "content_block_start":
             start = fields_of(fields["content_block"])
             block = self._blocks[place] = _Block(start, self._is_own(start))
-            self._places[place] = None if self._is_structured or block.is_own else self._next_place()
+            self._places[place] = (
+                None if self._is_structured or block.is_own else self._next_place()
+            )
         known = self._blocks.get(place)
         if known is None:
             yield one.raw
@@ -414,12 +464,16 @@ class _MessagesMerger(Merger):
             if block.kind == "text" and not str(value.get("text")).strip():
                 continue
             if block.is_own:
-                own.append(OwnCall(str(value.get("id")), str(value.get("name")), value.get("input")))
+                own.append(
+                    OwnCall(str(value.get("id")), str(value.get("name")), value.get("input"))
+                )
             elif block.kind == "tool_use":
                 others += 1
             blocks.append(raw)
         messages = [raw_of({"role": "assistant", "content": blocks})] if blocks else []
-        return LoopStep(messages, own, others, self._stop == "tool_use", self._tokens_spent("output_tokens"))
+        return LoopStep(
+            messages, own, others, self._stop == "tool_use", self._tokens_spent("output_tokens")
+        )
 
     def _keep(self, *, with_text: bool) -> None:
         for place in sorted(self._blocks) if self._wholes else ():
@@ -444,13 +498,20 @@ class _MessagesMerger(Merger):
                 end = self._without_credit(fields_of(fields["delta"]))
                 fields["delta"] = end if stop is None else {**end, "stop_reason": stop}
                 fields |= {_TRANSFORMED: self._transformed} if self._transformed else {}
-            ends.append(event(bytes(raw_of(fields)), one.name) if "usage" in fields or "delta" in fields else one.raw)
+            ends.append(
+                event(bytes(raw_of(fields)), one.name)
+                if "usage" in fields or "delta" in fields
+                else one.raw
+            )
         return waiting + b"".join(ends)
 
     def _finished_whole(self, stop: str | None) -> bytes:
         self._keep(with_text=True)
         first, last = self._wholes[0], self._wholes[-1]
-        body: dict[str, Any] = {**last, **{name: first[name] for name in ("id", "model") if name in first}}
+        body: dict[str, Any] = {
+            **last,
+            **{name: first[name] for name in ("id", "model") if name in first},
+        }
         body = self._without_credit(body) | {"content": self._content}
         body |= {_TRANSFORMED: self._transformed} if self._transformed else {}
         if self.steps > 1:
@@ -460,31 +521,49 @@ class _MessagesMerger(Merger):
         return bytes(raw_of(body))
 
     def _without_credit(self, end: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the end of an answer. A credit for a further step is of no use: the client does not have its body."""
-        details = value_of(end["stop_details"]) if self.steps > 1 and "stop_details" in end else None
+        """Return the end of an answer. A credit for a further step is of no use: the client does
+        not have its body."""
+        details = (
+            value_of(end["stop_details"]) if self.steps > 1 and "stop_details" in end else None
+        )
         if not isinstance(details, dict):
             return dict(end)
-        return {**end, "stop_details": {name: one for name, one in details.items() if name not in _CREDIT}}
+        return {
+            **end,
+            "stop_details": {name: one for name, one in details.items() if name not in _CREDIT},
+        }
 
     def _total(self) -> dict[str, Any]:
-        """Return the sums of all steps, and the steps: Claude Code takes the size of its context from the last."""
+        """Return the sums of all steps, and the steps: Claude Code takes the size of its context
+        from the last."""
         total: dict[str, Any] = {}
         steps: list[Any] = []
         for one in self.usages:
             own = one.get("iterations")
             steps += own if isinstance(own, list) and own else [{"type": "message", **_counts(one)}]
-            total = added(total, {name: value for name, value in one.items() if name != "iterations"})
+            total = added(
+                total, {name: value for name, value in one.items() if name != "iterations"}
+            )
         return {**total, "iterations": steps}
 
 
 def _with_previous(request: ClientRequest, message_id: str) -> dict[str, Any]:
-    """Return the id of the answer that the provider compares a request with, if the client asks for that."""
+    """Return the id of the answer that the provider compares a request with, if the client asks for
+    that."""
     given = value_of(request.top[_DIAGNOSTICS])
-    return {_DIAGNOSTICS: {**given, "previous_message_id": message_id}} if isinstance(given, dict) else {}
+    return (
+        {_DIAGNOSTICS: {**given, "previous_message_id": message_id}}
+        if isinstance(given, dict)
+        else {}
+    )
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in usage.items() if name.endswith("tokens") or name == "cache_creation"}
+    return {
+        name: value
+        for name, value in usage.items()
+        if name.endswith("tokens") or name == "cache_creation"
+    }
 
 
 def _key(block: Mapping[str, Any]) -> str | None:
@@ -512,7 +591,8 @@ def _thinking_in(messages: Sequence[Raw]) -> Iterator[tuple[tuple[int, int], str
 
 
 def _is_kept(block: Raw, kept: set[str]) -> bool:
-    """Whether a block of the ledger is sent: thinking that the client has left out is left out too."""
+    """Whether a block of the ledger is sent: thinking that the client has left out is left out
+    too."""
     if b"thinking" not in bytes(block)[:200] and b"thinking" not in bytes(block)[-200:]:
         return True
     key = _thinking(value_of(block))
@@ -527,8 +607,8 @@ def _shown(block: Mapping[str, Any]) -> str:
 
 
 def _behind(blocks: Sequence[Raw], after: Sequence[str]) -> Iterator[Raw]:
-    """Yield the blocks after the key that the ledger does not have: the client may have cut, dropped or joined
-    texts."""
+    """Yield the blocks after the key that the ledger does not have: the client may have cut,
+    dropped or joined texts."""
     known = list(after)
     for raw in blocks:
         block = value_of(raw)
@@ -558,7 +638,11 @@ def _is_answer(message: Raw) -> bool:
 
 def _blocks(message: Raw) -> list[Raw]:
     content = fields_of(message).get("content", Raw(b"[]"))
-    return items_of(content) if bytes(content)[:1] == b"[" else [raw_of({"type": "text", "text": content})]
+    return (
+        items_of(content)
+        if bytes(content)[:1] == b"["
+        else [raw_of({"type": "text", "text": content})]
+    )
 
 
 def _joined(message: Raw, blocks: Sequence[Raw]) -> Raw:

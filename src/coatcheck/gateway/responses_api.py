@@ -1,8 +1,9 @@
 """OpenAI's Responses API: requests, and the merging of answers.
 
-An answer is a list of items: reasoning, messages and calls. A client keeps them itself, or leaves them to the provider
-and names the response before (`previous_response_id`) or a `conversation`. Steps of one answer are then tied the same
-way, and the client's name for the answer, its first id, is replaced by the id of its last step.
+An answer is a list of items: reasoning, messages and calls. A client keeps them itself, or leaves
+them to the provider and names the response before (`previous_response_id`) or a `conversation`.
+Steps of one answer are then tied the same way, and the client's name for the answer, its first id,
+is replaced by the id of its last step.
 """
 
 from __future__ import annotations
@@ -47,10 +48,18 @@ if TYPE_CHECKING:
 
 _ADDITIONAL: Final = "additional_tools"
 _SYSTEM: Final = frozenset({"system", "developer"})
-_OF_MODEL: Final = frozenset({"reasoning", "program", "program_output", "mcp_list_tools", "mcp_approval_request"})
+_OF_MODEL: Final = frozenset(
+    {"reasoning", "program", "program_output", "mcp_list_tools", "mcp_approval_request"}
+)
 _WITH_ID: Final = frozenset({"reasoning", "program", "program_output"})
 _ENDS: Final = frozenset({"response.completed", "response.incomplete"})
-_CALLS: Final = ("function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call")
+_CALLS: Final = (
+    "function_call",
+    "custom_tool_call",
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+)
 
 
 class ResponsesApi(Api):
@@ -105,7 +114,9 @@ class ResponsesApi(Api):
             text=text,
         )
 
-    def written(self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any) -> bytes:
+    def written(
+        self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any
+    ) -> bytes:
         changed = list(messages)
         inside = len(tools) > len(request.tools) and "tools" not in request.top and bool(changed)
         if inside and text_field(fields_of(changed[0]), "type") == _ADDITIONAL:
@@ -135,12 +146,15 @@ class ResponsesApi(Api):
         return [*entry.messages, *rest]
 
     def unspliced(self, held: Sequence[Raw]) -> list[Raw]:
-        """Return the answer without reasoning that lacks the item after it, which may have been a call of ours."""
+        """Return the answer without reasoning that lacks the item after it, which may have been a
+        call of ours."""
         kept: list[Raw] = []
         for at, raw in enumerate(held):
             is_reasoning = text_field(fields_of(raw), "type") == "reasoning"
             follows = held[at + 1] if at + 1 < len(held) else None
-            if is_reasoning and (follows is None or text_field(fields_of(follows), "type") == "reasoning"):
+            if is_reasoning and (
+                follows is None or text_field(fields_of(follows), "type") == "reasoning"
+            ):
                 continue
             kept.append(raw)
         return kept if len(kept) < len(held) else list(held)
@@ -148,11 +162,17 @@ class ResponsesApi(Api):
     def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
         found = []
         for call, parts in answers:
-            output: Any = parts[0].text if len(parts) == 1 else [part.as_openai_responses() for part in parts]
-            found.append(raw_of({"type": "function_call_output", "call_id": call.call_id, "output": output}))
+            output: Any = (
+                parts[0].text if len(parts) == 1 else [part.as_openai_responses() for part in parts]
+            )
+            found.append(
+                raw_of({"type": "function_call_output", "call_id": call.call_id, "output": output})
+            )
         return found
 
-    def following(self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]) -> list[Raw]:
+    def following(
+        self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]
+    ) -> list[Raw]:
         return results if _is_stored(request) else [*sent, *answer, *results]
 
     def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
@@ -171,7 +191,9 @@ class ResponsesApi(Api):
             return digest("conversation", str(name)) if name else None
         return None
 
-    def links(self, request: ClientRequest, merger: Merger, adopted: str) -> dict[str, dict[str, Any]]:
+    def links(
+        self, request: ClientRequest, merger: Merger, adopted: str
+    ) -> dict[str, dict[str, Any]]:
         """Record the last id of the answer under its first."""
         assert isinstance(merger, _ResponsesMerger)
         if not _is_stored(request):
@@ -182,16 +204,20 @@ class ResponsesApi(Api):
             found[key] = {"adopted": adopted}
         return found
 
-    def renamed(self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]) -> dict[str, dict[str, Any]]:
-        """Record our results that wait for the result of the last call, and the calls that a program made: the next
-        request may not contain these calls."""
+    def renamed(
+        self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]
+    ) -> dict[str, dict[str, Any]]:
+        """Record our results that wait for the result of the last call, and the calls that a
+        program made: the next request may not contain these calls."""
         assert isinstance(merger, _ResponsesMerger)
         if not _is_stored(request):
             return {}
         before = digest("response", merger.first_id)
         if "conversation" in request.top:
             before = self.chain(request) or before
-        found: dict[str, dict[str, Any]] = {digest("program", before, call_id): {} for call_id in merger.programs}
+        found: dict[str, dict[str, Any]] = {
+            digest("program", before, call_id): {} for call_id in merger.programs
+        }
         if waiting and merger.last_call:
             found[digest("waiting", before, merger.last_call)] = {"messages": list(waiting)}
         return found
@@ -200,13 +226,19 @@ class ResponsesApi(Api):
         return {"previous_response_id": link["id"]} if "id" in link else {}
 
     def waiting_keys(self, request: ClientRequest) -> list[str]:
-        return [digest("waiting", before, call_id) for before, call_id in self._calls_before(request)]
+        return [
+            digest("waiting", before, call_id) for before, call_id in self._calls_before(request)
+        ]
 
     def program_keys(self, request: ClientRequest) -> dict[str, str]:
-        return {digest("program", before, call_id): call_id for before, call_id in self._calls_before(request)}
+        return {
+            digest("program", before, call_id): call_id
+            for before, call_id in self._calls_before(request)
+        }
 
     def _calls_before(self, request: ClientRequest) -> Iterator[tuple[str, str]]:
-        """Yield the calls that only the provider has: the key of what the request continues, and the id of the call."""
+        """Yield the calls that only the provider has: the key of what the request continues, and
+        the id of the call."""
         before = self.chain(request)
         called = {call_id for one in request.facts for call_id, _ in one.calls}
         for result in (result for one in request.facts for result in one.results):
@@ -216,10 +248,20 @@ class ResponsesApi(Api):
     def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
         choice = value_field(request.top, "tool_choice")
         if choice == "required":
-            names = [name for tool in request.tools if (name := text_field(fields_of(tool), "name"))]
+            names = [
+                name for tool in request.tools if (name := text_field(fields_of(tool), "name"))
+            ]
             allowed = [{"type": "function", "name": name} for name in names]
-            return {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed}} if names else {}
-        if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and choice.get("mode") != "required":
+            return (
+                {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed}}
+                if names
+                else {}
+            )
+        if (
+            isinstance(choice, dict)
+            and choice.get("type") == "allowed_tools"
+            and choice.get("mode") != "required"
+        ):
             ours = [{"type": "function", "name": name} for name in own]
             return {"tool_choice": {**choice, "tools": [*choice.get("tools", ()), *ours]}}
         return {}
@@ -248,7 +290,10 @@ class ResponsesApi(Api):
 class _ResponsesMerger(Merger):
     def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
         form = object_field(request.top, "text").get("format")
-        is_structured = isinstance(form, dict) and form.get("type") in ("json_schema", "json_object")
+        is_structured = isinstance(form, dict) and form.get("type") in (
+            "json_schema",
+            "json_object",
+        )
         super().__init__(own, request, is_structured=is_structured)
         self.first_id = self.last_id = ""
         self.last_call = ""
@@ -315,10 +360,16 @@ class _ResponsesMerger(Merger):
         """Note the type of an item, and whether it is a call of ours."""
         self._kinds[place] = text_field(item, "type")
         is_direct = not is_by_program({"caller": value_field(item, "caller")})
-        if self._kinds[place] == "function_call" and text_field(item, "name") in self.own and is_direct:
+        if (
+            self._kinds[place] == "function_call"
+            and text_field(item, "name") in self.own
+            and is_direct
+        ):
             self._own_places.add(place)
 
-    def _of_item(self, kind: str, place: int, fields: dict[str, Raw], one: Event) -> Iterator[bytes]:
+    def _of_item(
+        self, kind: str, place: int, fields: dict[str, Raw], one: Event
+    ) -> Iterator[bytes]:
         if "item" in fields and place not in self._kinds:
             self._note_kind(place, fields_of(fields["item"]))
         if kind == "response.output_item.done" and "item" in fields:
@@ -352,14 +403,17 @@ class _ResponsesMerger(Merger):
         return one.raw if not new else event(bytes(raw_of({**fields, **new})), one.name)
 
     def _echoed(self, response: Mapping[str, Raw]) -> dict[str, Any] | None:
-        """Return a response with what the client sent in place of what we sent, None if it is the same."""
+        """Return a response with what the client sent in place of what we sent, None if it is the
+        same."""
         changed: dict[str, Any] = {}
         if "tools" in response and self.own:
             tools = items_of(response["tools"])
             theirs = [tool for tool in tools if text_field(fields_of(tool), "name") not in self.own]
             if len(theirs) < len(tools):
                 changed["tools"] = theirs
-        if "tool_choice" in response and any(name.encode() in bytes(response["tool_choice"]) for name in self.own):
+        if "tool_choice" in response and any(
+            name.encode() in bytes(response["tool_choice"]) for name in self.own
+        ):
             changed["tool_choice"] = self.request.top.get("tool_choice", Raw(b'"auto"'))
         before = self.request.top.get("previous_response_id", Raw(b"null"))
         echoed = response.get("previous_response_id", Raw(b"null"))
@@ -409,7 +463,9 @@ class _ResponsesMerger(Merger):
             item = value_of(self._items[place])
             if place in self._own_places:
                 try:
-                    arguments = value_of(str(item.get("arguments") or "{}").encode("utf-8", "surrogatepass"))
+                    arguments = value_of(
+                        str(item.get("arguments") or "{}").encode("utf-8", "surrogatepass")
+                    )
                 except Unreadable:
                     if self._status == "incomplete":
                         continue
@@ -417,8 +473,14 @@ class _ResponsesMerger(Merger):
                 own.append(OwnCall(str(item.get("call_id")), str(item.get("name")), arguments))
             elif self._kinds[place] in _CALLS:
                 others += 1
-            items.append(self._items[place] if _is_stored(self.request) else _without_id(self._items[place], item))
-        return LoopStep(items, own, others, self._status == "completed", self._tokens_spent("output_tokens"))
+            items.append(
+                self._items[place]
+                if _is_stored(self.request)
+                else _without_id(self._items[place], item)
+            )
+        return LoopStep(
+            items, own, others, self._status == "completed", self._tokens_spent("output_tokens")
+        )
 
     def _keep(self, *, with_text: bool) -> None:
         for place in sorted(self._items) if self._bodies else ():
@@ -438,21 +500,30 @@ class _ResponsesMerger(Merger):
         echoed = self._echoed(response)
         if self.steps == 1 and not self._own_places and stop is None:
             return waiting + self._numbered(self._end, fields, response=echoed)
-        return waiting + self._numbered(self._end, fields, response={**response, **self._joined(response, stop)})
+        return waiting + self._numbered(
+            self._end, fields, response={**response, **self._joined(response, stop)}
+        )
 
     def _joined(self, response: Mapping[str, Raw], stop: str | None) -> dict[str, Any]:
         """Return the members of the last response that cover all steps."""
-        changed: dict[str, Any] = {**(self._echoed(response) or {}), "output": self._output, "id": self.first_id}
+        changed: dict[str, Any] = {
+            **(self._echoed(response) or {}),
+            "output": self._output,
+            "id": self.first_id,
+        }
         if self.steps > 1:
             changed["usage"] = self._summed_usage("input", "output")
         if stop == "incomplete":
-            changed |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            changed |= {
+                "status": "incomplete",
+                "incomplete_details": {"reason": "max_output_tokens"},
+            }
         return changed
 
 
 def _answer_in_prefix(kind: str, item: Mapping[str, Any], text: str) -> str:
-    """Return what an item of the model adds to the digest of a prefix. Clients may leave out reasoning, and encode
-    arguments in another way."""
+    """Return what an item of the model adds to the digest of a prefix. Clients may leave out
+    reasoning, and encode arguments in another way."""
     if kind == "reasoning":
         return ""
     if kind == "message":
@@ -460,16 +531,22 @@ def _answer_in_prefix(kind: str, item: Mapping[str, Any], text: str) -> str:
     arguments = item.get("arguments")
     if not isinstance(arguments, str):
         return digest("answer", canonical(item))
-    return digest("answer", kind, str(item.get("call_id")), str(item.get("name")), canonical_json(arguments))
+    return digest(
+        "answer", kind, str(item.get("call_id")), str(item.get("name")), canonical_json(arguments)
+    )
 
 
 def _is_stored(request: ClientRequest) -> bool:
     """Whether the provider keeps the response, so that the next one can name it."""
-    return bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top
+    return (
+        bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top
+    )
 
 
 def _error_event(code: str, message: str) -> bytes:
-    return event(bytes(raw_of({"type": "error", "code": code, "message": message, "param": None})), "error")
+    return event(
+        bytes(raw_of({"type": "error", "code": code, "message": message, "param": None})), "error"
+    )
 
 
 def _key(item: Mapping[str, Any]) -> str | None:

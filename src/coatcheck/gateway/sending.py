@@ -1,8 +1,9 @@
-"""What is sent for a request: stubs in place of results, our tools after the client's, and the ledger's messages in
-place of answers that the client has in part.
+"""What is sent for a request: stubs in place of results, our tools after the client's, and the
+ledger's messages in place of answers that the client has in part.
 
-What is sent for a conversation only ever grows. A conversation is adopted with its first request, and every decision
-about it is written to the ledger before a byte of it is sent; a conversation that began elsewhere is never changed.
+What is sent for a conversation only ever grows. A conversation is adopted with its first request,
+and every decision about it is written to the ledger before a byte of it is sent; a conversation
+that began elsewhere is never changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ from coatcheck.gateway.api import (
     value_of,
 )
 from coatcheck.gateway.conversations import Conversations, Home, Origin, Sessions, pointers_of
-from coatcheck.gateway.ledger import Adoption, Ledger, NotRemembered, adoption_of, entry_key, entry_of
+from coatcheck.gateway.ledger import (
+    Adoption,
+    Ledger,
+    NotRemembered,
+    adoption_of,
+    entry_key,
+    entry_of,
+)
 from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
 
@@ -57,7 +65,8 @@ _PRIVATE: Final = range(0xE000, 0xE800)
 
 
 class RefusedRequest(Exception):
-    """A request that must not be sent: its status, what to do, and Anthropic's code if there is one."""
+    """A request that must not be sent: its status, what to do, and Anthropic's code if there is
+    one."""
 
     def __init__(self, status: int, message: str, *, code: str = "") -> None:
         super().__init__(message)
@@ -66,7 +75,8 @@ class RefusedRequest(Exception):
 
 @dataclass(slots=True)
 class Judged:
-    """A result that was judged now: its tool, the tokens of the original and of its stub, and the pointer."""
+    """A result that was judged now: its tool, the tokens of the original and of its stub, and the
+    pointer."""
 
     tool: str
     tokens: int
@@ -76,7 +86,8 @@ class Judged:
 
 @dataclass(slots=True)
 class Outgoing:
-    """What is sent for a request. `adoption` and `home` are None if the conversation is not changed."""
+    """What is sent for a request. `adoption` and `home` are None if the conversation is not
+    changed."""
 
     body: bytes
     request: ClientRequest
@@ -111,7 +122,8 @@ class Outgoing:
 
 
 class Sender:
-    """Prepares what is sent for the requests of one store. It remembers only what the ledger has and never changes."""
+    """Prepares what is sent for the requests of one store. It remembers only what the ledger has
+    and never changes."""
 
     def __init__(self, *, mode: Mode, policy: Policy | None = None) -> None:
         self._mode = mode
@@ -130,15 +142,20 @@ class Sender:
         is_quick: bool = False,
         is_count: bool = False,
     ) -> Outgoing:
-        """Return what is sent for a request. With `is_count`, it only asks for its token count. Raises
-        `RefusedRequest`, and with `is_quick` `NotRemembered` if the store must be asked."""
+        """Return what is sent for a request. With `is_count`, it only asks for its token count.
+        Raises `RefusedRequest`, and with `is_quick` `NotRemembered` if the store must be asked."""
         same = Outgoing(body, request, request.messages, request.tools)
         chain = api.chain(request)
         continues = request.has_answers or chain is not None
         if not request.facts or (not continues and not request.tools):
             return same
-        session = sessions.index(origin) if origin.owner else _opened(sessions, origin, is_quick=is_quick)
-        index, place = Ledger(session, is_quick=is_quick), f"{session.store.url}/{session.session_id}"
+        session = (
+            sessions.index(origin) if origin.owner else _opened(sessions, origin, is_quick=is_quick)
+        )
+        index, place = (
+            Ledger(session, is_quick=is_quick),
+            f"{session.store.url}/{session.session_id}",
+        )
         first = digest("adopted", api.name, origin.owner, request.first)
         if continues and (place, chain or first) in self._foreign:
             return same
@@ -147,19 +164,28 @@ class Sender:
             if chain is not None:
                 link = index.find([chain]).get(chain, {})
                 first = value_of(link["adopted"]) if link else first
-            adoption = self._adopted(index, (place, first), first) if link or chain is None else None
+            adoption = (
+                self._adopted(index, (place, first), first) if link or chain is None else None
+            )
         except StoreError as error:
             if not continues:
-                _LOG.warning("a conversation is not changed, its ledger cannot be read: %s", mask(error.message))
+                _LOG.warning(
+                    "a conversation is not changed, its ledger cannot be read: %s",
+                    mask(error.message),
+                )
                 return same
-            raise RefusedRequest(503, f"the gateway cannot read its ledger: {mask(error.message)}") from error
+            raise RefusedRequest(
+                503, f"the gateway cannot read its ledger: {mask(error.message)}"
+            ) from error
         refused = api.refusal(request)
         if adoption is None:
             if continues and (chain is None or "conversation" not in request.top):
                 self._foreign.keep((place, chain or first), True)
             is_new = not continues or (chain is not None and "conversation" in request.top)
             if is_new and refused is None:
-                adoption = self._adopt(api, request, session, index, first, is_named=not origin.owner)
+                adoption = self._adopt(
+                    api, request, session, index, first, is_named=not origin.owner
+                )
             if adoption is None:
                 return same
         if refused is not None:
@@ -167,21 +193,41 @@ class Sender:
         try:
             policy = self._policy or configured(session.store.settings)
             sending = _Sending(
-                api, request, origin, sessions, index, adoption, policy, self.pins, chain, is_count, is_quick
+                api,
+                request,
+                origin,
+                sessions,
+                index,
+                adoption,
+                policy,
+                self.pins,
+                chain,
+                is_count,
+                is_quick,
             )
             return sending.done(first, link)
         except StoreError as error:
-            raise RefusedRequest(503, f"the gateway cannot read its ledger: {mask(error.message)}") from error
+            raise RefusedRequest(
+                503, f"the gateway cannot read its ledger: {mask(error.message)}"
+            ) from error
 
     def _adopted(self, index: Ledger, key: tuple[str, str], first: str) -> Adoption | None:
         found = self.pins.get(key) or index.find([first]).get(first)
         return None if found is None else adoption_of(self.pins.keep(key, found))
 
     def _adopt(
-        self, api: Api, request: ClientRequest, session: Session, index: Ledger, first: str, *, is_named: bool
+        self,
+        api: Api,
+        request: ClientRequest,
+        session: Session,
+        index: Ledger,
+        first: str,
+        *,
+        is_named: bool,
     ) -> Adoption | None:
-        """Adopt a new conversation, if the mode allows it. One with a message that is nested too deeply stays as it is.
-        In `loop` mode, the client's own tools can read only in a session that `is_named`."""
+        """Adopt a new conversation, if the mode allows it. One with a message that is nested too
+        deeply stays as it is. In `loop` mode, the client's own tools can read only in a session
+        that `is_named`."""
         if self._mode == "observe" or any(one.is_deep for one in request.facts):
             return None
         policy = self._policy or configured(session.store.settings)
@@ -199,12 +245,16 @@ class Sender:
         try:
             return index.adopt(first, adoption)
         except CoatcheckError as error:
-            _LOG.warning("a conversation is not changed, its ledger cannot be written: %s", mask(error.message))
+            _LOG.warning(
+                "a conversation is not changed, its ledger cannot be written: %s",
+                mask(error.message),
+            )
             return None
 
     def recovered(self, api: Api, outgoing: Outgoing, session: Session, error: bytes) -> bool:
-        """Leave out thinking that the provider has refused with this error: from the first block that fails to the end.
-        It stays out of all later requests. Return whether there is something else to send now."""
+        """Leave out thinking that the provider has refused with this error: from the first block
+        that fails to the end. It stays out of all later requests. Return whether there is something
+        else to send now."""
         keys = api.unbound(outgoing.request, outgoing.messages, error) if outgoing.adopted else []
         if not keys:
             return False
@@ -212,20 +262,26 @@ class Sender:
         try:
             known = ledger.find(places)
             free = [place for place in places if place not in known]
-            if not any(set(keys) <= set(value_of(ledger.write(place, {"blocks": keys})["blocks"])) for place in free):
+            if not any(
+                set(keys) <= set(value_of(ledger.write(place, {"blocks": keys})["blocks"]))
+                for place in free
+            ):
                 return False
         except CoatcheckError as failure:
             _LOG.warning("thinking that was refused cannot be left out: %s", mask(failure.message))
             return False
         outgoing.messages = api.without_thinking(outgoing.messages, keys)
-        outgoing.body = api.written(outgoing.request, outgoing.messages, outgoing.tools, **outgoing.settings)
+        outgoing.body = api.written(
+            outgoing.request, outgoing.messages, outgoing.tools, **outgoing.settings
+        )
         return True
 
 
 @dataclass(slots=True)
 class _Sending:
-    """One request of an adopted conversation. `index` has the adoption, and says where the conversation is kept; `pins`
-    are those that are remembered; `chain` is the key of the answer that the request names."""
+    """One request of an adopted conversation. `index` has the adoption, and says where the
+    conversation is kept; `pins` are those that are remembered; `chain` is the key of the answer
+    that the request names."""
 
     api: Api
     request: ClientRequest
@@ -251,14 +307,16 @@ class _Sending:
         adoption, policy, request = self.adoption, self.policy, self.request
         self._our_tools, self._names = _fitting_tools(adoption, request.tools)
         named = policy.model or request.model or None
-        self.policy = policy = replace(policy, **adoption.policy, read_tool=self._names["get"], model=named)
+        self.policy = policy = replace(
+            policy, **adoption.policy, read_tool=self._names["get"], model=named
+        )
         looks_at_all = policy.is_named or any(rule != "never" for rule in policy.tools.values())
         self._least = min(FIRST, policy.safe_chars) if looks_at_all else FIRST
         self._tools = {call_id: name for one in request.facts for call_id, name in one.calls}
 
     def done(self, adopted: str, link: Mapping[str, Raw]) -> Outgoing:
-        """Return what is sent. `adopted` is the key of the adoption, `link` the record of the answer that the request
-        continues."""
+        """Return what is sent. `adopted` is the key of the adoption, `link` the record of the
+        answer that the request continues."""
         request, api, adoption = self.request, self.api, self.adoption
         is_loop = adoption.mode == "loop"
         runs = list(_runs(request, joins=api.joins_answers))
@@ -277,33 +335,46 @@ class _Sending:
         if is_loop and self.origin.owner:
             if self.is_quick:
                 raise NotRemembered
-            self._conversations = Conversations(self.sessions, self.origin, self.index, is_count=self.is_count)
+            self._conversations = Conversations(
+                self.sessions, self.origin, self.index, is_count=self.is_count
+            )
             answers = [[] if self.chain is None else [self.chain]]
             answers += [[key for _, key in keys] for keys in entry_keys.values()]
             self._home = self._conversations.home(answers, wanted | asked)
         else:
             self._home = self._named_home(wanted, asked)
         found = self._home.records
-        results = request.replaceable({call_id for key, call_id in programs.items() if key in found})
-        pins = self._pins(asked, old={one.key for number, some in results.items() if number < behind for one in some})
+        results = request.replaceable(
+            {call_id for key, call_id in programs.items() if key in found}
+        )
+        pins = self._pins(
+            asked,
+            old={one.key for number, some in results.items() if number < behind for one in some},
+        )
         sent = [one for key in waiting if key in found for one in items_of(found[key]["messages"])]
         is_behind_own, places = False, list[int]()
         for start, end, is_answer in runs:
             places += [len(sent)] * (end - start)
             if is_answer:
                 held = request.messages[start:end]
-                place_and_key = next((one for one in entry_keys.get(start, ()) if one[1] in found), None)
+                place_and_key = next(
+                    (one for one in entry_keys.get(start, ()) if one[1] in found), None
+                )
                 if place_and_key is None:
                     sent += api.unspliced(held) if is_loop else held
                 else:
                     sent += api.expanded(entry_of(found[place_and_key[1]]), held, place_and_key[0])
                 is_behind_own = place_and_key is not None
             else:
-                message = self._with_results(start, results.get(start, []), pins, is_new=start >= behind)
+                message = self._with_results(
+                    start, results.get(start, []), pins, is_new=start >= behind
+                )
                 api.append(sent, message, is_behind_own=is_behind_own)
                 places[-1] = min(places[-1], len(sent) - 1)  # it may be part of the message before
                 is_behind_own = False
-        left_out = {key for place in unbound if place in found for key in value_of(found[place]["blocks"])}
+        left_out = {
+            key for place in unbound if place in found for key in value_of(found[place]["blocks"])
+        }
         if left_out:
             sent = api.without_thinking(sent, left_out)
         tools = [*request.tools, *self._our_tools]
@@ -327,19 +398,22 @@ class _Sending:
         )
 
     def _start(self) -> str:
-        """Return what separates this conversation from others before its first message: the answer that it continues,
-        and, if nobody names the session, the credentials and the system text."""
+        """Return what separates this conversation from others before its first message: the answer
+        that it continues, and, if nobody names the session, the credentials and the system text."""
         parts = [self.api.name, self.chain or ""]
         if self.origin.owner:
             system = [name for name in ("system", "instructions") if name in self.request.top]
-            parts += [self.origin.owner, *(canonical_json(self.request.top[name]) for name in system)]
+            parts += [
+                self.origin.owner,
+                *(canonical_json(self.request.top[name]) for name in system),
+            ]
         return digest("start", *parts)
 
     def _entry_keys(
         self, runs: Sequence[tuple[int, int, bool]], prefixes: Sequence[str]
     ) -> dict[int, list[tuple[int | None, str]]]:
-        """Return the keys of each answer by its first message, in order of precedence: its last value, then those
-        before, then its text. Each is bound to everything before the answer."""
+        """Return the keys of each answer by its first message, in order of precedence: its last
+        value, then those before, then its text. Each is bound to everything before the answer."""
         found = {}
         for start, end, is_answer in runs:
             if not is_answer:
@@ -356,26 +430,38 @@ class _Sending:
         return found
 
     def _named_home(self, wanted: Collection[str], asked: Collection[str]) -> Home:
-        """Return the session that the request names or is known by, with the records that are not remembered."""
+        """Return the session that the request names or is known by, with the records that are not
+        remembered."""
         session = _opened(self.sessions, self.origin, is_quick=self.is_quick)
         ledger = Ledger(session, is_quick=self.is_quick)
         unknown = {key for key in asked if (_place(session), key) not in self.pins}
         return Home(session, ledger, ledger.find({*wanted, *unknown}))
 
     def _pins(self, asked: set[str], old: set[str]) -> dict[str, Mapping[str, Raw]]:
-        """Return the decisions about results that were made before. Those about `old` results, which were sent, may
-        have been made in another session, before the client changed something."""
+        """Return the decisions about results that were made before. Those about `old` results,
+        which were sent, may have been made in another session, before the client changed
+        something."""
         place, records = _place(self._home.session), self._home.records
-        known = {key: pin for key in asked if (pin := self.pins.get((place, key)) or records.get(key)) is not None}
+        known = {
+            key: pin
+            for key in asked
+            if (pin := self.pins.get((place, key)) or records.get(key)) is not None
+        }
         missing = (asked & old) - known.keys()
         if self._conversations is not None and missing:
             known |= self._conversations.pins(missing, self._home)
         return {key: self.pins.keep((place, key), pin) for key, pin in known.items()}
 
     def _with_results(
-        self, number: int, results: Sequence[HeldResult], pins: dict[str, Mapping[str, Raw]], *, is_new: bool
+        self,
+        number: int,
+        results: Sequence[HeldResult],
+        pins: dict[str, Mapping[str, Raw]],
+        *,
+        is_new: bool,
     ) -> Raw:
-        """Return a message with these results as they are sent. Only results that no answer has followed are judged."""
+        """Return a message with these results as they are sent. Only results that no answer has
+        followed are judged."""
         raw, contents = self.request.messages[number], {}
         for one in results:
             pin = pins.get(one.key)
@@ -396,7 +482,12 @@ class _Sending:
         situation = Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + context)
         session, ledger = self._home.session, self._home.ledger
         outcome = session.externalize(
-            content, tool=tool, call_id=result.call_id, policy=self.policy, situation=situation, source=_SOURCE
+            content,
+            tool=tool,
+            call_id=result.call_id,
+            policy=self.policy,
+            situation=situation,
+            source=_SOURCE,
         )
         if outcome.failure is not None:
             return {}
@@ -411,7 +502,9 @@ class _Sending:
         try:
             pin = ledger.write(result.key, body)
         except CoatcheckError as error:
-            _LOG.warning("a result stays, the decision about it cannot be stored: %s", mask(error.message))
+            _LOG.warning(
+                "a result stays, the decision about it cannot be stored: %s", mask(error.message)
+            )
             return self._written_anyway(result.key)
         if self._conversations is not None:
             self._conversations.note_pin(result.key, session)
@@ -429,16 +522,23 @@ class _Sending:
 def run_calls(
     session: Session, names: Mapping[str, str], calls: Sequence[OwnCall], note: str
 ) -> list[tuple[OwnCall, list[ContentPart]]]:
-    """Return the answer to each call of our tools. `names` are their names by purpose. The last answer ends with the
-    note."""
-    tools = {tool.name: tool for tool in toolkit(session, prefix=names["get"].removesuffix("get_artifact"))}
+    """Return the answer to each call of our tools. `names` are their names by purpose. The last
+    answer ends with the note."""
+    tools = {
+        tool.name: tool
+        for tool in toolkit(session, prefix=names["get"].removesuffix("get_artifact"))
+    }
     answers = []
     for number, call in enumerate(calls):
-        arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+        arguments = (
+            call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+        )
         if number < _CALLS:
             parts = tools[call.name].parts(**arguments)
         else:
-            parts = [ContentPart(f"[error: at most {_CALLS} calls at once are answered; call again]")]
+            parts = [
+                ContentPart(f"[error: at most {_CALLS} calls at once are answered; call again]")
+            ]
         answers.append((call, parts))
     if note and answers:
         last = answers[-1][1]
@@ -457,7 +557,8 @@ def _place(session: Session) -> str:
 
 
 def _opened(sessions: Sessions, origin: Origin, *, is_quick: bool = False) -> Session:
-    """Return the session of an origin. One that cannot be created, on a full disk, can still be read."""
+    """Return the session of an origin. One that cannot be created, on a full disk, can still be
+    read."""
     try:
         return sessions.open(origin.name, origin.parent, is_quick=is_quick)
     except CoatcheckError as error:
@@ -466,7 +567,8 @@ def _opened(sessions: Sessions, origin: Origin, *, is_quick: bool = False) -> Se
 
 
 def _own_tools(tools: Sequence[Raw]) -> Iterator[tuple[str, str]]:
-    """Yield the purpose and name of our tools among those of a client, which may have them through MCP."""
+    """Yield the purpose and name of our tools among those of a client, which may have them through
+    MCP."""
     for raw in tools:
         if b"artifact" in bytes(raw):
             found = known_as(value_of(raw))
@@ -479,7 +581,8 @@ def _names_of(tools: Sequence[Raw]) -> set[str]:
 
 
 def _free_prefix(tools: Sequence[Raw]) -> str:
-    """Return a prefix for the names of our tools with which none of them is the name of one of these tools."""
+    """Return a prefix for the names of our tools with which none of them is the name of one of
+    these tools."""
     taken = _names_of(tools)
     for number in count():
         prefix = ("", _PREFIX)[number] if number < 2 else f"{_PREFIX}{number}_"
@@ -489,8 +592,9 @@ def _free_prefix(tools: Sequence[Raw]) -> str:
 
 
 def _fitting_tools(adoption: Adoption, tools: Sequence[Raw]) -> tuple[list[Raw], Mapping[str, str]]:
-    """Return our tools for a request that has these tools, and their names by purpose: those of the adoption. If the
-    client has added a tool of the same name since, ours get other names, and the client's calls stay the client's."""
+    """Return our tools for a request that has these tools, and their names by purpose: those of the
+    adoption. If the client has added a tool of the same name since, ours get other names, and the
+    client's calls stay the client's."""
     if not adoption.tools or _names_of(tools).isdisjoint(adoption.names.values()):
         return adoption.tools, adoption.names
     prefix = _free_prefix(tools)
@@ -507,13 +611,15 @@ def _fitting_tools(adoption: Adoption, tools: Sequence[Raw]) -> tuple[list[Raw],
 
 
 def _runs(request: ClientRequest, *, joins: bool) -> Iterator[tuple[int, int, bool]]:
-    """Yield each answer, which has several messages if the API `joins` them, and each other message: where it begins
-    and ends."""
+    """Yield each answer, which has several messages if the API `joins` them, and each other
+    message: where it begins and ends."""
     start = 0
     while start < len(request.facts):
         is_answer = request.facts[start].side == "answer"
         end = start + 1
-        while joins and is_answer and end < len(request.facts) and request.facts[end].side == "answer":
+        while (
+            joins and is_answer and end < len(request.facts) and request.facts[end].side == "answer"
+        ):
             end += 1
         yield start, end, is_answer
         start = end

@@ -1,4 +1,5 @@
-"""Server-sent events as they are on the wire: bytes are split into events, and an event keeps its bytes."""
+"""Server-sent events as they are on the wire: bytes are split into events, and an event keeps its
+bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Event:
 
 
 class EventSplitter:
-    """Splits a stream into events, wherever its bytes were cut. At most `limit` bytes of an event are kept."""
+    """Splits a stream into events, wherever its bytes were cut. At most `limit` bytes of an event
+    are kept."""
 
     def __init__(self, limit: int = 64 << 20) -> None:
         self._left = bytearray()

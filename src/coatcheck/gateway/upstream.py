@@ -1,8 +1,9 @@
-"""The connection to a provider: `ProviderClient` sends a request, `ProviderAnswer` is the response with its body.
+"""The connection to a provider: `ProviderClient` sends a request, `ProviderAnswer` is the response
+with its body.
 
-Bytes and headers pass as they are. Nothing is followed, decoded or remembered: no redirects, no cookies, no proxy and
-no password from the environment. Certificates are verified against those that the system trusts. Only this module
-imports aiohttp.
+Bytes and headers pass as they are. Nothing is followed, decoded or remembered: no redirects, no
+cookies, no proxy and no password from the environment. Certificates are verified against those that
+the system trusts. Only this module imports aiohttp.
 """
 
 from __future__ import annotations
@@ -32,13 +33,20 @@ _CONNECT: Final = 20.0
 _SILENT: Final = 600.0  # seconds after which we give up on a provider that sends nothing
 _IDLE: Final = 15.0  # seconds that a connection waits for the next request
 _HEAD: Final = 1 << 16  # bytes of a line or a field in the head of a response
-_PIECE: Final = 1 << 16  # bytes that are written at once: asyncio copies what the socket does not take
-_AUTOMATIC: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # that aiohttp would add
+_PIECE: Final = (
+    1 << 16
+)  # bytes that are written at once: asyncio copies what the socket does not take
+_AUTOMATIC: Final = (
+    "User-Agent",
+    "Accept",
+    "Accept-Encoding",
+    "Content-Type",
+)  # that aiohttp would add
 
 
 class ProviderFailure(Exception):
-    """The provider cannot be reached, or its answer broke off. `is_lost` says that a connection was closed before an
-    answer came: the provider may have closed it while it was idle."""
+    """The provider cannot be reached, or its answer broke off. `is_lost` says that a connection was
+    closed before an answer came: the provider may have closed it while it was idle."""
 
     def __init__(self, reason: str, *, is_lost: bool = False) -> None:
         super().__init__(reason)
@@ -81,19 +89,28 @@ class ProviderAnswer:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if left := content._read_nowait(-1):  # what arrived before it; `read_nowait` would raise it again
+            if left := content._read_nowait(
+                -1
+            ):  # what arrived before it; `read_nowait` would raise it again
                 yield left
             raise _failure(error) from error
 
     async def plain_chunks(self) -> AsyncIterator[bytes]:
-        """Yield the bytes of the body without their content coding, which a provider may use unasked."""
+        """Yield the bytes of the body without their content coding, which a provider may use
+        unasked."""
         coding = self.header("content-encoding").strip().lower()
         decoding = decoder(coding)
         if decoding is None and coding not in ("", "identity"):
             raise ProviderFailure("unknown content coding")
         async for chunk in self.chunks():
             try:
-                plain = chunk if decoding is None else b"" if decoding.eof else decoding.decompress(chunk)
+                plain = (
+                    chunk
+                    if decoding is None
+                    else b""
+                    if decoding.eof
+                    else decoding.decompress(chunk)
+                )
             except CODING_ERRORS as error:
                 raise ProviderFailure("damaged content coding") from error
             if plain:
@@ -111,8 +128,8 @@ class ProviderAnswer:
 
 
 class ProviderClient:
-    """Sends requests. Connections are kept and used again. It belongs to the event loop that uses it first. `proxy` is
-    the address of an HTTP proxy."""
+    """Sends requests. Connections are kept and used again. It belongs to the event loop that uses
+    it first. `proxy` is the address of an HTTP proxy."""
 
     def __init__(self, *, proxy: str | None = None) -> None:
         self._proxy = proxy
@@ -122,9 +139,9 @@ class ProviderClient:
     async def send(
         self, method: str, address: str, target: str, headers: HeaderList, content: Content
     ) -> ProviderAnswer:
-        """Send a request to an address, which has no path except a prefix, and return the answer with its body unread.
-        `target` is the path with the query, as it came. Raises `ProviderFailure`, or `ValueError` if a header cannot be
-        sent."""
+        """Send a request to an address, which has no path except a prefix, and return the answer
+        with its body unread. `target` is the path with the query, as it came. Raises
+        `ProviderFailure`, or `ValueError` if a header cannot be sent."""
         if not target.startswith("/"):
             raise ValueError("the target of a request must begin with a slash")
         base = self._bases.setdefault(address, URL(address))
@@ -185,12 +202,17 @@ class _Pieces(Payload):
         for start in range(0, len(whole), _PIECE):
             await writer.write(whole[start : start + _PIECE])
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
         await self.write(writer)
 
 
 def _verifying() -> ssl.SSLContext:
-    if sys.platform in ("darwin", "win32") and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & os.environ.keys():
+    if (
+        sys.platform in ("darwin", "win32")
+        and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & os.environ.keys()
+    ):
         import truststore
 
         context: ssl.SSLContext = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

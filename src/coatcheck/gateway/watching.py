@@ -1,9 +1,10 @@
 """What passed through the gateway: transcripts, figures, and where a prefix broke.
 
-One record for each answer, in the series `gateway:calls` of its session: what was new in the request, the answer, the
-usage that the provider reported, and what was or would have been saved. The figures are recorded like those of any
-other model call, so `coatcheck metrics` shows them. Everything runs in a thread, a moment after the answer, so that
-several answers are written at once. A failure here never reaches a client. Headers are not recorded.
+One record for each answer, in the series `gateway:calls` of its session: what was new in the
+request, the answer, the usage that the provider reported, and what was or would have been saved.
+The figures are recorded like those of any other model call, so `coatcheck metrics` shows them.
+Everything runs in a thread, a moment after the answer, so that several answers are written at once.
+A failure here never reaches a client. Headers are not recorded.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
 
 SERIES: Final = "gateway:calls"
 EVENTS: Final = "gateway:events"
-"""The series with only errors and broken prefixes, each with the number of its call: small, for lists."""
+"""The series with only errors and broken prefixes, each with the number of its call: small, for
+lists."""
 _NewRecord = tuple[str, bytes, int | None]
 _Work = Callable[["Exchange", float], "_Noted"]
 _CONVERSATIONS: Final = 1_024
@@ -77,7 +79,8 @@ _LOG: Final = logging.getLogger("coatcheck")
 
 @dataclass(slots=True)
 class Exchange:
-    """A request for an answer, and what is sent for it. With `is_count`, it only asks for its token count."""
+    """A request for an answer, and what is sent for it. With `is_count`, it only asks for its token
+    count."""
 
     api: Api
     session: Session
@@ -148,8 +151,8 @@ _Parts = Sequence[_Part | HeldFacts]
 
 @dataclass(slots=True)
 class _Known:
-    """The last request of a conversation: the digest over its parts, and the parts if this process has seen them, with
-    what continues the digest."""
+    """The last request of a conversation: the digest over its parts, and the parts if this process
+    has seen them, with what continues the digest."""
 
     count: int
     chain: str
@@ -158,8 +161,8 @@ class _Known:
 
 
 class Watcher(Collector):
-    """Records what passes. `figures` are the sums of this process, `answers` its answers by API and status. Both are
-    given to Prometheus. No label is chosen by a client."""
+    """Records what passes. `figures` are the sums of this process, `answers` its answers by API and
+    status. Both are given to Prometheus. No label is chosen by a client."""
 
     def __init__(self, store: Store, *, policy: Policy | None, is_enabled: bool) -> None:
         self._store = store
@@ -181,11 +184,16 @@ class Watcher(Collector):
         if exchange.is_count or not self._is_enabled:
             return
         is_streamed = "event-stream" in media_type
-        self._later(exchange, partial(self._passed, status, data[:_LARGEST], is_streamed), len(data))
+        self._later(
+            exchange, partial(self._passed, status, data[:_LARGEST], is_streamed), len(data)
+        )
 
-    def note_steps(self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]) -> None:
-        """Note an answer that was joined from steps. `inside` are the messages of the steps that the client did not see
-        unchanged, with our results; `last` are those of the last step, if it has none of our calls."""
+    def note_steps(
+        self, exchange: Exchange, merger: Merger, inside: Sequence[Raw], last: Sequence[Raw]
+    ) -> None:
+        """Note an answer that was joined from steps. `inside` are the messages of the steps that
+        the client did not see unchanged, with our results; `last` are those of the last step, if it
+        has none of our calls."""
         if not merger.usages or not self._is_enabled:
             return
         answer = list(last) or {"role": "assistant", "content": "\n\n".join(merger.texts)}
@@ -202,14 +210,20 @@ class Watcher(Collector):
             self._running -= 1
 
     def collect(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily("coatcheck_gateway_requests", "Requests by API and status.", None, _LABELS)
+        answers = CounterMetricFamily(
+            "coatcheck_gateway_requests", "Requests by API and status.", None, _LABELS
+        )
         for (api, status), number in self.answers.copy().items():
             answers.add_metric((api, str(status)), number)
         yield answers
-        yield GaugeMetricFamily("coatcheck_gateway_requests_running", "Requests in progress.", self._running)
+        yield GaugeMetricFamily(
+            "coatcheck_gateway_requests_running", "Requests in progress.", self._running
+        )
         for one in fields(Figures):
             if text := one.metadata.get("help"):
-                yield CounterMetricFamily(f"coatcheck_gateway_{one.name}", text, getattr(self.figures, one.name))
+                yield CounterMetricFamily(
+                    f"coatcheck_gateway_{one.name}", text, getattr(self.figures, one.name)
+                )
 
     async def finish(self) -> None:
         """Wait until everything is recorded."""
@@ -240,13 +254,23 @@ class Watcher(Collector):
         for exchange, work, at in batch:
             session = exchange.session
             with self._never_failing():
-                noted.setdefault((session.store, session.session_id), (session, []))[1].append(work(exchange, at))
+                noted.setdefault((session.store, session.session_id), (session, []))[1].append(
+                    work(exchange, at)
+                )
         for session, some in noted.values():
             with self._never_failing():
                 records = [record for one in some for record in one.records]
                 numbers = session.record_all(records)
-                calls = [number for (series, _, _), number in zip(records, numbers, strict=True) if series == SERIES]
-                events = [(call, one.event) for call, one in zip(calls, some, strict=True) if one.event is not None]
+                calls = [
+                    number
+                    for (series, _, _), number in zip(records, numbers, strict=True)
+                    if series == SERIES
+                ]
+                events = [
+                    (call, one.event)
+                    for call, one in zip(calls, some, strict=True)
+                    if one.event is not None
+                ]
                 session.record_all([_event(call, event) for call, event in events])
 
     @contextlib.contextmanager
@@ -255,10 +279,14 @@ class Watcher(Collector):
             yield
         except Exception as error:  # noqa: BLE001 - recording must never stop a gateway
             if not self._has_failed:
-                _LOG.warning("recording an answer failed: %s", mask(f"{type(error).__name__}: {error}"))
+                _LOG.warning(
+                    "recording an answer failed: %s", mask(f"{type(error).__name__}: {error}")
+                )
             self._has_failed = True
 
-    def _passed(self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float) -> _Noted:
+    def _passed(
+        self, status: int, data: bytes, is_streamed: bool, exchange: Exchange, at: float
+    ) -> _Noted:
         if status != 200:
             with self._lock:
                 self.figures.add(Figures(errors=1))
@@ -305,21 +333,32 @@ class Watcher(Collector):
         if broke is not None:
             body["broke"] = broke
         if outgoing.adoption is not None:
-            body |= {"mode": outgoing.adoption.mode, "sent": outgoing.sent_from(max(0, same - lead))}
+            body |= {
+                "mode": outgoing.adoption.mode,
+                "sent": outgoing.sent_from(max(0, same - lead)),
+            }
             if inside:
                 body["inside"] = list(inside)
             body["judged"] = [
-                {"tool": one.tool, "tokens": one.tokens, "stub_tokens": one.stub_tokens, "artifact": one.pointer}
+                {
+                    "tool": one.tool,
+                    "tokens": one.tokens,
+                    "stub_tokens": one.stub_tokens,
+                    "artifact": one.pointer,
+                }
                 for one in outgoing.judged
             ]
         elif could:
-            body["could_leave"] = [{"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could]
+            body["could_leave"] = [
+                {"tool": tool, "tokens": tokens, "saving": gain} for tool, tokens, gain in could
+            ]
         event = None if broke is None else {"at": round(at, 3), "broke": broke, "tokens": rewritten}
         measured = self._measures(exchange, figures, used, could, at)
         return _Noted([self._call(exchange, body, at), *measured], event)
 
     def _known_of(self, session: Session, request: ClientRequest) -> _Known | None:
-        """Return the last request of the conversation: from memory, else from the session's last record."""
+        """Return the last request of the conversation: from memory, else from the session's last
+        record."""
         found = self._known.get((session.store, session.session_id, request.first))
         if found is not None:
             return found
@@ -343,7 +382,9 @@ class Watcher(Collector):
         if policy.redact == "store":
             whole = raw_of(masked(value_of(whole), policy))
         if len(bytes(whole)) > RECORD_LIMIT // 2:
-            ref = session.put(bytes(whole), media_type="application/json", tool=WRITER, name="gateway call")
+            ref = session.put(
+                bytes(whole), media_type="application/json", tool=WRITER, name="gateway call"
+            )
             kept = ("status", "count", "chain", "same", "messages", "usage", "mode", "broke")
             brief = {name: body[name] for name in kept if name in body}
             whole = raw_of(head | brief | {"artifact": ref.pointer})
@@ -387,15 +428,23 @@ def _error(data: bytes) -> dict[str, str]:
     """Return the type and message of a provider's error, without secrets."""
     try:
         found = object_field(fields_of(data), "error")
-        return {"type": str(found.get("type"))[:100], "message": mask(str(found.get("message")))[:300]}
+        return {
+            "type": str(found.get("type"))[:100],
+            "message": mask(str(found.get("message")))[:300],
+        }
     except Unreadable:
         return {"type": "unreadable", "message": ""}
 
 
 def _parts(request: ClientRequest) -> list[_Part | HeldFacts]:
-    """Return the parts of a prompt in the order of a provider's cache: tools, system text, messages."""
+    """Return the parts of a prompt in the order of a provider's cache: tools, system text,
+    messages."""
     found: list[_Part | HeldFacts] = [_part(raw, "tool") for raw in request.tools]
-    found += [_part(request.top[name], "system text") for name in ("system", "instructions") if name in request.top]
+    found += [
+        _part(request.top[name], "system text")
+        for name in ("system", "instructions")
+        if name in request.top
+    ]
     return found + request.facts
 
 
@@ -429,8 +478,8 @@ def _chain(hashed: Any) -> str:
 
 
 def _compared(known: _Known | None, parts: _Parts) -> tuple[int, dict[str, Any] | None, int]:
-    """Return how many parts are the same as in the request before, where and why the prefix broke, and the tokens that
-    are sent again because of it."""
+    """Return how many parts are the same as in the request before, where and why the prefix broke,
+    and the tokens that are sent again because of it."""
     if known is None:
         return 0, None, 0
     if len(parts) >= known.count:
@@ -440,9 +489,16 @@ def _compared(known: _Known | None, parts: _Parts) -> tuple[int, dict[str, Any] 
             return known.count, None, 0
     before = known.parts
     if not before:
-        return 0, {"part": None, "what": "unknown", "why": "it changed while no gateway was running"}, 0
+        return (
+            0,
+            {"part": None, "what": "unknown", "why": "it changed while no gateway was running"},
+            0,
+        )
     pairs = zip(before, parts, strict=False)
-    same = next((at for at, (old, new) in enumerate(pairs) if old.digest != new.digest), min(len(before), len(parts)))
+    same = next(
+        (at for at, (old, new) in enumerate(pairs) if old.digest != new.digest),
+        min(len(before), len(parts)),
+    )
     rewritten = sum(one.size for one in parts[same:]) // _PER_TOKEN
     old = before[same] if same < len(before) else None
     new = parts[same] if same < len(parts) else None
@@ -463,12 +519,21 @@ def _figures(usages: Sequence[Any], outgoing: Outgoing, prices: Prices) -> tuple
     last = Usage()
     for one in usages:
         last = usage_of(one)
-        sent, read, wrote = last.input_tokens or 0, last.cached_tokens or 0, last.cache_write_tokens or 0
+        sent, read, wrote = (
+            last.input_tokens or 0,
+            last.cached_tokens or 0,
+            last.cache_write_tokens or 0,
+        )
         found.input_tokens += sent
         found.cached_tokens += read
         found.output_tokens += last.output_tokens or 0
         fresh = max(0, sent - read - wrote)
-        costs.append(fresh + read * prices.read + wrote * prices.write + (last.output_tokens or 0) * prices.output)
+        costs.append(
+            fresh
+            + read * prices.read
+            + wrote * prices.write
+            + (last.output_tokens or 0) * prices.output
+        )
     found.cost = sum(costs)
     left = [one for one in outgoing.judged if one.pointer is not None]
     found.stubs = len(left)
@@ -479,9 +544,12 @@ def _figures(usages: Sequence[Any], outgoing: Outgoing, prices: Prices) -> tuple
 
 
 def _could_leave(exchange: Exchange, prices: Prices) -> list[tuple[str, int, float]]:
-    """Return the tool, tokens and expected saving of each new result for which a stub would pay off."""
+    """Return the tool, tokens and expected saving of each new result for which a stub would pay
+    off."""
     request = exchange.outgoing.request
-    behind = max((at + 1 for at, one in enumerate(request.facts) if one.side == "answer"), default=0)
+    behind = max(
+        (at + 1 for at, one in enumerate(request.facts) if one.side == "answer"), default=0
+    )
     tools = {call_id: name for one in request.facts for call_id, name in one.calls}
     context = sum(one.size for one in request.facts) // _PER_TOKEN
     found = []
@@ -496,5 +564,7 @@ def _could_leave(exchange: Exchange, prices: Prices) -> list[tuple[str, int, flo
             expected, limit = expected_costs(exchange.session, tool, situation, prices, None)
             tokens = round(roughly(text.encode("utf-8", "surrogatepass")))
             if expected is not None and tokens > limit:
-                found.append((tool[:200], tokens, round(expected.decided(tokens, limit).expected_saving, 1)))
+                found.append(
+                    (tool[:200], tokens, round(expected.decided(tokens, limit).expected_saving, 1))
+                )
     return found

@@ -1,1 +1,2 @@
-"""The store over HTTP, for programs in any language. `application` is the entry; `coatcheck serve` runs it."""
+"""The store over HTTP, for programs in any language. `application` is the entry; `coatcheck serve`
+runs it."""

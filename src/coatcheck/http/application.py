@@ -1,7 +1,8 @@
 """The store over HTTP, as a Starlette application: `store_app`.
 
-Each request is checked in this order: the token, what it allows, the arguments. Then its operation runs in a thread of
-`lanes`. Errors are JSON with the stable codes of `errors`; nothing unexpected is ever shown to a client.
+Each request is checked in this order: the token, what it allows, the arguments. Then its operation
+runs in a thread of `lanes`. Errors are JSON with the stable codes of `errors`; nothing unexpected
+is ever shown to a client.
 """
 
 from __future__ import annotations
@@ -70,8 +71,16 @@ _MAX_OPTIONS: Final = 100
 _UPLOADS: Final = STREAMS  # uploads that are read at once, each with a megabyte in memory
 _BODIES: Final = 512 << 20  # bytes of JSON bodies over a megabyte that are in memory at once
 _LARGE: Final = 256 << 10  # bytes from which a value is externalized with the long calls
-_HEALTH: Final = (5.0, 1.0)  # seconds that the store has to answer, and for which its answer is kept
-_DEFAULT_TYPES: Final = ("", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain")
+_HEALTH: Final = (
+    5.0,
+    1.0,
+)  # seconds that the store has to answer, and for which its answer is kept
+_DEFAULT_TYPES: Final = (
+    "",
+    "application/octet-stream",
+    "application/x-www-form-urlencoded",
+    "text/plain",
+)
 _BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CODES: Final = {
     401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
@@ -90,18 +99,24 @@ def store_app(
     stall: float = STALL,
     patience: float = PATIENCE,
 ) -> Starlette:
-    """Return the application for a store. Tokens come from the keyring; each opens the store of its tenant.
+    """Return the application for a store. Tokens come from the keyring; each opens the store of its
+    tenant.
 
-    `routes` are added, for example those of a console. `registry` gets the metrics. A client that needs more than
-    `stall` seconds for a megabyte is disconnected. An upload waits up to `patience` seconds while its tenant's share of
-    uploads is in use. The store stays open: the caller closes it."""
+    `routes` are added, for example those of a console. `registry` gets the metrics. A client that
+    needs more than `stall` seconds for a megabyte is disconnected. An upload waits up to `patience`
+    seconds while its tenant's share of uploads is in use. The store stays open: the caller closes
+    it."""
     meters = _Meters(registry or CollectorRegistry())
     api = _Api(store, keyring, meters, stall=stall, patience=patience)
     by_path: dict[str, dict[str, Operation]] = {}
     for operation in OPERATIONS:
         by_path.setdefault(operation.path, {}).update(dict.fromkeys(operation.methods, operation))
     own = [
-        Route(re.sub(r"{(\w+)}", r"{\1:segment}", path), _Endpoint(api, operations), methods=list(operations))
+        Route(
+            re.sub(r"{(\w+)}", r"{\1:segment}", path),
+            _Endpoint(api, operations),
+            methods=list(operations),
+        )
         for path, operations in by_path.items()
     ]
     app = Starlette(
@@ -124,7 +139,9 @@ def failure(error: Exception) -> Response:
     """Return the response for an expected error."""
     if isinstance(error, CoatcheckError):
         status = CODES[error.code].http
-        headers = {"retry_after": "5"} if isinstance(error, StoreUnavailable) and error.may_retry else {}
+        headers = (
+            {"retry_after": "5"} if isinstance(error, StoreUnavailable) and error.may_retry else {}
+        )
         return _problem(status, error.code, error.message, error.hint, **headers)
     if isinstance(error, Forbidden):
         return _problem(403, _CODES[403], str(error), "use a token that allows it")
@@ -132,7 +149,9 @@ def failure(error: Exception) -> Response:
         return _problem(408, _CODES[408], str(error), error.hint, connection="close")
     if isinstance(error, Busy):
         status = 429 if error.is_own else 503
-        return _problem(status, _CODES[status], str(error), error.hint, retry_after="5", connection="close")
+        return _problem(
+            status, _CODES[status], str(error), error.hint, retry_after="5", connection="close"
+        )
     raise error
 
 
@@ -143,10 +162,15 @@ def _problem(status: int, code: str, message: str, hint: str = "", **headers: st
 def _http_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = {404: "there is nothing at this path", 405: "this path does not allow the method"}
-    hints = {404: "the paths are in /api/v1/openapi.json", 405: f"it allows {(error.headers or {}).get('Allow', '')}"}
+    hints = {
+        404: "the paths are in /api/v1/openapi.json",
+        405: f"it allows {(error.headers or {}).get('Allow', '')}",
+    }
     code = _CODES.get(error.status_code, "http_error")
     text = message.get(error.status_code, error.detail)
-    return _problem(error.status_code, code, text, hints.get(error.status_code, ""), **(error.headers or {}))
+    return _problem(
+        error.status_code, code, text, hints.get(error.status_code, ""), **(error.headers or {})
+    )
 
 
 def _unexpected() -> Response:
@@ -178,12 +202,14 @@ def decoded(text: str) -> str:
             return unquote_to_bytes(text.encode("latin-1")).decode()
     except UnicodeDecodeError:
         pass
-    raise InvalidArgument(f"{clip(text)} is not percent-encoded UTF-8", hint="encode each part of a path on its own")
+    raise InvalidArgument(
+        f"{clip(text)} is not percent-encoded UTF-8", hint="encode each part of a path on its own"
+    )
 
 
 def _by_raw_path(app: ASGIApp) -> ASGIApp:
-    """Return the application with requests routed by the path as it was sent. In the decoded path, `%2F` looks like the
-    end of a segment."""
+    """Return the application with requests routed by the path as it was sent. In the decoded path,
+    `%2F` looks like the end of a segment."""
 
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope.get("raw_path") is not None:
@@ -197,22 +223,31 @@ def _by_raw_path(app: ASGIApp) -> ASGIApp:
 
 
 class _Meters:
-    """The metrics of a server. No label is chosen by a client: they are names of operations, and statuses."""
+    """The metrics of a server. No label is chosen by a client: they are names of operations, and
+    statuses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         ProcessCollector(registry=registry)
         labels = ("operation", "status")
-        self._requests = Counter("coatcheck_http_requests", "Requests that were answered.", labels, registry=registry)
+        self._requests = Counter(
+            "coatcheck_http_requests", "Requests that were answered.", labels, registry=registry
+        )
         self._seconds = Histogram(
             "coatcheck_http_request_seconds", "Time until the end of the answer.", ("operation",), registry=registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0),
         )  # fmt: skip
-        self._running = Gauge("coatcheck_http_requests_running", "Requests in progress.", registry=registry)
-        self.received = Counter("coatcheck_http_received_bytes", "Bytes of artifacts received.", registry=registry)
+        self._running = Gauge(
+            "coatcheck_http_requests_running", "Requests in progress.", registry=registry
+        )
+        self.received = Counter(
+            "coatcheck_http_received_bytes", "Bytes of artifacts received.", registry=registry
+        )
         self._sent = Counter("coatcheck_http_sent_bytes", "Bytes of answers.", registry=registry)
         self.abandoned = Counter(
-            "coatcheck_http_abandoned", "Requests whose client left or was too slow.", registry=registry
+            "coatcheck_http_abandoned",
+            "Requests whose client left or was too slow.",
+            registry=registry,
         )
 
     def measured(self, app: ASGIApp) -> ASGIApp:
@@ -274,10 +309,14 @@ class _Endpoint:
                 self._api.meters.abandoned.inc()
             if not has_begun:
                 await failure(error)(scope, receive, sent)
-            elif isinstance(error, CoatcheckError):  # too late for an error: the client gets less than was announced
+            elif isinstance(
+                error, CoatcheckError
+            ):  # too late for an error: the client gets less than was announced
                 _LOG.error("an answer was cut off: %s", error)
         except Exception as error:  # noqa: BLE001 - whatever it is, a client must not see it, nor the log its secrets
-            _LOG.error("unexpected error in %s: %s", operation.name, mask("".join(format_exception(error))))
+            _LOG.error(
+                "unexpected error in %s: %s", operation.name, mask("".join(format_exception(error)))
+            )
             if not has_begun:
                 await _unexpected()(scope, receive, sent)
 
@@ -285,7 +324,9 @@ class _Endpoint:
 class _Api:
     """Answers requests: who asks, what for, and in which thread."""
 
-    def __init__(self, store: Store, keyring: Keyring, meters: _Meters, *, stall: float, patience: float) -> None:
+    def __init__(
+        self, store: Store, keyring: Keyring, meters: _Meters, *, stall: float, patience: float
+    ) -> None:
         self._store = store
         self._keyring = keyring
         self._stall = stall
@@ -307,7 +348,13 @@ class _Api:
         access = self._keyring.find(bearer(scope))
         if access is None:
             text = "a bearer token is required"
-            return _problem(401, _CODES[401], text, "send Authorization: Bearer TOKEN", www_authenticate="Bearer")
+            return _problem(
+                401,
+                _CODES[401],
+                text,
+                "send Authorization: Bearer TOKEN",
+                www_authenticate="Bearer",
+            )
         prove(scope)
         self._check(operation, scope, access)
         if operation.name in self._special:
@@ -324,13 +371,17 @@ class _Api:
             async def hold(size: int) -> None:
                 await stack.enter_async_context(self._bodies.held(access.tenant, size))
 
-            data = await whole_body(receive, headers, most=operation.max_body, stall=self._stall, hold=hold)
+            data = await whole_body(
+                receive, headers, most=operation.max_body, stall=self._stall, hold=hold
+            )
             return await self._called(operation, access, path, query, data)
 
     @staticmethod
     def _check(operation: Operation, scope: Scope, access: Access) -> None:
         if operation.scope is not None and not access.allows(operation.scope):
-            raise Forbidden(f"this needs a token with the scope {operation.scope}; this one has {access.scope}")
+            raise Forbidden(
+                f"this needs a token with the scope {operation.scope}; this one has {access.scope}"
+            )
         if (session_id := scope["path_params"].get("session_id")) is not None:
             check_session(access, session_id)
 
@@ -347,7 +398,11 @@ class _Api:
         def work() -> Response:
             body = None if operation.body is None else validated(operation.body, parsed(data))
             found = call(Asked(self._store_of(access), access, path, query, body))
-            return Response(None, operation.status, SAFE) if found is None else _answered(operation.status, found)
+            return (
+                Response(None, operation.status, SAFE)
+                if found is None
+                else _answered(operation.status, found)
+            )
 
         if operation.lane == "reading":
             session = await in_thread(lambda: self._store_of(access).session(path["session_id"]))
@@ -356,7 +411,8 @@ class _Api:
         return await (in_long_thread if is_long else in_thread)(work)
 
     async def _put(self, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
-        """Stream the body into the store. A small body goes in one piece, without a thread that waits for it."""
+        """Stream the body into the store. A small body goes in one piece, without a thread that
+        waits for it."""
         headers = Headers(scope=scope)
         if (refusal := _refused_type(headers, json_only=False)) is not None:
             return refusal
@@ -372,7 +428,9 @@ class _Api:
             try:
                 if await upload.fits(CHUNK):
                     data = await upload.next(CHUNK)
-                    stored = await in_thread(put, data.decode() if upload.is_text else io.BytesIO(data))
+                    stored = await in_thread(
+                        put, data.decode() if upload.is_text else io.BytesIO(data)
+                    )
                 else:
                     stored = await in_stream_thread(put, upload)
             finally:
@@ -386,7 +444,9 @@ class _Api:
         options: d.GetOptions = validated(d.GetOptions, query_of(scope, d.GetOptions))
         headers, path = Headers(scope=scope), scope["path_params"]
         session = await in_thread(lambda: self._store_of(access).session(path["session_id"]))
-        found = await in_reading_thread(session, path["target"], {}, partial(ContentBody.of, session, path["target"]))
+        found = await in_reading_thread(
+            session, path["target"], {}, partial(ContentBody.of, session, path["target"])
+        )
         try:
             is_head = scope["method"] == "HEAD"
             refusal, span = _preconditions(found, headers, is_head=is_head)
@@ -400,17 +460,22 @@ class _Api:
 
     async def _metrics(self, scope: Scope, receive: Receive, access: Access) -> ASGIApp:
         text = await in_thread(generate_latest, self.meters.registry)
-        return Response(text, headers={**SAFE, "content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"})
+        return Response(
+            text, headers={**SAFE, "content-type": CONTENT_TYPE_LATEST, "cache-control": "no-store"}
+        )
 
     async def _health(self) -> Response:
-        """Ask the store something small. Only one such check runs at a time, however many clients ask for it."""
+        """Ask the store something small. Only one such check runs at a time, however many clients
+        ask for it."""
         patience, kept = _HEALTH
         probe = self._probe
         if probe is None or (probe.done() and time.monotonic() > self._probed + kept):
             self._probe = probe = asyncio.create_task(self._ask_store())
         await asyncio.wait({probe}, timeout=patience)
         if not probe.done():
-            raise StoreUnavailable(f"the store does not answer within {patience:.0f} s", may_retry=True)
+            raise StoreUnavailable(
+                f"the store does not answer within {patience:.0f} s", may_retry=True
+            )
         if isinstance(error := probe.exception(), CoatcheckError):
             raise StoreUnavailable(f"the store does not answer: {error.code}", may_retry=True)
         probe.result()
@@ -423,10 +488,15 @@ class _Api:
             self._probed = time.monotonic()
 
 
-def _preconditions(found: ContentBody, headers: Headers, *, is_head: bool) -> tuple[Response | None, Any]:
-    """Return an answer without content, if the conditions of a request ask for it, and the range that it asks for."""
+def _preconditions(
+    found: ContentBody, headers: Headers, *, is_head: bool
+) -> tuple[Response | None, Any]:
+    """Return an answer without content, if the conditions of a request ask for it, and the range
+    that it asks for."""
     if "if-match" in headers and not has_tag(headers["if-match"], found.etag, strong=True):
-        return _problem(412, _CODES[412], "the ETag does not match", "get it again", etag=found.etag), None
+        return _problem(
+            412, _CODES[412], "the ETag does not match", "get it again", etag=found.etag
+        ), None
     if "if-none-match" in headers and has_tag(headers["if-none-match"], found.etag):
         return Response(None, 304, found.headers()), None
     if is_head or "range" not in headers:
@@ -437,16 +507,22 @@ def _preconditions(found: ContentBody, headers: Headers, *, is_head: bool) -> tu
         return None, requested_range(headers["range"], found.size)
     except NotSatisfiable:
         text, place = f"the content has {found.size} bytes", f"bytes */{found.size}"
-        return _problem(416, _CODES[416], text, "ask for a range within it", content_range=place), None
+        return _problem(
+            416, _CODES[416], text, "ask for a range within it", content_range=place
+        ), None
 
 
 def _refused_type(headers: Headers, *, json_only: bool) -> Response | None:
     """Return the refusal of a body with an encoding or a type that is not accepted."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
-        return _problem(415, _CODES[415], "the body must not be encoded", "send it without Content-Encoding")
+        return _problem(
+            415, _CODES[415], "the body must not be encoded", "send it without Content-Encoding"
+        )
     if json_only and kind and kind != "application/json" and not kind.endswith("+json"):
-        return _problem(415, _CODES[415], "the body must be JSON", "send Content-Type: application/json")
+        return _problem(
+            415, _CODES[415], "the body must be JSON", "send Content-Type: application/json"
+        )
     return None
 
 
@@ -476,7 +552,8 @@ def _lists(kind: type) -> frozenset[str]:
 
 
 def validated(kind: type, given: object) -> Any:
-    """Return arguments as a value of their type. Raises `InvalidArgument`, which does not quote them."""
+    """Return arguments as a value of their type. Raises `InvalidArgument`, which does not quote
+    them."""
     try:
         return _adapter(kind).validate_python(given)
     except ValidationError as error:
@@ -489,17 +566,24 @@ def validated(kind: type, given: object) -> Any:
                 hint="it takes " + (", ".join(one.name for one in fields(kind)) or "none"),
             ) from None
         message = first["msg"].removeprefix("Value error, ")
-        raise InvalidArgument(f"{place}: {message}" if place else message, hint="see /api/v1/openapi.json") from None
+        raise InvalidArgument(
+            f"{place}: {message}" if place else message, hint="see /api/v1/openapi.json"
+        ) from None
 
 
 def query_of(scope: Scope, kind: type) -> dict[str, Any]:
     """The arguments of a query string. Only those that are lists may be given several times."""
     try:
         pairs = parse_qsl(
-            scope["query_string"].decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_OPTIONS, errors="strict"
+            scope["query_string"].decode("ascii"),
+            keep_blank_values=True,
+            max_num_fields=_MAX_OPTIONS,
+            errors="strict",
         )
     except ValueError as error:
-        raise InvalidArgument("the query string is not valid", hint="percent-encode each argument") from error
+        raise InvalidArgument(
+            "the query string is not valid", hint="percent-encode each argument"
+        ) from error
     given: dict[str, Any] = {}
     for name, value in pairs:
         if name in _lists(kind):
@@ -512,8 +596,8 @@ def query_of(scope: Scope, kind: type) -> dict[str, Any]:
 
 
 def options_of_headers(headers: Headers, kind: type) -> dict[str, Any]:
-    """The arguments of a put that are headers, percent-encoded. Content-Type is the media type, unless it is one that
-    clients send by default."""
+    """The arguments of a put that are headers, percent-encoded. Content-Type is the media type,
+    unless it is one that clients send by default."""
     given: dict[str, Any] = {}
     for one in fields(kind):
         value = headers.get(HEADER + one.name.replace("_", "-"))
@@ -534,4 +618,6 @@ def parsed(data: bytes) -> object:
     try:
         return json.loads(data, parse_constant=refuse) if data else {}
     except (ValueError, RecursionError):
-        raise InvalidArgument("the body is not valid JSON", hint="send a JSON object in UTF-8") from None
+        raise InvalidArgument(
+            "the body is not valid JSON", hint="send a JSON object in UTF-8"
+        ) from None

@@ -1,6 +1,7 @@
 """Bearer tokens: which store, sessions and operations each of them gives access to.
 
-A tokens file is TOML with one table for each token. It has the SHA-256 of the token, never the token itself:
+A tokens file is TOML with one table for each token. It has the SHA-256 of the token, never the
+token itself:
 
     [ci]
     sha256 = "9f86d081884c7d65…"
@@ -46,8 +47,8 @@ _LOG: Final = logging.getLogger("coatcheck")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the holder of a token may do: a scope, in the store of one tenant, in sessions whose ids begin with
-    `sessions`."""
+    """What the holder of a token may do: a scope, in the store of one tenant, in sessions whose ids
+    begin with `sessions`."""
 
     name: str
     scope: TokenScope
@@ -55,20 +56,28 @@ class Access:
     sessions: str = ""
 
     def allows(self, needed: TokenScope) -> bool:
-        """Whether an operation of this scope is allowed. Metrics cover all tenants, so they need a scope of their own,
-        or an administrator of the whole store."""
+        """Whether an operation of this scope is allowed. Metrics cover all tenants, so they need a
+        scope of their own, or an administrator of the whole store."""
         if needed == METRICS:
-            return self.scope == METRICS or (self.scope == "admin" and self.tenant is None and not self.sessions)
+            return self.scope == METRICS or (
+                self.scope == "admin" and self.tenant is None and not self.sessions
+            )
         return self.scope in SCOPES and SCOPES.index(self.scope) >= SCOPES.index(needed)
 
     def covers(self, session_id: str) -> bool:
         """Whether the holder may use a session. The store's own sessions are for administrators."""
-        return session_id.startswith(self.sessions) and (self.scope == "admin" or not session_id.startswith(_INTERNAL))
+        return session_id.startswith(self.sessions) and (
+            self.scope == "admin" or not session_id.startswith(_INTERNAL)
+        )
 
     @property
     def limits(self) -> str:
         """The sessions that the holder may use, in words."""
-        return f"that begin with {clip(self.sessions)}" if self.sessions else "of agents, not those of the store itself"
+        return (
+            f"that begin with {clip(self.sessions)}"
+            if self.sessions
+            else "of agents, not those of the store itself"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +96,8 @@ _ENTRIES: Final = TypeAdapter(dict[Annotated[str, Field(pattern=rf"^{_NAME.patte
 
 
 class Keyring:
-    """The known tokens: those of a file, and those that were given at the start. Only digests are kept."""
+    """The known tokens: those of a file, and those that were given at the start. Only digests are
+    kept."""
 
     def __init__(self, file: Path | None = None, given: dict[str, Access] | None = None) -> None:
         self._file = file
@@ -104,7 +114,8 @@ class Keyring:
         return {access.tenant for access in self._known.values() if access.tenant is not None}
 
     def find(self, token: str | None) -> Access | None:
-        """Return what a token gives access to, or None if it is unknown. Takes the same time for all unknown tokens."""
+        """Return what a token gives access to, or None if it is unknown. Takes the same time for
+        all unknown tokens."""
         self._refresh()
         digest = digest_of_token(token or "")
         found = None
@@ -114,8 +125,8 @@ class Keyring:
         return found
 
     def _refresh(self) -> None:
-        """Read the file again if it has changed. Without the file, its tokens are revoked; a mistake in it changes
-        nothing, and is logged."""
+        """Read the file again if it has changed. Without the file, its tokens are revoked; a
+        mistake in it changes nothing, and is logged."""
         if self._file is None or time.monotonic() < self._checked + _CHECKED_EVERY:
             return
         self._checked = time.monotonic()
@@ -140,11 +151,17 @@ def read_tokens(file: Path) -> dict[str, Access]:
             mode = os.fstat(source.fileno()).st_mode
             data = source.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise InvalidArgument(f"cannot read {file}: {error.strerror}", hint="name a file of tokens") from error
+        raise InvalidArgument(
+            f"cannot read {file}: {error.strerror}", hint="name a file of tokens"
+        ) from error
     if stat.S_ISREG(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise InvalidArgument(f"{file} is writable by others, who could add tokens", hint=f"chmod 600 {file}")
+        raise InvalidArgument(
+            f"{file} is writable by others, who could add tokens", hint=f"chmod 600 {file}"
+        )
     if len(data) > _LARGEST_FILE:
-        raise InvalidArgument(f"{file} has more than {_LARGEST_FILE:,} bytes", hint="name a file of tokens")
+        raise InvalidArgument(
+            f"{file} has more than {_LARGEST_FILE:,} bytes", hint="name a file of tokens"
+        )
     return _parsed(data, str(file))
 
 
@@ -154,31 +171,46 @@ def _parsed(data: bytes, where: str) -> dict[str, Access]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(one) for one in first["loc"])
-        raise InvalidArgument(f"{where}: {clip(place)}: {first['msg']}", hint="see docs/http.md") from error
+        raise InvalidArgument(
+            f"{where}: {clip(place)}: {first['msg']}", hint="see docs/http.md"
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{where} is not valid TOML: {clip(str(error), 200)}", hint="fix that line") from error
+        raise InvalidArgument(
+            f"{where} is not valid TOML: {clip(str(error), 200)}", hint="fix that line"
+        ) from error
     found: dict[str, Access] = {}
     for name, entry in entries.items():
         if entry.sha256 in found:
-            raise InvalidArgument(f"{where}: the tokens {found[entry.sha256].name} and {name} are the same")
+            raise InvalidArgument(
+                f"{where}: the tokens {found[entry.sha256].name} and {name} are the same"
+            )
         found[entry.sha256] = Access(name, entry.scope, entry.tenant, entry.sessions)
     return found
 
 
 def add_token(file: Path, access: Access) -> str:
-    """Make a new token, append its digest to a file, which is created if it is missing, and return the token."""
+    """Make a new token, append its digest to a file, which is created if it is missing, and return
+    the token."""
     one_of(access.scope, "scope", (*SCOPES, METRICS))
     if not _NAME.fullmatch(access.name):
         raise InvalidArgument(
-            f"invalid token name {clip(access.name)}", hint="use letters, digits, - and _, at most 64"
+            f"invalid token name {clip(access.name)}",
+            hint="use letters, digits, - and _, at most 64",
         )
     if access.tenant is not None:
         check_name(access.tenant, "tenant")
     token = new_token()
     digest = digest_of_token(token)
     if file.exists() and any(known.name == access.name for known in read_tokens(file).values()):
-        raise InvalidArgument(f"{file} already has a token {access.name}", hint="choose another name, or remove it")
-    fields = {"sha256": digest, "scope": access.scope, "tenant": access.tenant, "sessions": access.sessions or None}
+        raise InvalidArgument(
+            f"{file} already has a token {access.name}", hint="choose another name, or remove it"
+        )
+    fields = {
+        "sha256": digest,
+        "scope": access.scope,
+        "tenant": access.tenant,
+        "sessions": access.sessions or None,
+    }
     lines = [f"{key} = {_quoted(value)}" for key, value in fields.items() if value is not None]
     block = "\n".join((f"[{access.name}]", *lines, ""))
     assert _parsed(block.encode(), "the new token") == {digest: access}

@@ -1,8 +1,8 @@
-"""What the operations of the HTTP API take and answer, as types. Requests are validated with them, and the OpenAPI
-document is made of them.
+"""What the operations of the HTTP API take and answer, as types. Requests are validated with them,
+and the OpenAPI document is made of them.
 
-Options come from the query string, or for a put from headers too. Bodies and answers are JSON. A member that may be
-missing has a default.
+Options come from the query string, or for a put from headers too. Bodies and answers are JSON. A
+member that may be missing has a default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ExactSeconds = Annotated[float, Strict(), Field(ge=0)]
 
 
 def _whole(value: object) -> object:
-    """Accept a whole number of a JSON body as JSON Schema defines it: 1.0 is one, true and "1" are not."""
+    """Accept a whole number of a JSON body as JSON Schema defines it: 1.0 is one, true and "1" are
+    not."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
         raise ValueError("must be a whole number")
     return int(value)
@@ -41,7 +42,8 @@ def _whole(value: object) -> object:
 ExactSize = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)]
 _BLANK: Final = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""What `str.isspace` accepts, spelled out: JSON Schema, pydantic and Python each mean something else by `\\s`."""
+"""What `str.isspace` accepts, spelled out: JSON Schema, pydantic and Python each mean something
+else by `\\s`."""
 Pointer = Annotated[str, Field(pattern=r"^art:[0-9a-f]{12,64}$")]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE, description="Maximum number of entries.")]
 
@@ -55,7 +57,8 @@ def _about(description: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """No arguments. All types of arguments derive from this one, so that unknown arguments are refused."""
+    """No arguments. All types of arguments derive from this one, so that unknown arguments are
+    refused."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -64,41 +67,66 @@ class NoOptions:
 class PutOptions(NoOptions):
     """What is known about the content of a put. Everything that is not given is detected."""
 
-    name: Annotated[Text, _about("Name in the session; the newest put under a name wins.")] | None = None
+    name: (
+        Annotated[Text, _about("Name in the session; the newest put under a name wins.")] | None
+    ) = None
     kind: ArtifactKind | None = None
     tool: Annotated[Text, _about("The tool that produced it.")] | None = None
-    media_type: Annotated[Text, _about("Media type; detected from the content by default.")] | None = None
+    media_type: (
+        Annotated[Text, _about("Media type; detected from the content by default.")] | None
+    ) = None
     summary: Annotated[str, Field(max_length=SUMMARY_LIMIT)] | None = None
     call_id: Annotated[Text, _about("Id of the tool call.")] | None = None
     parents: Annotated[list[Pointer], _about("Pointers of the artifacts that it was made of.")] = ()  # type: ignore[assignment]
-    ttl: Annotated[Seconds, _about("Seconds until it expires, if the session does not expire before.")] | None = None
-    codec: Annotated[Literal["bytes", "text"], _about("What Python's `session.get` returns. Text must be UTF-8.")] = (
-        "bytes"
-    )
+    ttl: (
+        Annotated[
+            Seconds, _about("Seconds until it expires, if the session does not expire before.")
+        ]
+        | None
+    ) = None
+    codec: Annotated[
+        Literal["bytes", "text"], _about("What Python's `session.get` returns. Text must be UTF-8.")
+    ] = "bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GetOptions(NoOptions):
-    text: Annotated[bool, _about("Answer as text/plain in UTF-8 instead of application/octet-stream.")] = False
+    text: Annotated[
+        bool, _about("Answer as text/plain in UTF-8 instead of application/octet-stream.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(NoOptions):
-    """What to read: slices, a grep, a query, a diff, or the beginning. See the page about reading."""
+    """What to read: slices, a grep, a query, a diff, or the beginning. See the page about
+    reading."""
 
-    lines: Annotated[str, _about('Lines, counted from 1: "4100:4160", "-50:", "10:40,200:220".')] | None = None
-    chars: Annotated[str, _about('Characters, counted from 0, end excluded: "0:2000".')] | None = None
-    grep: Annotated[str, _about("A regular expression in RE2 syntax; may be combined with lines.")] | None = None
+    lines: (
+        Annotated[str, _about('Lines, counted from 1: "4100:4160", "-50:", "10:40,200:220".')]
+        | None
+    ) = None
+    chars: Annotated[str, _about('Characters, counted from 0, end excluded: "0:2000".')] | None = (
+        None
+    )
+    grep: (
+        Annotated[str, _about("A regular expression in RE2 syntax; may be combined with lines.")]
+        | None
+    ) = None
     context: Annotated[int, Field(ge=0, le=100)] | Literal["auto"] | None = None
     ignore_case: bool = False
     invert: bool = False
     literal: Annotated[bool, _about("Treat the pattern of grep as plain text.")] = False
-    query: Annotated[str, _about('"shape", a JSONPath, SQL on the table artifact, or "text" of a document.')] | None = (
-        None
-    )
+    query: (
+        Annotated[
+            str, _about('"shape", a JSONPath, SQL on the table artifact, or "text" of a document.')
+        ]
+        | None
+    ) = None
     diff: Annotated[str, _about("Another artifact to compare with.")] | None = None
     exact: Annotated[bool, _about("Show lines as they are stored.")] = False
-    cursor: Annotated[str, _about("The next page; from the answer with the page before.")] | None = None
+    cursor: (
+        Annotated[str, _about("The next page; from the answer with the page before.")] | None
+    ) = None
     max_chars: Annotated[int, Field(ge=200, le=MAX_READ)] | None = None
 
 
@@ -109,16 +137,35 @@ class PreviewOptions(NoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(NoOptions):
-    q: Annotated[str, Field(min_length=1, max_length=4_000, pattern=f"[^{_BLANK}]", description="Words to search for.")]
+    q: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=4_000,
+            pattern=f"[^{_BLANK}]",
+            description="Words to search for.",
+        ),
+    ]
     limit: Annotated[int, Field(ge=1, le=100, description="Maximum number of hits.")] = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(NoOptions):
     limit: PageSize = 50
-    after: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="`next` of the page before.")] | None = None
-    name: Annotated[Text, _about("List what was put under this name. Cannot be combined with after.")] | None = None
-    kind: Annotated[ArtifactKind, _about("Only artifacts of this kind. Cannot be combined with after.")] | None = None
+    after: (
+        Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="`next` of the page before.")]
+        | None
+    ) = None
+    name: (
+        Annotated[Text, _about("List what was put under this name. Cannot be combined with after.")]
+        | None
+    ) = None
+    kind: (
+        Annotated[
+            ArtifactKind, _about("Only artifacts of this kind. Cannot be combined with after.")
+        ]
+        | None
+    ) = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +188,13 @@ class SessionBody(NoOptions):
     """Options of a session. Those that are not given stay as they were."""
 
     ttl: Annotated[
-        ExactSeconds | Literal["none"] | None, _about('Seconds after the last use until it expires; "none" for never.')
+        ExactSeconds | Literal["none"] | None,
+        _about('Seconds after the last use until it expires; "none" for never.'),
     ] = None
     parent: Annotated[Text, _about("A session whose artifacts this one can read.")] | None = None
     quota_bytes: Annotated[
-        ExactSize | Literal["none"] | None, _about('Maximum size; "none" for no limit. Needs the scope admin.')
+        ExactSize | Literal["none"] | None,
+        _about('Maximum size; "none" for no limit. Needs the scope admin.'),
     ] = None
 
 
@@ -156,13 +205,17 @@ class GrantBody(NoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyBody(NoOptions):
-    """Changes to the configured policy: when a value becomes a stub, and what the stub looks like."""
+    """Changes to the configured policy: when a value becomes a stub, and what the stub looks
+    like."""
 
     max_tokens: Positive | None = None
     max_chars: Positive | None = None
     max_bytes: Positive | None = None
     preview_chars: ExactSize | None = None
-    read_tool: Annotated[str, Strict(), Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    read_tool: (
+        Annotated[str, Strict(), Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+        | None
+    ) = None
     model: Text | None = None
     expected_calls: ExactSize | None = None
     ttl: ExactSeconds | None = None
@@ -170,7 +223,9 @@ class PolicyBody(NoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalizeBody(NoOptions):
-    value: Annotated[Any, _about("The result of a tool: text, any JSON value, or a list of content blocks.")]
+    value: Annotated[
+        Any, _about("The result of a tool: text, any JSON value, or a list of content blocks.")
+    ]
     tool: Text | None = None
     call_id: Text | None = None
     policy: PolicyBody | None = None
@@ -183,7 +238,8 @@ class ExternalizeBody(NoOptions):
 class Answer:
     @classmethod
     def like(cls, source: object, **others: Any) -> Self:
-        """Return an answer with the members of `source` that have the same names, and the `others`."""
+        """Return an answer with the members of `source` that have the same names, and the
+        `others`."""
         names = [one.name for one in fields(cls) if one.name not in others]
         return cls(**{name: getattr(source, name) for name in names}, **others)
 
@@ -267,7 +323,9 @@ class SessionList:
 
 @dataclass(frozen=True)
 class Ended:
-    artifacts: Annotated[int, _about("Artifacts that were removed: those that no other session has.")]
+    artifacts: Annotated[
+        int, _about("Artifacts that were removed: those that no other session has.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -278,7 +336,9 @@ class PageAnswer(Answer):
     shown: str
     pointer: str
     cursor: str | None
-    derived: Annotated[str | None, _about("Pointer of the whole result, if it was too large for a page.")]
+    derived: Annotated[
+        str | None, _about("Pointer of the whole result, if it was too large for a page.")
+    ]
     matches: int | None
     matches_exact: bool
     instead: str | None
@@ -321,7 +381,9 @@ class Externalized(Answer):
     artifacts: list[Artifact]
     tokens_saved: int
     failure: str | None
-    reason: Annotated[str | None, _about('Why it left or stayed: "cost", "limit", "rule", "off" or "small".')]
+    reason: Annotated[
+        str | None, _about('Why it left or stayed: "cost", "limit", "rule", "off" or "small".')
+    ]
 
 
 @dataclass(frozen=True)
@@ -363,13 +425,23 @@ def _members(value: object) -> dict[str, Any]:
 
 def place_after(info: SessionInfo) -> str:
     """Return the cursor for the page of sessions after this one."""
-    return base64.urlsafe_b64encode(json.dumps([info.created, info.session_id]).encode()).decode().rstrip("=")
+    return (
+        base64.urlsafe_b64encode(json.dumps([info.created, info.session_id]).encode())
+        .decode()
+        .rstrip("=")
+    )
 
 
 def parse_place(cursor: str) -> tuple[float, str]:
     try:
-        created, session_id = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
-        if isinstance(created, int | float) and not isinstance(created, bool) and isinstance(session_id, str):
+        created, session_id = json.loads(
+            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+        )
+        if (
+            isinstance(created, int | float)
+            and not isinstance(created, bool)
+            and isinstance(session_id, str)
+        ):
             session_id.encode()
             return float(created), session_id
     except (ValueError, TypeError, binascii.Error, RecursionError, OverflowError):

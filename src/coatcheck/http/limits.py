@@ -1,4 +1,5 @@
-"""Limits on what clients use while their requests arrive: `Shares` of tenants, and the `Pace` of a body."""
+"""Limits on what clients use while their requests arrive: `Shares` of tenants, and the `Pace` of a
+body."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ class Busy(Exception):
 class Shares:
     """A limited amount of something, such as places for uploads, that tenants share.
 
-    A tenant gets at most half of what the others leave free. So it can never use up everything: the next tenant still
-    gets at most half of the rest, and so on. A request that gets nothing waits up to `patience` seconds. For one event
-    loop."""
+    A tenant gets at most half of what the others leave free. So it can never use up everything: the
+    next tenant still gets at most half of the rest, and so on. A request that gets nothing waits up
+    to `patience` seconds. For one event loop."""
 
     def __init__(self, total: int, what: str, *, patience: float = PATIENCE) -> None:
         self._total = total
@@ -76,8 +77,9 @@ class Shares:
 
 
 class Pace:
-    """The time that a client has for its body: `seconds` at the start, and as much again for each megabyte, but never
-    more than `seconds` at once. Only the time that the server spends waiting counts."""
+    """The time that a client has for its body: `seconds` at the start, and as much again for each
+    megabyte, but never more than `seconds` at once. Only the time that the server spends waiting
+    counts."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,5 @@
-"""The OpenAPI document, generated from the table of operations and the types that validate their requests."""
+"""The OpenAPI document, generated from the table of operations and the types that validate their
+requests."""
 
 from __future__ import annotations
 
@@ -38,8 +39,13 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         for method in operation.methods:
-            paths.setdefault(operation.path, {})[method.lower()] = _described(operation, method, schemas)
-    error = {"description": "What went wrong, and what to do.", "content": _json(schemas[d.ErrorAnswer])}
+            paths.setdefault(operation.path, {})[method.lower()] = _described(
+                operation, method, schemas
+            )
+    error = {
+        "description": "What went wrong, and what to do.",
+        "content": _json(schemas[d.ErrorAnswer]),
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -58,16 +64,21 @@ def document() -> dict[str, Any]:
 
 
 def _schemas() -> tuple[dict[type, Any], dict[str, Any]]:
-    """The schema of each body and answer, as a reference, and the definitions that they refer to."""
+    """The schema of each body and answer, as a reference, and the definitions that they refer
+    to."""
     bodies = {operation.body for operation in OPERATIONS if operation.body is not None}
-    answers = {one for operation in OPERATIONS for one in operation.answers.values() if one is not None}
+    answers = {
+        one for operation in OPERATIONS for one in operation.answers.values() if one is not None
+    }
     named: list[tuple[type, Any]] = [(one, "validation") for one in bodies]
     named += [(one, "serialization") for one in (*answers, d.ErrorAnswer)]
     named.sort(key=lambda pair: pair[0].__name__)
     found, definitions = TypeAdapter.json_schemas(
         [(one, mode, TypeAdapter(one)) for one, mode in named], ref_template=_TEMPLATE
     )
-    return {key[0]: schema for key, schema in found.items()}, dict(sorted(definitions["$defs"].items()))
+    return {key[0]: schema for key, schema in found.items()}, dict(
+        sorted(definitions["$defs"].items())
+    )
 
 
 def _described(operation: Operation, method: str, schemas: dict[type, Any]) -> dict[str, Any]:
@@ -82,16 +93,28 @@ def _described(operation: Operation, method: str, schemas: dict[type, Any]) -> d
         described["description"] = f"Needs a token with the scope `{operation.scope}`."
         described["security"] = [{"token": []}]
     if operation.body is not None:
-        described["requestBody"] = {"required": _is_required(operation.body), "content": _json(schemas[operation.body])}
+        described["requestBody"] = {
+            "required": _is_required(operation.body),
+            "content": _json(schemas[operation.body]),
+        }
     elif operation.streams_in:
-        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": _BINARY}}}
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/octet-stream": {"schema": _BINARY}},
+        }
     return described
 
 
 def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
     for name in _PARAMETER.findall(operation.path):
         schema = {"type": "string", "minLength": 1}
-        yield {"name": name, "in": "path", "required": True, "description": _PATH[name], "schema": schema}
+        yield {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _PATH[name],
+            "schema": schema,
+        }
     if operation.query is not None:
         yield from _options(operation.query, "query")
     if operation.streams_in and operation.query is not None:
@@ -120,7 +143,11 @@ def _options(options: type, where: str) -> Iterator[dict[str, Any]]:
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a parameter: one that is not given is missing, not null."""
-    kept = {key: value for key, value in schema.items() if key not in ("title", "anyOf", "description", "default")}
+    kept = {
+        key: value
+        for key, value in schema.items()
+        if key not in ("title", "anyOf", "description", "default")
+    }
     if schema.get("default") not in (None, (), []):
         kept["default"] = schema["default"]
     kinds = [dict(one) for one in schema.get("anyOf", ()) if one.get("type") != "null"]
@@ -130,14 +157,17 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return kept | ({"anyOf": kinds} if kinds else {}) | described
 
 
-def _responses(operation: Operation, schemas: dict[type, Any], *, is_head: bool) -> Iterator[tuple[str, Any]]:
+def _responses(
+    operation: Operation, schemas: dict[type, Any], *, is_head: bool
+) -> Iterator[tuple[str, Any]]:
     for status, answer in operation.answers.items():
         described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
         if answer is not None:
             described["content"] = _json(schemas[answer])
         elif operation.streams_out:
             described["headers"] = {
-                name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.items()
+                name: {"description": text, "schema": {"type": "string"}}
+                for name, text in _HEADERS.items()
             }
             if status != 304 and not is_head:
                 kinds = ("application/octet-stream", "text/plain")

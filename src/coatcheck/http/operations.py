@@ -1,7 +1,9 @@
-"""The operations of the HTTP API: one table that defines the routes, their validation and the OpenAPI document.
+"""The operations of the HTTP API: one table that defines the routes, their validation and the
+OpenAPI document.
 
-Most operations are a function of `Asked` that runs in a thread and returns an answer of `definitions`. Uploads, content
-and operations on the server itself are in `application`; the table has only their types.
+Most operations are a function of `Asked` that runs in a thread and returns an answer of
+`definitions`. Uploads, content and operations on the server itself are in `application`; the table
+has only their types.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def check_session(access: Access, session_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to an operation, after its validation: the store of the token's tenant, and the arguments."""
+    """A request to an operation, after its validation: the store of the token's tenant, and the
+    arguments."""
 
     store: Store
     access: Access
@@ -61,8 +64,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation. `scope` is what its token must allow, None if it needs none; `answers` are types by status, None
-    for an answer that is not JSON; `errors` are those that it may return besides the common ones."""
+    """One operation. `scope` is what its token must allow, None if it needs none; `answers` are
+    types by status, None for an answer that is not JSON; `errors` are those that it may return
+    besides the common ones."""
 
     name: str
     methods: tuple[str, ...]
@@ -109,7 +113,8 @@ def covered_sessions(
     limit: int,
     wanted: SessionFilter = ANY_SESSION,
 ) -> tuple[list[SessionInfo], str | None]:
-    """Return a page of the sessions that a token covers, newest first, and the cursor of the next page."""
+    """Return a page of the sessions that a token covers, newest first, and the cursor of the next
+    page."""
     before = None if after is None else d.parse_place(after)
     found: list[SessionInfo] = []
     while len(found) <= limit:
@@ -140,7 +145,9 @@ def open_session(asked: Asked) -> d.SessionAnswer:
 def show_session(asked: Asked) -> d.SessionAnswer:
     info = asked.store.session_info(asked.path["session_id"])
     if info is None:
-        raise NotFound(f"no session {clip(asked.path['session_id'])}", hint="it begins with its first put")
+        raise NotFound(
+            f"no session {clip(asked.path['session_id'])}", hint="it begins with its first put"
+        )
     return d.SessionAnswer.of(info)
 
 
@@ -156,7 +163,9 @@ def list_artifacts(asked: Asked) -> d.ArtifactList:
     session, limit = asked.session, options.limit
     if options.name is not None or options.kind is not None:
         if options.after is not None:
-            raise InvalidArgument("after cannot be combined with name or kind", hint="raise limit instead")
+            raise InvalidArgument(
+                "after cannot be combined with name or kind", hint="raise limit instead"
+            )
         found = session.list(name=options.name, kind=options.kind, limit=limit)
         return d.ArtifactList(list(map(d.Artifact.of, found)), None)
     try:
@@ -166,7 +175,9 @@ def list_artifacts(asked: Asked) -> d.ArtifactList:
             raise
         raise InvalidArgument("invalid cursor", hint="leave `after` out to start again") from error
     page = found[:limit]
-    return d.ArtifactList(list(map(d.Artifact.of, page)), page[-1].artifact_id if found[limit:] else None)
+    return d.ArtifactList(
+        list(map(d.Artifact.of, page)), page[-1].artifact_id if found[limit:] else None
+    )
 
 
 def show_artifact(asked: Asked) -> d.Artifact:
@@ -205,7 +216,9 @@ def unpin_artifact(asked: Asked) -> d.Artifact:
 
 
 def search(asked: Asked) -> d.HitList:
-    return d.HitList(list(map(d.SearchHit.of, asked.session.search(asked.query.q, limit=asked.query.limit))))
+    return d.HitList(
+        list(map(d.SearchHit.of, asked.session.search(asked.query.q, limit=asked.query.limit)))
+    )
 
 
 def externalize(asked: Asked) -> d.Externalized:
@@ -215,12 +228,18 @@ def externalize(asked: Asked) -> d.Externalized:
         body.value, tool=body.tool, call_id=body.call_id, policy=policy, source=ResultSource("http")
     )
     artifacts = list(map(d.Artifact.of, outcome.refs))
-    return d.Externalized.like(outcome, artifacts=artifacts, reason=outcome.why.reason if outcome.why else None)
+    return d.Externalized.like(
+        outcome, artifacts=artifacts, reason=outcome.why.reason if outcome.why else None
+    )
 
 
 def _policy(policy: Policy, body: d.PolicyBody | None) -> Policy:
-    changes = {name: value for name, value in vars(body).items() if value is not None} if body else {}
-    return policy.limited(**changes) if changes.keys() & set(_LIMITS) else replace(policy, **changes)
+    changes = (
+        {name: value for name, value in vars(body).items() if value is not None} if body else {}
+    )
+    return (
+        policy.limited(**changes) if changes.keys() & set(_LIMITS) else replace(policy, **changes)
+    )
 
 
 # The store

@@ -1,8 +1,9 @@
 """Run an ASGI application as a server that web pages and strangers can reach: `LocalServer`.
 
-Any web page open on this machine can send requests to 127.0.0.1, and use any host name for it. So the Host header is
-checked, and an Origin must be allowed, before anything else. Connections without a token are closed after a few
-seconds. The store over HTTP, the MCP server and the gateway share this; paths and tokens belong to the application.
+Any web page open on this machine can send requests to 127.0.0.1, and use any host name for it. So
+the Host header is checked, and an Origin must be allowed, before anything else. Connections without
+a token are closed after a few seconds. The store over HTTP, the MCP server and the gateway share
+this; paths and tokens belong to the application.
 """
 
 from __future__ import annotations
@@ -63,14 +64,16 @@ def new_token() -> str:
 
 
 def check_token(token: str, source: str) -> None:
-    """Check that a token from `source` is long enough and fits into a header. The error does not show it."""
+    """Check that a token from `source` is long enough and fits into a header. The error does not
+    show it."""
     if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         hint = f"use at least {MIN_TOKEN} printable characters without spaces"
         raise InvalidArgument(f"the token in {source} is too weak", hint=hint)
 
 
 def bearer(scope: Scope) -> str | None:
-    """Return the bearer token of a request. A request with several `Authorization` headers has none."""
+    """Return the bearer token of a request. A request with several `Authorization` headers has
+    none."""
     given = Headers(scope=scope).getlist("authorization")
     if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
         return None
@@ -79,12 +82,14 @@ def bearer(scope: Scope) -> str | None:
 
 def is_same(given: str | None, token: str) -> bool:
     """Compare a token from a request in constant time."""
-    return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+    return given is not None and hmac.compare_digest(
+        given.encode("utf-8", "replace"), token.encode()
+    )
 
 
 def is_same_user(client: tuple[str, int], server: tuple[str, int]) -> bool:
-    """Whether the client of a connection on this machine is a program of this user. Linux lists the owner of each
-    socket. False on other systems, and for IPv6."""
+    """Whether the client of a connection on this machine is a program of this user. Linux lists the
+    owner of each socket. False on other systems, and for IPv6."""
     if ":" in client[0] or ":" in server[0]:
         return False
     ends = _listed_address(*client), _listed_address(*server)
@@ -113,10 +118,11 @@ def prove(scope: Scope) -> None:
 class LocalServer:
     """A listening socket, and the checks that each request must pass before an application gets it.
 
-    `hosts` are further host names that clients use, for example a reverse proxy's, with a port or for any port;
-    `origins` are those of web pages that may send requests. With `relays`, responses come from another server: they
-    have their own date, and one that breaks off is not logged. At most `max_unproven` connections wait for their token.
-    A context manager that closes the socket."""
+    `hosts` are further host names that clients use, for example a reverse proxy's, with a port or
+    for any port; `origins` are those of web pages that may send requests. With `relays`, responses
+    come from another server: they have their own date, and one that breaks off is not logged. At
+    most `max_unproven` connections wait for their token. A context manager that closes the
+    socket."""
 
     def __init__(
         self,
@@ -136,10 +142,14 @@ class LocalServer:
         extra_hosts, extra_origins = tuple(hosts), tuple(origins)
         for one in extra_hosts:
             if not _HOST.fullmatch(one):
-                raise InvalidArgument(f"invalid host name {one!r}", hint="use a name or name:port, without http://")
+                raise InvalidArgument(
+                    f"invalid host name {one!r}", hint="use a name or name:port, without http://"
+                )
         for one in extra_origins:
             if not _ORIGIN.fullmatch(one):
-                raise InvalidArgument(f"invalid origin {one!r}", hint="use http(s)://name or http(s)://name:port")
+                raise InvalidArgument(
+                    f"invalid origin {one!r}", hint="use http(s)://name or http(s)://name:port"
+                )
         self._listener = _listen(host, port)
         self.port: int = self._listener.getsockname()[1]
         name = f"[{host}]" if ":" in host else host
@@ -178,7 +188,8 @@ class LocalServer:
         return _HttpServer(config, self._listener)
 
     def guarded(self, app: ASGIApp) -> ASGIApp:
-        """Return the application behind the checks of Host and Origin, with answers to CORS preflights."""
+        """Return the application behind the checks of Host and Origin, with answers to CORS
+        preflights."""
         for_pages = CORSMiddleware(
             app,
             allow_origins=self._origins,
@@ -203,9 +214,19 @@ class LocalServer:
     def _refusal(self, headers: Headers) -> Response | None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self._is_ours(hosts[0].lower()):
-            return problem(403, "forbidden", f"foreign Host header: {_FOREIGN}", "connect to the printed address")
+            return problem(
+                403,
+                "forbidden",
+                f"foreign Host header: {_FOREIGN}",
+                "connect to the printed address",
+            )
         if len(origins) > 1 or (origins and origins[0] not in self._origins):
-            return problem(403, "forbidden", f"foreign Origin header: {_FOREIGN}", "start the server with this origin")
+            return problem(
+                403,
+                "forbidden",
+                f"foreign Origin header: {_FOREIGN}",
+                "start the server with this origin",
+            )
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -229,10 +250,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class Probation:
-    """What must be confirmed in time: connections by the token, MCP sessions by the end of the handshake.
+    """What must be confirmed in time: connections by the token, MCP sessions by the end of the
+    handshake.
 
-    Each is ended after a few seconds, and the oldest if there are too many. So they cannot use up the file descriptors
-    or the memory of the process, and clients with the token get through."""
+    Each is ended after a few seconds, and the oldest if there are too many. So they cannot use up
+    the file descriptors or the memory of the process, and clients with the token get through."""
 
     def __init__(self, seconds: float, max_open: int) -> None:
         self._seconds = seconds
@@ -270,13 +292,15 @@ class _HttpServer(uvicorn.Server):
         self._listener.listen(_BACKLOG)  # asyncio used the accept limit for this, too
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("uvicorn.error").disabled = True  # each interrupted call would log a traceback
+        logging.getLogger(
+            "uvicorn.error"
+        ).disabled = True  # each interrupted call would log a traceback
         await super().shutdown(sockets)
 
 
 def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
-    """Return an HTTP protocol that reports its connections, limits the head of a request, ignores trailers, and answers
-    invalid HTTP in our form."""
+    """Return an HTTP protocol that reports its connections, limits the head of a request, ignores
+    trailers, and answers invalid HTTP in our form."""
 
     class Protocol(HttpToolsProtocol):
         _is_in_head = True
@@ -304,7 +328,9 @@ def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._is_in_head, self._size = False, 0
-            self.headers[:] = [(name, value.strip(b" \t")) for name, value in self.headers]  # the parser leaves those
+            self.headers[:] = [
+                (name, value.strip(b" \t")) for name, value in self.headers
+            ]  # the parser leaves those
             if sum(len(name) + len(value) for name, value in self.headers) > _LARGEST_HEAD:
                 raise ValueError("the head of a request is too large")
             super().on_headers_complete()
@@ -323,8 +349,13 @@ def _protocol(unproven: Probation) -> type[HttpToolsProtocol]:
             if self.transport.is_closing():
                 return
             if not self._has_answered() and not self.pipeline:
-                answer = problem(400, "invalid_request", "this is not a valid HTTP request", connection="close")
-                head = [b"HTTP/1.1 400 Bad Request", *(name + b": " + value for name, value in answer.raw_headers)]
+                answer = problem(
+                    400, "invalid_request", "this is not a valid HTTP request", connection="close"
+                )
+                head = [
+                    b"HTTP/1.1 400 Bad Request",
+                    *(name + b": " + value for name, value in answer.raw_headers),
+                ]
                 self.transport.write(b"\r\n".join([*head, b"", bytes(answer.body)]))
             self.transport.close()
 

@@ -1,8 +1,8 @@
 """Bodies that pass in pieces: an upload that a thread of the store reads, and a download by range.
 
-Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client has `stall` seconds
-for each megabyte. An upload counts only if it is complete: if the client leaves in the middle, the thread gets an
-error, and nothing is stored.
+Neither is ever in memory as a whole, and neither side waits for the other without a limit: a client
+has `stall` seconds for each megabyte. An upload counts only if it is complete: if the client leaves
+in the middle, the thread gets an error, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -51,14 +51,18 @@ Hold = Callable[[int], Awaitable[object]]
 class ClientGone(Exception):
     """The client left, or was too slow, before its request was complete."""
 
-    def __init__(self, message: str = "the client has disconnected", *, hint: str = "send the request again") -> None:
+    def __init__(
+        self, message: str = "the client has disconnected", *, hint: str = "send the request again"
+    ) -> None:
         super().__init__(message)
         self.hint = hint
 
     @classmethod
     def slow(cls, stall: float) -> ClientGone:
         """Return the error for a client that needs more than `stall` seconds for a megabyte."""
-        hint = f"each megabyte must pass within {stall:g} seconds; try again with a faster connection"
+        hint = (
+            f"each megabyte must pass within {stall:g} seconds; try again with a faster connection"
+        )
         return cls("the client was too slow", hint=hint)
 
 
@@ -90,11 +94,14 @@ class Upload:
             try:
                 self._decoder.decode(piece, final=is_last)
             except UnicodeDecodeError:
-                raise InvalidArgument("the body is not UTF-8", hint="leave codec=text out to store bytes") from None
+                raise InvalidArgument(
+                    "the body is not UTF-8", hint="leave codec=text out to store bytes"
+                ) from None
         return piece
 
     async def fits(self, size: int) -> bool:
-        """Wait for this many bytes, and return whether they are all that is left. Raises `ClientGone`."""
+        """Wait for this many bytes, and return whether they are all that is left. Raises
+        `ClientGone`."""
         while len(self._buffer) < size and not self._has_ended:
             try:
                 self._take(await self._pace.next(self._receive))
@@ -114,7 +121,9 @@ class Upload:
         """Return the next bytes to a thread of the store. Raises `ClientGone`."""
         if self._is_over:
             raise ClientGone
-        self._waiting = asyncio.run_coroutine_threadsafe(self.next(CHUNK if size < 0 else size), self._loop)
+        self._waiting = asyncio.run_coroutine_threadsafe(
+            self.next(CHUNK if size < 0 else size), self._loop
+        )
         try:
             return self._waiting.result()
         except concurrent.futures.CancelledError:
@@ -127,10 +136,14 @@ class Upload:
             self._waiting.cancel()
 
 
-async def whole_body(receive: Receive, headers: Headers, *, most: int, stall: float, hold: Hold | None = None) -> bytes:
-    """Return the body of a request. With `hold`, one of more than a megabyte first waits for room. Raises `TooLarge`
-    above `most` bytes, as early as possible."""
-    too_large = TooLarge(f"the body must have at most {most:,} bytes", hint="put large content as an artifact")
+async def whole_body(
+    receive: Receive, headers: Headers, *, most: int, stall: float, hold: Hold | None = None
+) -> bytes:
+    """Return the body of a request. With `hold`, one of more than a megabyte first waits for room.
+    Raises `TooLarge` above `most` bytes, as early as possible."""
+    too_large = TooLarge(
+        f"the body must have at most {most:,} bytes", hint="put large content as an artifact"
+    )
     given = headers.get("content-length", "")
     declared = int(given[:20]) if given.isascii() and given.isdecimal() else None
     if declared is not None and declared > most:
@@ -161,8 +174,9 @@ class NotSatisfiable(Exception):
 
 
 def requested_range(header: str, size: int) -> Span | None:
-    """Return the range that a header asks for. None means all of the content: for a unit other than bytes, and for
-    several ranges. Raises `InvalidArgument` if it is malformed, and `NotSatisfiable`."""
+    """Return the range that a header asks for. None means all of the content: for a unit other than
+    bytes, and for several ranges. Raises `InvalidArgument` if it is malformed, and
+    `NotSatisfiable`."""
     found = _RANGES.fullmatch(header.strip())
     if found is None:
         return None
@@ -170,7 +184,9 @@ def requested_range(header: str, size: int) -> Span | None:
     valid = [one for one in parts if one is not None]
     is_reversed = any(one[1] and one[2] and int(one[2]) < int(one[1]) for one in valid)
     if not valid or len(valid) < len(parts) or is_reversed:
-        raise InvalidArgument("invalid Range header", hint="write bytes=0-1023, bytes=1024- or bytes=-512")
+        raise InvalidArgument(
+            "invalid Range header", hint="write bytes=0-1023, bytes=1024- or bytes=-512"
+        )
     if len(valid) > 1:
         return None
     first, last, suffix = valid[0][1], valid[0][2], valid[0][3]
@@ -212,7 +228,13 @@ class ContentBody:
             with session.open(target) as stream:
                 data = stream.read()
             digest = hashlib.sha256(data).hexdigest()
-            return cls(len(data), digest, None, lambda offset, length: data[offset : offset + length], lambda: None)
+            return cls(
+                len(data),
+                digest,
+                None,
+                lambda offset, length: data[offset : offset + length],
+                lambda: None,
+            )
         content = session.content(target).__enter__()
         ref = content.ref
         return cls(ref.size_bytes, ref.artifact_id, ref.name, content.read, content.__exit__)
@@ -235,22 +257,29 @@ class ContentBody:
 
 
 def _file_name(name: str | None) -> str:
-    """The parameter of Content-Disposition for a name. It is percent-encoded, so that no name can end the header."""
+    """The parameter of Content-Disposition for a name. It is percent-encoded, so that no name can
+    end the header."""
     if name is None or len(name) > _LONGEST_NAME:
         return ""
     return f"; filename*=UTF-8''{quote(name, safe='')}"
 
 
 class Download:
-    """An answer with content: all of it, a range, or none for HEAD. An ASGI application for one request."""
+    """An answer with content: all of it, a range, or none for HEAD. An ASGI application for one
+    request."""
 
-    def __init__(self, source: ContentBody, span: Span | None, *, text: bool, is_head: bool, stall: float) -> None:
+    def __init__(
+        self, source: ContentBody, span: Span | None, *, text: bool, is_head: bool, stall: float
+    ) -> None:
         self._source = source
         self._span = span or Span(0, source.size)
         self._is_head = is_head
         self._stall = stall
         self.status = 200 if span is None else 206
-        extra = {"content-type": PLAIN if text else OCTETS, "content-length": str(self._span.end - self._span.start)}
+        extra = {
+            "content-type": PLAIN if text else OCTETS,
+            "content-length": str(self._span.end - self._span.start),
+        }
         headers = source.headers()
         if span is None:
             extra["content-digest"] = headers["repr-digest"]
@@ -262,11 +291,21 @@ class Download:
         at, end = self._span if not self._is_head else (0, 0)
         left = asyncio.ensure_future(_left(receive))
         try:
-            piece = await self._piece(at, end)  # before the status is sent, so that an error gets its own
-            await send({"type": "http.response.start", "status": self.status, "headers": Headers(self._headers).raw})
+            piece = await self._piece(
+                at, end
+            )  # before the status is sent, so that an error gets its own
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status,
+                    "headers": Headers(self._headers).raw,
+                }
+            )
             while True:
                 at += len(piece)
-                await self._send(send, {"type": "http.response.body", "body": piece, "more_body": at < end})
+                await self._send(
+                    send, {"type": "http.response.body", "body": piece, "more_body": at < end}
+                )
                 if at >= end or left.done():
                     break
                 piece = await self._piece(at, end)

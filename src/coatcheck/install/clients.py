@@ -1,4 +1,5 @@
-"""The MCP clients: where each keeps its configuration, how an entry looks there, and how it starts Coatcheck."""
+"""The MCP clients: where each keeps its configuration, how an entry looks there, and how it starts
+Coatcheck."""
 
 from __future__ import annotations
 
@@ -16,15 +17,30 @@ from urllib.parse import urlsplit
 from coatcheck.errors import InvalidArgument
 
 HEADERS: Final = "COATCHECK_PROXY_HEADERS"
-"""Environment variable with headers for the proxy's `--url`, one per line: no secret is on a command line."""
+"""Environment variable with headers for the proxy's `--url`, one per line: no secret is on a
+command line."""
 
 HTTP: Final = ("http", "streamable-http", "streamableHttp", "streamable_http")
 """The names of the only transport over HTTP that the proxy supports."""
 
 Scope = Literal["user", "project", "local"]
 SCOPES: Final[tuple[Scope, ...]] = ("user", "project", "local")
-_SIGN_IN: Final = ("oauth", "auth", "headersHelper", "authProviderType", "bearer_token_env_var", "env_http_headers")
-_REPLACED: Final = ("command", "args", "type", "url", "httpUrl", "headers")  # when a URL is put behind the proxy
+_SIGN_IN: Final = (
+    "oauth",
+    "auth",
+    "headersHelper",
+    "authProviderType",
+    "bearer_token_env_var",
+    "env_http_headers",
+)
+_REPLACED: Final = (
+    "command",
+    "args",
+    "type",
+    "url",
+    "httpUrl",
+    "headers",
+)  # when a URL is put behind the proxy
 _UV_CACHE: Final = re.compile(r"/(?:archive|environments|builds)-v\d+/")
 _TEMPORARY: Final = re.compile(r"/pipx/\.cache/|/\.cache/pipx/|/_npx/")
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -34,10 +50,11 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 class Client:
     """The properties of a client.
 
-    `http` maps the key of a URL in an entry to the transport that it implies if there is no `type`; None if the client
-    tries both. `others` are further places of the user's file or, if relative, of the project's: the first file that
-    exists is used. `has_local` clients also keep entries for one user in one project. `is_list` clients have the
-    command and its arguments in one list, and call the environment `environment`."""
+    `http` maps the key of a URL in an entry to the transport that it implies if there is no `type`;
+    None if the client tries both. `others` are further places of the user's file or, if relative,
+    of the project's: the first file that exists is used. `has_local` clients also keep entries for
+    one user in one project. `is_list` clients have the command and its arguments in one list, and
+    call the environment `environment`."""
 
     title: str
     user: str
@@ -57,7 +74,12 @@ class Client:
             return {**self.entry, **entry}
         rest = {key: value for key, value in entry.items() if key not in ("command", "args", "env")}
         environment = {"environment": entry["env"]} if entry.get("env") else {}
-        return {**self.entry, "command": [entry["command"], *entry.get("args", ())], **environment, **rest}
+        return {
+            **self.entry,
+            "command": [entry["command"], *entry.get("args", ())],
+            **environment,
+            **rest,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +92,8 @@ class ConfigFile:
     section: tuple[str, ...]
 
 
-# `{config}` is the platform's configuration folder, `{xdg}` the one of programs that use ~/.config on macOS too,
-# `{home}` the home folder or the value of `home_variable`.
+# `{config}` is the platform's configuration folder, `{xdg}` the one of programs that use ~/.config
+# on macOS too, `{home}` the home folder or the value of `home_variable`.
 CLIENTS: Final[Mapping[str, Client]] = {
     "claude-code": Client(
         title="Claude Code", user="{home}/.claude.json", project=".mcp.json", home_variable="CLAUDE_CONFIG_DIR",
@@ -122,13 +144,16 @@ def find_config(
     environ: Mapping[str, str],
     file: Path | None = None,
 ) -> ConfigFile:
-    """Locate the configuration of a client. Raises `InvalidArgument` if it has none for that scope."""
+    """Locate the configuration of a client. Raises `InvalidArgument` if it has none for that
+    scope."""
     client = CLIENTS[name]
     section = client.section if scope != "local" else ("projects", str(project), *client.section)
     if scope == "local" and not client.has_local:
         raise InvalidArgument(f"{client.title} has no scope 'local'", hint="use user or project")
     if scope == "project" and client.project is None:
-        raise InvalidArgument(f"{client.title} has no configuration for a project", hint="omit --scope")
+        raise InvalidArgument(
+            f"{client.title} has no configuration for a project", hint="omit --scope"
+        )
     if file is None:
         variable = client.home_variable or ""
         base = Path(environ.get(variable) or home / _DEFAULT_HOMES.get(variable, ""))
@@ -136,7 +161,9 @@ def find_config(
         config, is_project = _config_folder(home, platform, environ), scope == "project"
         usual = str(client.project) if is_project else client.user
         others = (one for one in client.others if is_project != one.startswith("{"))
-        places = [project / one.format(home=base, config=config, xdg=xdg) for one in (usual, *others)]
+        places = [
+            project / one.format(home=base, config=config, xdg=xdg) for one in (usual, *others)
+        ]
         file = next((one for one in places if one.exists()), places[0])
     return ConfigFile(client, scope, file.absolute(), section)
 
@@ -144,7 +171,15 @@ def find_config(
 def find_here(name: str, scope: Scope, file: Path | None = None) -> ConfigFile:
     """Locate the configuration of a client of this user, for the working folder."""
     home, project = Path.home(), Path.cwd()
-    return find_config(name, scope, home=home, project=project, platform=sys.platform, environ=os.environ, file=file)
+    return find_config(
+        name,
+        scope,
+        home=home,
+        project=project,
+        platform=sys.platform,
+        environ=os.environ,
+        file=file,
+    )
 
 
 def _config_folder(home: Path, platform: str, environ: Mapping[str, str]) -> Path:
@@ -156,19 +191,32 @@ def _config_folder(home: Path, platform: str, environ: Mapping[str, str]) -> Pat
     return Path(named) if named.startswith("/") else home / ".config"
 
 
-def launcher(argv0: str, executable: str, prefix: str, version: str, environ: Mapping[str, str]) -> list[str]:
+def launcher(
+    argv0: str, executable: str, prefix: str, version: str, environ: Mapping[str, str]
+) -> list[str]:
     """Return the command that starts this Coatcheck from anywhere.
 
-    A desktop client has another PATH than a shell, so the path is absolute: the running command's, without
-    following links (upgrades keep them), or this Python with `-m`. An environment made by `uvx` is temporary, so `uvx`
-    is used again, with this version."""
+    A desktop client has another PATH than a shell, so the path is absolute: the running command's,
+    without following links (upgrades keep them), or this Python with `-m`. An environment made by
+    `uvx` is temporary, so `uvx` is used again, with this version."""
     where = PurePath(prefix).as_posix() + "/"
     if _UV_CACHE.search(where):
-        for program, words in ((shutil.which("uvx"), []), (environ.get("UV") or shutil.which("uv"), ["tool", "run"])):
+        for program, words in (
+            (shutil.which("uvx"), []),
+            (environ.get("UV") or shutil.which("uv"), ["tool", "run"]),
+        ):
             if program:
-                return [os.path.abspath(program), *words, "--from", f"coatcheck[mcp]=={version}", "coatcheck"]
+                return [
+                    os.path.abspath(program),
+                    *words,
+                    "--from",
+                    f"coatcheck[mcp]=={version}",
+                    "coatcheck",
+                ]
     if _UV_CACHE.search(where) or _TEMPORARY.search(where):
-        raise InvalidArgument("this Coatcheck runs from a temporary cache", hint="install it, then try again")
+        raise InvalidArgument(
+            "this Coatcheck runs from a temporary cache", hint="install it, then try again"
+        )
     if PurePath(argv0).name.removesuffix(".exe") == "coatcheck":
         found = argv0 if Path(argv0).is_file() else shutil.which("coatcheck")
         if found:
@@ -177,7 +225,8 @@ def launcher(argv0: str, executable: str, prefix: str, version: str, environ: Ma
 
 
 def after_launcher(entry: object) -> list[str] | None:
-    """Return the arguments that an entry passes to Coatcheck, or None if it starts something else."""
+    """Return the arguments that an entry passes to Coatcheck, or None if it starts something
+    else."""
     program, *words = _command_line(entry) or [""]
     name = PurePath(program.replace("\\", "/")).name.removesuffix(".exe")
     if name.startswith("python") and words[:2] == ["-m", "coatcheck"]:
@@ -190,7 +239,8 @@ def after_launcher(entry: object) -> list[str] | None:
 
 
 def shared_options(entry: object) -> list[str] | None:
-    """Return the `--session` and `--store` options of a `coatcheck mcp` entry, or None if it names no session."""
+    """Return the `--session` and `--store` options of a `coatcheck mcp` entry, or None if it names
+    no session."""
     words = after_launcher(entry) or []
     pairs = [pair for pair in pairwise(words) if pair[0] in ("--session", "--store")]
     if words[:1] != ["mcp"] or "--session" not in dict(pairs):
@@ -212,9 +262,11 @@ def _command_line(entry: object) -> list[str] | None:
     return [entry["command"], *arguments]
 
 
-def wrap(client: Client, entry: object, start: Sequence[str], options: Sequence[str], *, named: bool) -> dict[str, Any]:
-    """Return the entry of a server behind the proxy. `named` means that the user named it. Raises `InvalidArgument`
-    with the reason if it cannot be put there."""
+def wrap(
+    client: Client, entry: object, start: Sequence[str], options: Sequence[str], *, named: bool
+) -> dict[str, Any]:
+    """Return the entry of a server behind the proxy. `named` means that the user named it. Raises
+    `InvalidArgument` with the reason if it cannot be put there."""
     if after_launcher(entry) is not None:
         raise _unchanged("it already runs through the proxy, or is Coatcheck itself")
     if not isinstance(entry, dict):
@@ -231,21 +283,30 @@ def wrap(client: Client, entry: object, start: Sequence[str], options: Sequence[
     if entry.get("type", usual) != usual:
         raise _unchanged(f"its type is {entry['type']!r}")
     if re.search(r"\s", words[0]) and not Path(words[0]).is_file():
-        raise _unchanged("its command is a shell command line: split it into command and args first")
+        raise _unchanged(
+            "its command is a shell command line: split it into command and args first"
+        )
     if words[0].startswith("~"):
-        raise _unchanged("its command begins with ~, which only the client expands: write the full path first")
+        raise _unchanged(
+            "its command begins with ~, which only the client expands: write the full path first"
+        )
     if client.is_list:
         return {**entry, "command": [start[0], *before, *options, "--", *words]}
     return {**entry, "command": start[0], "args": [*before, *options, "--", *words]}
 
 
-def _url_of(client: Client, entry: dict[str, Any], *, named: bool) -> tuple[str, dict[str, str], dict[str, Any]]:
-    """Return the URL of an entry, the environment that passes its headers on, and everything else in it."""
+def _url_of(
+    client: Client, entry: dict[str, Any], *, named: bool
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Return the URL of an entry, the environment that passes its headers on, and everything else
+    in it."""
     key = next((one for one in client.http if isinstance(entry.get(one), str)), None)
     if key is None:
         raise _unchanged("it has neither a command nor a URL")
     if client.format == "toml":
-        raise _unchanged(f"URLs in {client.title} cannot be wrapped: add 'coatcheck proxy --url' by hand")
+        raise _unchanged(
+            f"URLs in {client.title} cannot be wrapped: add 'coatcheck proxy --url' by hand"
+        )
     url = entry[key]
     transport = client.http[key] if client.is_list else entry.get("type", client.http[key])
     if transport is None:
@@ -255,17 +316,25 @@ def _url_of(client: Client, entry: dict[str, Any], *, named: bool) -> tuple[str,
     if sign_in := next((one for one in _SIGN_IN if one in entry), None):
         raise _unchanged(f"it uses a sign-in ({sign_in}), which the proxy does not support")
     headers = entry.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(one, str) and "\n" not in one for one in headers.values()):
+    if not isinstance(headers, dict) or not all(
+        isinstance(one, str) and "\n" not in one for one in headers.values()
+    ):
         raise _unchanged("its headers are not strings")
     if not headers and not named and urlsplit(url).hostname not in _LOOPBACK:
-        raise _unchanged("it may require a sign-in, which the proxy does not support; if it does not, name it")
+        raise _unchanged(
+            "it may require a sign-in, which the proxy does not support; if it does not, name it"
+        )
     env = dict(entry.get("environment" if client.is_list else "env") or {})
     if headers:
         env[HEADERS] = "\n".join(f"{name}: {value}" for name, value in headers.items())
     return (
         url,
         env,
-        {one: value for one, value in entry.items() if one not in (key, "type", "headers", "args", "environment")},
+        {
+            one: value
+            for one, value in entry.items()
+            if one not in (key, "type", "headers", "args", "environment")
+        },
     )
 
 
@@ -274,8 +343,8 @@ def _unchanged(reason: str) -> InvalidArgument:
 
 
 def unwrap(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a wrapped server without the proxy, with all other changes made to it since. `before` is the
-    record of the entry as it was."""
+    """Return the entry of a wrapped server without the proxy, with all other changes made to it
+    since. `before` is the record of the entry as it was."""
     if "entry" not in before:
         words = after_launcher(entry) or []
         if "--" not in words:

@@ -1,6 +1,7 @@
 """The text of a client's configuration: edit its servers, show it without secrets.
 
-Everything outside an edit stays as written. An edit is refused if the new text does not parse to the new values.
+Everything outside an edit stays as written. An edit is refused if the new text does not parse to
+the new values.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
     import tomlkit
 
 _BOM: Final = "\ufeff"
-_SECRET_KEYS: Final = frozenset({"env", "environment", "headers", "http_headers"})  # values below these are masked
+_SECRET_KEYS: Final = frozenset(
+    {"env", "environment", "headers", "http_headers"}
+)  # values below these are masked
 _MASKED: Final = "[masked]"
-_SETS_VARIABLE: Final = ("-e", "--env")  # of a container: the variable's name may not reveal that it is a secret
+_SETS_VARIABLE: Final = (
+    "-e",
+    "--env",
+)  # of a container: the variable's name may not reveal that it is a secret
 _QUERY: Final = re.compile(r"(https?://[^\s\"'?#]+\?)[^\s\"'#]+")
 _STRING: Final = r'"(?:[^"\\]|\\.)*+"'
 _COMMENT: Final = re.compile(_STRING + r"|(//[^\r\n]*|/\*.*?\*/)", re.DOTALL)
@@ -35,7 +41,8 @@ _Path = tuple[str, ...]
 
 
 class ConfigText(ABC):
-    """A configuration whose servers are at the path `section`. Raises `InvalidArgument` if it cannot be parsed."""
+    """A configuration whose servers are at the path `section`. Raises `InvalidArgument` if it
+    cannot be parsed."""
 
     def __init__(self, text: str, section: _Path) -> None:
         self._bom = _BOM if text.startswith(_BOM) else ""
@@ -51,8 +58,11 @@ class ConfigText(ABC):
         self.has_section = _with(self.value, section, servers) == self.value
         self.data = text.encode()
 
-    def with_server(self, name: str, entry: Mapping[str, Any] | None, *, written: str | None = None) -> Self:
-        """Add or change a server, or remove it with None. `written` is the text of its entry, if that is known."""
+    def with_server(
+        self, name: str, entry: Mapping[str, Any] | None, *, written: str | None = None
+    ) -> Self:
+        """Add or change a server, or remove it with None. `written` is the text of its entry, if
+        that is known."""
         servers = {**self.servers, name: entry}
         if entry is None:
             del servers[name]
@@ -93,12 +103,14 @@ def _with(value: Mapping[str, Any], path: _Path, new: Any) -> Any:
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the keys that are new, gone, or have another value."""
-    return [key for key in {**new, **old} if key not in old or key not in new or old[key] != new[key]]
+    return [
+        key for key in {**new, **old} if key not in old or key not in new or old[key] != new[key]
+    ]
 
 
 def _gained(old: object, new: object) -> int:
-    """Return how many items a list has gained at its beginning, negative for lost ones, or 0 if it differs in another
-    way."""
+    """Return how many items a list has gained at its beginning, negative for lost ones, or 0 if it
+    differs in another way."""
     if not isinstance(old, list) or not isinstance(new, list):
         return 0
     count = len(new) - len(old)
@@ -108,9 +120,16 @@ def _gained(old: object, new: object) -> int:
 
 def _is_secret_argument(flag: object, value: object) -> bool:
     """Whether `value` is a secret because of the option before it, such as `--api-key`."""
-    if not isinstance(flag, str) or not flag.startswith("-") or not isinstance(value, str) or not value:
+    if (
+        not isinstance(flag, str)
+        or not flag.startswith("-")
+        or not isinstance(value, str)
+        or not value
+    ):
         return False
-    return (flag in _SETS_VARIABLE and "=" in value) or value not in mask(f'"{flag}", "{value}"')[len(flag) + 2 :]
+    return (flag in _SETS_VARIABLE and "=" in value) or value not in mask(f'"{flag}", "{value}"')[
+        len(flag) + 2 :
+    ]
 
 
 def _mask_text(text: str) -> str:
@@ -128,7 +147,8 @@ def _eol(text: str) -> str:
 class TomlConfig(ConfigText):
     """TOML, edited by tomlkit. `tomllib` decides what the text means.
 
-    tomlkit keeps every line, but moves tables of servers together if an array of tables separates them."""
+    tomlkit keeps every line, but moves tables of servers together if an array of tables separates
+    them."""
 
     def _parse(self) -> dict[str, Any]:
         try:
@@ -146,7 +166,9 @@ class TomlConfig(ConfigText):
         try:
             document = tomlkit.parse(self.text)
         except Exception as error:  # it raises errors of many kinds, here and below
-            raise InvalidArgument(f"this TOML cannot be edited: {error}", hint="edit it by hand") from error
+            raise InvalidArgument(
+                f"this TOML cannot be edited: {error}", hint="edit it by hand"
+            ) from error
         if sorted(document.as_string().splitlines()) != sorted(self.text.splitlines()):
             raise InvalidArgument("this TOML cannot be edited without loss", hint="edit it by hand")
         return document
@@ -154,7 +176,9 @@ class TomlConfig(ConfigText):
     def _edited(self, name: str, servers: dict[str, Any], written: str | None) -> str:
         if name not in self.servers:
             eol = _eol(self.text)
-            pairs = [f"{key} = {_dumps(value)}" for key, value in servers[name].items()]  # JSON strings, lists of them
+            pairs = [
+                f"{key} = {_dumps(value)}" for key, value in servers[name].items()
+            ]  # JSON strings, lists of them
             lines = [f"[{'.'.join(self.section)}.{name}]", *pairs]
             return self.text + (eol if self.text else "") + eol.join(lines) + eol
         document: Any = self._document()
@@ -208,7 +232,10 @@ def _mask_toml(item: Any, *, is_secret: bool) -> None:
                 item[index] = _MASKED
             else:
                 _mask_toml(one, is_secret=False)
-    elif hasattr(container := item.value if isinstance(item, items.Table | items.InlineTable) else item, "body"):
+    elif hasattr(
+        container := item.value if isinstance(item, items.Table | items.InlineTable) else item,
+        "body",
+    ):
         for key, one in list(container.body):
             if isinstance(one, items.Whitespace | items.Null):
                 continue
@@ -218,7 +245,9 @@ def _mask_toml(item: Any, *, is_secret: bool) -> None:
             if not below or isinstance(one, items.Table | items.InlineTable | items.AoT):
                 _mask_toml(one, is_secret=below)
             elif not isinstance(one, items.Comment | items.Bool):
-                container[key] = new_item([_MASKED] * len(one) if isinstance(one, items.Array) else _MASKED)
+                container[key] = new_item(
+                    [_MASKED] * len(one) if isinstance(one, items.Array) else _MASKED
+                )
 
 
 class JsonConfig(ConfigText):
@@ -231,13 +260,16 @@ class JsonConfig(ConfigText):
         if not isinstance(self._json.root.value, dict):
             raise InvalidArgument("it is not a JSON object")
         for depth in range(len(self.section) + 1):
-            keys = [child.key for child in self._json.children(self._json.find(self.section[:depth]))]
+            keys = [
+                child.key for child in self._json.children(self._json.find(self.section[:depth]))
+            ]
             if twice := [str(key) for key in keys if keys.count(key) > 1]:
                 raise InvalidArgument(f"it has the key {twice[0][:80]!r} twice")
         return self._json.root.value
 
     def without_section(self) -> ConfigText:
-        """Remove the object that contains the servers, if it is empty. In TOML it disappears by itself."""
+        """Remove the object that contains the servers, if it is empty. In TOML it disappears by
+        itself."""
         if self.servers or not self.has_section:
             return self
         return type(self)(self._bom + _removed(self.text, self.section), self.section)
@@ -264,7 +296,11 @@ class JsonConfig(ConfigText):
                 if first.key is None and _is_secret_argument(first.value, second.value)
             ]
             if node.key is not None and node.key.lower() in _SECRET_KEYS:
-                secret += [one for one in self._json.walk(node) if not isinstance(one.value, dict | list | bool | None)]
+                secret += [
+                    one
+                    for one in self._json.walk(node)
+                    if not isinstance(one.value, dict | list | bool | None)
+                ]
                 for match in _COMMENT.finditer(self.text, node.start, node.end):
                     if match[1]:
                         new = f"/* {_MASKED} */" if match[1].startswith("/*") else f"// {_MASKED}"
@@ -275,7 +311,8 @@ class JsonConfig(ConfigText):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its position in the text. A member of an object has a key, which starts at `begin`."""
+    """A value and its position in the text. A member of an object has a key, which starts at
+    `begin`."""
 
     begin: int
     start: int
@@ -285,7 +322,8 @@ class Node:
 
 
 class JsonText:
-    """JSON with comments and trailing commas. `root` is None if there is no value. Raises `InvalidArgument`."""
+    """JSON with comments and trailing commas. `root` is None if there is no value. Raises
+    `InvalidArgument`."""
 
     def __init__(self, text: str) -> None:
         def blank(match: re.Match[str]) -> str:
@@ -299,7 +337,9 @@ class JsonText:
             raise InvalidArgument("invalid JSON: nested too deeply") from error
         except ValueError as error:
             line = getattr(error, "lineno", 1)
-            raise InvalidArgument(f"invalid JSON in line {line}: {getattr(error, 'msg', error)}") from error
+            raise InvalidArgument(
+                f"invalid JSON in line {line}: {getattr(error, 'msg', error)}"
+            ) from error
         self.root = Node(start, start, end, value) if start < len(text) else None
 
     def children(self, node: Node | None) -> list[Node]:
@@ -372,11 +412,15 @@ def _inserted(text: str, path: _Path, value: Any) -> str:
     (holder, members), key, eol = _located(text, path[:-1]), _dumps(path[-1]), _eol(text)
     end = len(text[: holder.end - 1].rstrip())  # after all comments
     if not members:
-        if "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start:  # a one-line document stays one
+        if (
+            "\n" not in text.strip() and len(text.strip()) > holder.end - holder.start
+        ):  # a one-line document stays one
             return _spliced(text, [(holder.end - 1, holder.end - 1, f"{key}: {_dumps(value)}")])
         outer = _indentation(text, holder.start)
         new = f"{key}: {_rendered(text, value, outer + _unit(text))}"
-        return _spliced(text, [(end, holder.end - 1, f"{eol}{outer}{_unit(text)}{new}{eol}{outer}")])
+        return _spliced(
+            text, [(end, holder.end - 1, f"{eol}{outer}{_unit(text)}{new}{eol}{outer}")]
+        )
     first, last = members[0].begin, members[-1].end
     indent = text[text.rfind("\n", 0, first) + 1 : first]
     if indent.strip(" \t") or "\n" not in text[:first]:  # on one line
@@ -411,8 +455,9 @@ def _removed(text: str, path: _Path) -> str:
 
 
 def _replaced(text: str, path: _Path, value: Any) -> str:
-    """Replace a value; the new one spans several lines if the old one did. Unchanged items at the end of a list keep
-    their text, and new ones before them each get a line if the first item has one."""
+    """Replace a value; the new one spans several lines if the old one did. Unchanged items at the
+    end of a list keep their text, and new ones before them each get a line if the first item has
+    one."""
     node, items = _located(text, path)
     gained, at = _gained(node.value, value), node.start + 1
     if gained < 0:
@@ -421,14 +466,19 @@ def _replaced(text: str, path: _Path, value: Any) -> str:
         words, line = [_dumps(one) for one in value[:gained]], _NEW_LINE.match(text, at)
         if not items:
             return _spliced(text, [(at, at, ", ".join(words))])
-        return _spliced(text, [(at, at, "".join(f"{line[1]}{word}," if line else f"{word}, " for word in words))])
+        return _spliced(
+            text,
+            [(at, at, "".join(f"{line[1]}{word}," if line else f"{word}, " for word in words))],
+        )
     is_long = "\n" in text[node.start : node.end]
     new = _rendered(text, value, _indentation(text, node.start)) if is_long else _dumps(value)
     return _spliced(text, [(node.start, node.end, new)])
 
 
 def _rendered(text: str, value: Any, indent: str) -> str:
-    return json.dumps(value, indent=_unit(text), ensure_ascii=False).replace("\n", _eol(text) + indent)
+    return json.dumps(value, indent=_unit(text), ensure_ascii=False).replace(
+        "\n", _eol(text) + indent
+    )
 
 
 def _unit(text: str) -> str:

@@ -1,7 +1,7 @@
 """Changes to a client's configuration: planned and shown first, then written, and undone.
 
-Before the first change the original is copied beside the file, and each change is recorded there. Both files are
-readable by their owner only (0600), because configurations contain secrets.
+Before the first change the original is copied beside the file, and each change is recorded there.
+Both files are readable by their owner only (0600), because configurations contain secrets.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MAX_SIZE: Final = 64 << 20
 
 
 class Plan:
-    """A configuration before and after, as bytes (None: no file), and the record of all changes to it. `notes` are for
-    the user."""
+    """A configuration before and after, as bytes (None: no file), and the record of all changes to
+    it. `notes` are for the user."""
 
     def __init__(self, config: ConfigFile, *, is_undo: bool = False) -> None:
         self.config = config
@@ -38,8 +38,13 @@ class Plan:
         self.notes: list[str] = []
         now = _digest(self.before)
         self.record = UndoRecord.read(config.file) or UndoRecord(now)
-        self.changes = self.record.parts.setdefault(_key(config), ScopeChanges(self.text.has_section))
-        if self.record.written is not None and now not in (self.record.written, self.record.original):
+        self.changes = self.record.parts.setdefault(
+            _key(config), ScopeChanges(self.text.has_section)
+        )
+        if self.record.written is not None and now not in (
+            self.record.written,
+            self.record.original,
+        ):
             self.record.exact = False
 
     @property
@@ -51,21 +56,31 @@ class Plan:
         both = (self.before, self.after)
         old, new = (_parse(self.config, data).masked().splitlines() for data in both)
         was, will = (os.devnull if data is None else str(self.config.file) for data in both)
-        return "".join(f"{line}\n" for line in difflib.unified_diff(old, new, was, will, lineterm=""))
+        return "".join(
+            f"{line}\n" for line in difflib.unified_diff(old, new, was, will, lineterm="")
+        )
 
     def edit(self, text: ConfigText) -> None:
         self.text, self.after = text, text.data
 
     def add(self, name: str, entry: Mapping[str, Any]) -> bool:
-        """Add an entry of our own, and return whether it was missing. An older one of the same name is replaced, any
-        other is an error."""
-        file, found, new = str(self.config.file), self.text.servers.get(name), self.config.client.shaped(entry)
+        """Add an entry of our own, and return whether it was missing. An older one of the same name
+        is replaced, any other is an error."""
+        file, found, new = (
+            str(self.config.file),
+            self.text.servers.get(name),
+            self.config.client.shaped(entry),
+        )
         if found == new:
             return False
         if found is not None and after_launcher(found) is None:
-            raise InvalidArgument(f"{file!r} already has another server {name!r}", hint="choose another --name")
+            raise InvalidArgument(
+                f"{file!r} already has another server {name!r}", hint="choose another --name"
+            )
         try:
-            self.edit((self.text.with_server(name, None) if found else self.text).with_server(name, new))
+            self.edit(
+                (self.text.with_server(name, None) if found else self.text).with_server(name, new)
+            )
         except InvalidArgument as error:
             hint = f"add to {self.config.section[-1]} by hand: {self.text.line(name, new)}"
             raise InvalidArgument(f"{file!r}: {error.message}", hint=hint) from error
@@ -74,7 +89,8 @@ class Plan:
         return True
 
     def write(self) -> None:
-        """Apply the plan. Raises `InvalidArgument` if the file has changed since the plan was made."""
+        """Apply the plan. Raises `InvalidArgument` if the file has changed since the plan was
+        made."""
         file, is_first = self.config.file, self.record.written is None
         self._check_unchanged()
         _check_writable(file)
@@ -90,7 +106,9 @@ class Plan:
         self.record.written = _digest(self.after)
 
         def record() -> None:
-            self.record.write(file)  # before the file: a record of a change that did not happen is harmless
+            self.record.write(
+                file
+            )  # before the file: a record of a change that did not happen is harmless
             self._check_unchanged()
 
         try:
@@ -102,7 +120,8 @@ class Plan:
             raise
 
     def _undo(self, file: Path) -> None:
-        """Undo this scope. Changes by other scopes to the same file stay, and so does their record."""
+        """Undo this scope. Changes by other scopes to the same file stay, and so does their
+        record."""
         if self.after is None:
             file.unlink()
         elif not self.is_empty:
@@ -121,7 +140,9 @@ class Plan:
     def _check_unchanged(self) -> None:
         if read_file(self.config.file) != self.before:
             name = repr(str(self.config.file))
-            raise InvalidArgument(f"{name} was changed by another program", hint="nothing was written; try again")
+            raise InvalidArgument(
+                f"{name} was changed by another program", hint="nothing was written; try again"
+            )
 
 
 def plan_entry(config: ConfigFile, name: str, entry: Mapping[str, Any]) -> Plan:
@@ -136,12 +157,20 @@ def plan_entry(config: ConfigFile, name: str, entry: Mapping[str, Any]) -> Plan:
 
 
 def plan_wrap(
-    config: ConfigFile, names: Sequence[str], start: Sequence[str], options: Sequence[str], *, own: str, is_chosen: bool
+    config: ConfigFile,
+    names: Sequence[str],
+    start: Sequence[str],
+    options: Sequence[str],
+    *,
+    own: str,
+    is_chosen: bool,
 ) -> Plan:
-    """Plan to put the named servers, or all, behind the proxy. Notes list the servers that stay as they are.
+    """Plan to put the named servers, or all, behind the proxy. Notes list the servers that stay as
+    they are.
 
-    All servers share one session. The tools for reading are in one more server with the name `own`. If that is already
-    there and the user did not choose `options`, its session and store are used."""
+    All servers share one session. The tools for reading are in one more server with the name `own`.
+    If that is already there and the user did not choose `options`, its session and store are
+    used."""
     plan = Plan(config)
     servers = plan.text.servers
     before = shared_options(servers.get(own))
@@ -149,11 +178,20 @@ def plan_wrap(
         options = before
     if missing := [name for name in names if name not in servers]:
         found = ", ".join(servers) or "none"
-        raise NotFound(f"there is no server {missing[0]!r} in {str(config.file)!r}", hint=f"its servers: {found}")
-    for name in names or [one for one in servers if one != own or after_launcher(servers[one]) is None]:
+        raise NotFound(
+            f"there is no server {missing[0]!r} in {str(config.file)!r}",
+            hint=f"its servers: {found}",
+        )
+    for name in names or [
+        one for one in servers if one != own or after_launcher(servers[one]) is None
+    ]:
         entry, text = servers[name], plan.text
         try:
-            plan.edit(text.with_server(name, wrap(config.client, entry, start, options, named=bool(names))))
+            plan.edit(
+                text.with_server(
+                    name, wrap(config.client, entry, start, options, named=bool(names))
+                )
+            )
         except InvalidArgument as error:
             plan.notes.append(f"{name!r} is left unchanged: {error}")
             continue
@@ -161,7 +199,9 @@ def plan_wrap(
         if "command" not in entry and isinstance(text, JsonConfig):
             plan.changes.wrapped[name] = {"entry": entry, "text": text.entry_text(name)}
         if "cwd" in entry:
-            plan.notes.append(f"{name!r} has its own working folder: it shares pointers only with --session NAME")
+            plan.notes.append(
+                f"{name!r} has its own working folder: it shares pointers only with --session NAME"
+            )
     if not plan.is_empty:
         plan.add(own, {"command": start[0], "args": [*start[1:], "mcp", *options]})
         if before not in (None, list(options)):
@@ -173,9 +213,16 @@ def plan_wrap(
 
 def plan_undo(config: ConfigFile) -> Plan:
     """Plan to undo all changes in this scope. Raises `NotFound` if there are none."""
-    file, backup, record = str(config.file), _beside(config.file, "backup"), UndoRecord.read(config.file)
+    file, backup, record = (
+        str(config.file),
+        _beside(config.file, "backup"),
+        UndoRecord.read(config.file),
+    )
     if record is None or _key(config) not in record.parts:
-        raise NotFound(f"no changes by Coatcheck are recorded for {file!r}", hint="try another --scope or --file")
+        raise NotFound(
+            f"no changes by Coatcheck are recorded for {file!r}",
+            hint="try another --scope or --file",
+        )
     plan = Plan(config, is_undo=True)
     record = plan.record
     del record.parts[_key(config)]
@@ -189,7 +236,9 @@ def plan_undo(config: ConfigFile) -> Plan:
         plan.after = original
     else:
         if not record.exact:
-            plan.notes.append(f"{file!r} was edited since; only the changes by Coatcheck are undone")
+            plan.notes.append(
+                f"{file!r} was edited since; only the changes by Coatcheck are undone"
+            )
         with _naming(config):
             plan.edit(_without_ours(plan.text, plan.changes, plan.notes))
     return plan
@@ -201,14 +250,24 @@ def _without_ours(text: ConfigText, changes: ScopeChanges, notes: list[str]) -> 
         if entry is None:
             continue
         if after_launcher(entry) is None:
-            what = "no longer starts Coatcheck" if before is None else "no longer runs through the proxy"
+            what = (
+                "no longer starts Coatcheck"
+                if before is None
+                else "no longer runs through the proxy"
+            )
             notes.append(f"{name!r} is left unchanged: it {what}")
         elif before is None:
             text = text.with_server(name, None)
         else:
             restored = unwrap(entry, before)
-            text = text.with_server(name, restored, written=before["text"] if restored == before.get("entry") else None)
-    return text.without_section() if isinstance(text, JsonConfig) and not changes.section_was_there else text
+            text = text.with_server(
+                name, restored, written=before["text"] if restored == before.get("entry") else None
+            )
+    return (
+        text.without_section()
+        if isinstance(text, JsonConfig) and not changes.section_was_there
+        else text
+    )
 
 
 def _parse(config: ConfigFile, data: bytes | None) -> ConfigText:
@@ -223,7 +282,9 @@ def _naming(config: ConfigFile) -> Iterator[None]:
         yield
     except InvalidArgument as error:
         hint = error.hint or "nothing was changed; correct it first"
-        raise InvalidArgument(f"cannot edit {str(config.file)!r}: {error.message}", hint=hint) from error
+        raise InvalidArgument(
+            f"cannot edit {str(config.file)!r}: {error.message}", hint=hint
+        ) from error
 
 
 # The record of changes
@@ -240,8 +301,9 @@ class ScopeChanges:
 
 @dataclass(slots=True)
 class UndoRecord:
-    """All changes to a file. `original` and `written` are digests; `original` is None if there was no file. `exact` is
-    False if somebody else edited the file between our changes. `parts` has the path of the servers as key."""
+    """All changes to a file. `original` and `written` are digests; `original` is None if there was
+    no file. `exact` is False if somebody else edited the file between our changes. `parts` has the
+    path of the servers as key."""
 
     original: str | None
     written: str | None = None
@@ -252,7 +314,8 @@ class UndoRecord:
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
-        """Read the record of a configuration, or return None. Raises `InvalidArgument` if it is damaged."""
+        """Read the record of a configuration, or return None. Raises `InvalidArgument` if it is
+        damaged."""
         place = _beside(file, "undo")
         if (data := read_file(place)) is None:
             return None
@@ -262,7 +325,9 @@ class UndoRecord:
             return TypeAdapter(cls).validate_json(data)
         except ValidationError as error:
             hint = f"the original is {str(_beside(file, 'backup'))!r}"
-            raise InvalidArgument(f"{str(place)!r} is damaged or has another version", hint=hint) from error
+            raise InvalidArgument(
+                f"{str(place)!r} is damaged or has another version", hint=hint
+            ) from error
 
     def write(self, file: Path) -> None:
         replace_file(_beside(file, "undo"), json.dumps(asdict(self), indent=1).encode())
@@ -277,10 +342,13 @@ def _beside(file: Path, what: str) -> Path:
 
 
 def _back_up(file: Path, data: bytes) -> None:
-    """Keep the original. Raises `InvalidArgument` if there is another backup: it may be the only one."""
+    """Keep the original. Raises `InvalidArgument` if there is another backup: it may be the only
+    one."""
     place = _beside(file, "backup")
     if place.is_symlink() or read_file(place) not in (None, data):
-        raise InvalidArgument(f"{str(place)!r} already exists", hint="nothing was changed; move it away first")
+        raise InvalidArgument(
+            f"{str(place)!r} already exists", hint="nothing was changed; move it away first"
+        )
     replace_file(place, data)
 
 
@@ -301,10 +369,14 @@ def read_file(file: Path) -> bytes | None:
             data = source.read(_MAX_SIZE + 1)
     except FileNotFoundError:
         if file.is_symlink():
-            raise InvalidArgument(f"{str(file)!r} is a broken link", hint="correct the link") from None
+            raise InvalidArgument(
+                f"{str(file)!r} is a broken link", hint="correct the link"
+            ) from None
         return None
     except OSError as error:
-        raise InvalidArgument(f"cannot read {str(file)!r}: {error.strerror}", hint="nothing was changed") from error
+        raise InvalidArgument(
+            f"cannot read {str(file)!r}: {error.strerror}", hint="nothing was changed"
+        ) from error
     if len(data) > _MAX_SIZE:
         raise InvalidArgument(f"{str(file)!r} is too large for a configuration")
     return data
@@ -328,9 +400,13 @@ def _check_writable(file: Path) -> None:
     if not target.exists():
         return
     if not target.stat().st_mode & 0o222 or not os.access(target, os.W_OK):
-        raise InvalidArgument(f"{str(file)!r} is read-only", hint="nothing was changed; make it writable first")
+        raise InvalidArgument(
+            f"{str(file)!r} is read-only", hint="nothing was changed; make it writable first"
+        )
     if not os.access(target.parent, os.W_OK):
-        raise InvalidArgument(f"the folder of {str(target)!r} is read-only", hint="nothing was changed")
+        raise InvalidArgument(
+            f"the folder of {str(target)!r} is read-only", hint="nothing was changed"
+        )
 
 
 def _umask() -> int:

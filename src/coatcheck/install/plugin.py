@@ -1,8 +1,10 @@
-"""The plugin for Claude Code: a folder that it loads by itself, planned and shown first, then written, and undone.
+"""The plugin for Claude Code: a folder that it loads by itself, planned and shown first, then
+written, and undone.
 
-Claude Code loads every folder in `skills` of its configuration that has a `.claude-plugin/plugin.json`. So nothing is
-registered elsewhere, and removing the folder undoes all of it. A record in the folder has the digests of our files:
-those that were edited since stay when it is undone.
+Claude Code loads every folder in `skills` of its configuration that has a
+`.claude-plugin/plugin.json`. So nothing is registered elsewhere, and removing the folder undoes all
+of it. A record in the folder has the digests of our files: those that were edited since stay when
+it is undone.
 """
 
 from __future__ import annotations
@@ -24,14 +26,21 @@ from coatcheck.install.plan import Plan, decode, read_file
 NAME: Final = "coatcheck"
 _MANIFEST: Final = ".claude-plugin/plugin.json"
 _SERVER: Final = ".mcp.json"
-_FILES: Final = ("hooks/hooks.json", _SERVER, _MANIFEST)  # the manifest last: with it, the folder is a plugin
+_FILES: Final = (
+    "hooks/hooks.json",
+    _SERVER,
+    _MANIFEST,
+)  # the manifest last: with it, the folder is a plugin
 _RECORD: Final = ".coatcheck-undo"
 
 
 class PluginPlan:
-    """The files of the plugin before and after, as bytes (None: no file). `notes` are for the user."""
+    """The files of the plugin before and after, as bytes (None: no file). `notes` are for the
+    user."""
 
-    def __init__(self, folder: Path, after: Mapping[str, bytes | None], *, is_undo: bool = False) -> None:
+    def __init__(
+        self, folder: Path, after: Mapping[str, bytes | None], *, is_undo: bool = False
+    ) -> None:
         self.folder = folder
         self.is_undo = is_undo
         self.before = {name: read_file(folder / name) for name in after}
@@ -53,7 +62,8 @@ class PluginPlan:
         return "".join(f"{line}\n" for line in parts)
 
     def write(self) -> None:
-        """Apply the plan. Raises `InvalidArgument` if a file has changed since the plan was made."""
+        """Apply the plan. Raises `InvalidArgument` if a file has changed since the plan was
+        made."""
         if {name: read_file(self.folder / name) for name in self.after} != self.before:
             hint = "nothing was written; try again"
             raise InvalidArgument(f"{str(self.folder)!r} was changed by another program", hint=hint)
@@ -70,15 +80,22 @@ class PluginPlan:
             if data is None:
                 (self.folder / name).unlink(missing_ok=True)
         (self.folder / _RECORD).unlink(missing_ok=True)
-        for folder in (*(self.folder / name for name in ("hooks", ".claude-plugin")), self.folder, self.folder.parent):
+        for folder in (
+            *(self.folder / name for name in ("hooks", ".claude-plugin")),
+            self.folder,
+            self.folder.parent,
+        ):
             try:
                 os.rmdir(folder)
             except OSError:
                 pass  # it is not empty, or not there
 
 
-def plugin_folder(scope: Scope, *, home: Path, project: Path, environ: Mapping[str, str], folder: Path | None) -> Path:
-    """Return the folder of the plugin. Raises `InvalidArgument` for a scope that Claude Code does not load it from."""
+def plugin_folder(
+    scope: Scope, *, home: Path, project: Path, environ: Mapping[str, str], folder: Path | None
+) -> Path:
+    """Return the folder of the plugin. Raises `InvalidArgument` for a scope that Claude Code does
+    not load it from."""
     if scope == "local":
         raise InvalidArgument("a plugin has no scope 'local'", hint="use user or project")
     configuration = Path(environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
@@ -86,9 +103,12 @@ def plugin_folder(scope: Scope, *, home: Path, project: Path, environ: Mapping[s
     return (folder or place / "skills" / NAME).absolute()
 
 
-def plan_plugin(folder: Path, start: Sequence[str], options: Sequence[str], servers: Plan) -> PluginPlan:
-    """Plan to write the plugin. It starts our server with the command `start`, and adds `options`. `servers` is the
-    configuration of the client's MCP servers; a note says if one of them has our tools already."""
+def plan_plugin(
+    folder: Path, start: Sequence[str], options: Sequence[str], servers: Plan
+) -> PluginPlan:
+    """Plan to write the plugin. It starts our server with the command `start`, and adds `options`.
+    `servers` is the configuration of the client's MCP servers; a note says if one of them has our
+    tools already."""
     source = resources.files("coatcheck.install").joinpath("claude_code_plugin")
     files = {name: source.joinpath(*name.split("/")).read_bytes() for name in _FILES}
     server = json.loads(files[_SERVER])
@@ -97,13 +117,19 @@ def plan_plugin(folder: Path, start: Sequence[str], options: Sequence[str], serv
     files[_SERVER] = f"{json.dumps(server, indent=2, ensure_ascii=False)}\n".encode()
     plan = PluginPlan(folder, files)
     if any(data is not None for data in plan.before.values()) and _read_record(folder) is None:
-        raise InvalidArgument(f"{str(folder)!r} already has another plugin", hint="nothing was changed; move it away")
+        raise InvalidArgument(
+            f"{str(folder)!r} already has another plugin", hint="nothing was changed; move it away"
+        )
     for name, one in servers.text.servers.items():
         words = after_launcher(one) or [""]
         if words[0] == "mcp":
-            plan.notes.append(f"the server {name!r} in {str(servers.config.file)!r} has the same tools; remove it")
+            plan.notes.append(
+                f"the server {name!r} in {str(servers.config.file)!r} has the same tools; remove it"
+            )
         elif words[0] == "proxy":
-            plan.notes.append(f"{name!r} runs through the proxy, which the plugin makes unnecessary; unwrap it")
+            plan.notes.append(
+                f"{name!r} runs through the proxy, which the plugin makes unnecessary; unwrap it"
+            )
     return plan
 
 
@@ -111,9 +137,16 @@ def plan_unplug(folder: Path) -> PluginPlan:
     """Plan to remove the plugin. Raises `NotFound` if Coatcheck has not written it."""
     record = _read_record(folder)
     if record is None:
-        raise NotFound(f"there is no plugin by Coatcheck in {str(folder)!r}", hint="try another --scope or --file")
+        raise NotFound(
+            f"there is no plugin by Coatcheck in {str(folder)!r}",
+            hint="try another --scope or --file",
+        )
     now = {name: read_file(folder / name) for name in _FILES}
-    edited = {name: data for name, data in now.items() if data is not None and _digest(data) != record.get(name)}
+    edited = {
+        name: data
+        for name, data in now.items()
+        if data is not None and _digest(data) != record.get(name)
+    }
     plan = PluginPlan(folder, {name: edited.get(name) for name in _FILES}, is_undo=True)
     plan.notes += [f"{str(folder / name)!r} was edited since; it is left there" for name in edited]
     return plan
@@ -124,7 +157,9 @@ def _digest(data: bytes) -> str:
 
 
 def _record(files: Mapping[str, bytes | None]) -> bytes:
-    return json.dumps({name: _digest(data) for name, data in files.items() if data is not None}, indent=1).encode()
+    return json.dumps(
+        {name: _digest(data) for name, data in files.items() if data is not None}, indent=1
+    ).encode()
 
 
 def _read_record(folder: Path) -> dict[str, Any] | None:

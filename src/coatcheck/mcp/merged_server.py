@@ -1,7 +1,8 @@
-"""Several servers that look like one upstream server. Each request goes to the server that offers what it names.
+"""Several servers that look like one upstream server. Each request goes to the server that offers
+what it names.
 
-Lists are merged. A name gets the prefix of its server only if two servers use it. The handshake is made with each
-server separately, so only versions of the protocol with a handshake are supported.
+Lists are merged. A name gets the prefix of its server only if two servers use it. The handshake is
+made with each server separately, so only versions of the protocol with a handshake are supported.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ LISTS: Final = {
 
 _LISTED: Final = ("tools", "prompts", "resources")  # capabilities with lists that may change
 _TIMEOUT: Final = 60.0  # seconds for a server to answer the handshake or another request of our own
-PATIENCE: Final = 20.0  # seconds for the handshakes of the others once one is done: the client waits for all of them
+# seconds for the handshakes of the others once one is done: the client waits for all of them
+PATIENCE: Final = 20.0
 _LAST: Final = 2.0  # seconds for requests that are not sent yet when the client disconnects
 _EXPRESSION: Final = re.compile(r"\{[^{}]*\}")
 _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -43,19 +45,26 @@ _BY_URI: Final = ("resources/read", "resources/subscribe", "resources/unsubscrib
 
 
 class MergedServer:
-    """An upstream made of several, by name. `patience` is how long the others wait for a slow handshake."""
+    """An upstream made of several, by name. `patience` is how long the others wait for a slow
+    handshake."""
 
     _to: Sink
 
     def __init__(self, servers: Mapping[str, Upstream], *, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._members = {name: MemberServer(name, upstream, self) for name, upstream in servers.items()}
-        self._names: dict[str, dict[str, tuple[str, str]]] = {}  # all names ever listed, with their latest meaning
+        self._members = {
+            name: MemberServer(name, upstream, self) for name, upstream in servers.items()
+        }
+        self._names: dict[
+            str, dict[str, tuple[str, str]]
+        ] = {}  # all names ever listed, with their latest meaning
         self._uris: dict[str, dict[str, str]] = {}  # the server of each, until a list changes
         self._is_ending = False
         self._tasks = Tasks()  # requests of the client that are being routed,
         self._owners: dict[Id, MemberServer] = {}  # and the servers that are asked for them
-        self._asking: dict[Id, tuple[MemberServer, Id, object]] = {}  # by our id: server, its id, its progress token
+        self._asking: dict[
+            Id, tuple[MemberServer, Id, object]
+        ] = {}  # by our id: server, its id, its progress token
 
     def plain_name(self, tool: str) -> str:
         """Return the name that a listed tool has at its own server."""
@@ -68,7 +77,9 @@ class MergedServer:
     async def start(self, sink: Sink) -> None:
         self._to = sink
         members = list(self._members.values())
-        done = await asyncio.gather(*(one.upstream.start(one) for one in members), return_exceptions=True)
+        done = await asyncio.gather(
+            *(one.upstream.start(one) for one in members), return_exceptions=True
+        )
         for member, error in zip(members, done, strict=True):
             if isinstance(error, UpstreamFailed):
                 self._drop(member, error)
@@ -78,7 +89,9 @@ class MergedServer:
 
     def _check_live(self) -> None:
         if not self._live():
-            raise UpstreamFailed("none of the servers could be started", hint="see the messages above")
+            raise UpstreamFailed(
+                "none of the servers could be started", hint="see the messages above"
+            )
 
     async def finish(self) -> None:
         await self._tasks.wait(_LAST)
@@ -89,7 +102,9 @@ class MergedServer:
     async def close(self) -> None:
         self._is_ending = True
         await self._tasks.cancel()
-        await asyncio.gather(*(one.upstream.close() for one in self._members.values()), return_exceptions=True)
+        await asyncio.gather(
+            *(one.upstream.close() for one in self._members.values()), return_exceptions=True
+        )
 
     # From the client
 
@@ -101,14 +116,21 @@ class MergedServer:
         elif "method" in message.body and "id" not in message.body:
             await self._notified(message)
         elif message.method is None or message.id is None:
-            code, text = (_INVALID_REQUEST, "Invalid Request") if message.body else (_PARSE_ERROR, "Parse error")
+            code, text = (
+                (_INVALID_REQUEST, "Invalid Request")
+                if message.body
+                else (_PARSE_ERROR, "Parse error")
+            )
             await self._to.message(wire.error_response(None, code, text))
         else:
             route = self._route(message, message.method, message.id)
-            self._tasks.start(wire.answer(route, message.id, "request", self._to.message), message.id)
+            self._tasks.start(
+                wire.answer(route, message.id, "request", self._to.message), message.id
+            )
 
     async def _route(self, message: Message, method: str, request_id: Id) -> Message | None:
-        """Return the response to a request, or None if it was passed on to a server whose response is still to come."""
+        """Return the response to a request, or None if it was passed on to a server whose response
+        is still to come."""
         params = message.params
         if method == "ping":
             return wire.response(request_id, {})
@@ -121,25 +143,37 @@ class MergedServer:
         if method in _BY_NAME:
             name = str(params.get("name"))
             member, own = await self._find(_BY_NAME[method], name)
-            changed = message if own == name else wire.rewritten(message, params={**params, "name": own})
+            changed = (
+                message if own == name else wire.rewritten(message, params={**params, "name": own})
+            )
             return await self._forward(member, changed, request_id, f"no server has {clip(name)}")
         if method in _BY_URI:
             members = await self._candidates(str(params.get("uri")))
-            return await self._first(message, request_id, members, (_RESOURCE_NOT_FOUND, _INVALID_PARAMS))
+            return await self._first(
+                message, request_id, members, (_RESOURCE_NOT_FOUND, _INVALID_PARAMS)
+            )
         if method == "completion/complete":
             return await self._complete(message, request_id)
         if method == "logging/setLevel":
             return await self._everywhere(message, request_id, self._able("logging"))
         if method.startswith("tasks/"):
-            return await self._first(message, request_id, self._able("tasks"), (_INVALID_PARAMS, METHOD_NOT_FOUND))
+            return await self._first(
+                message, request_id, self._able("tasks"), (_INVALID_PARAMS, METHOD_NOT_FOUND)
+            )
         return await self._first(message, request_id, self._live(), (METHOD_NOT_FOUND,))
 
     async def _handshake(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the handshake with each server, and return the merged result. Servers that do not answer are dropped."""
-        tasks = {one: asyncio.create_task(one.own.ask("initialize", params, _TIMEOUT)) for one in self._live()}
+        """Make the handshake with each server, and return the merged result. Servers that do not
+        answer are dropped."""
+        tasks = {
+            one: asyncio.create_task(one.own.ask("initialize", params, _TIMEOUT))
+            for one in self._live()
+        }
         waiting = set(tasks.values())
         try:
-            while waiting and not any(one.done() and one.exception() is None for one in tasks.values()):
+            while waiting and not any(
+                one.done() and one.exception() is None for one in tasks.values()
+            ):
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if waiting:
                 await asyncio.wait(waiting, timeout=self._patience)
@@ -147,7 +181,9 @@ class MergedServer:
             for task in tasks.values():
                 task.cancel()
         results: dict[str, dict[str, Any]] = {}
-        for member, answer in zip(tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True):
+        for member, answer in zip(
+            tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True
+        ):
             error = UpstreamFailed(f"{member.name} refused the handshake")
             if isinstance(answer, Message) and isinstance(answer.body.get("result"), dict):
                 results[member.name] = answer.result
@@ -155,7 +191,9 @@ class MergedServer:
                 member.capabilities = capabilities if isinstance(capabilities, dict) else {}
                 continue
             if isinstance(answer, asyncio.CancelledError):
-                error = UpstreamFailed("no answer to the handshake in time", hint="run it behind its own proxy")
+                error = UpstreamFailed(
+                    "no answer to the handshake in time", hint="run it behind its own proxy"
+                )
             self._drop(member, answer if isinstance(answer, UpstreamFailed) else error)
             await member.upstream.close()
         self._check_live()
@@ -165,17 +203,25 @@ class MergedServer:
         ref, member = message.params.get("ref"), None
         if isinstance(ref, dict) and ref.get("type") == "ref/prompt":
             member, own = await self._find("prompts/list", str(ref.get("name")))
-            message = wire.rewritten(message, params={**message.params, "ref": {**ref, "name": own}})
+            message = wire.rewritten(
+                message, params={**message.params, "ref": {**ref, "name": own}}
+            )
         elif isinstance(ref, dict) and isinstance(uri := ref.get("uri"), str):
             likely = await self._candidates(uri)
             server = self._uris["resources/templates/list"].get(uri)
             member = self._members[server] if server is not None else next(iter(likely), None)
         return await self._forward(member, message, request_id, "no server can complete this")
 
-    async def _everywhere(self, message: Message, request_id: Id, members: Iterable[MemberServer]) -> Message:
+    async def _everywhere(
+        self, message: Message, request_id: Id, members: Iterable[MemberServer]
+    ) -> Message:
         """Send a request to these servers. If all of them fail, return the first error."""
         asked = [one.own.ask(message.method or "", message.params, _TIMEOUT) for one in members]
-        done = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, Message)]
+        done = [
+            one
+            for one in await asyncio.gather(*asked, return_exceptions=True)
+            if isinstance(one, Message)
+        ]
         refused = [one for one in done if "error" in one.body]
         if not asked:
             return wire.error_response(request_id, METHOD_NOT_FOUND, "Method not found")
@@ -184,9 +230,14 @@ class MergedServer:
         return wire.response(request_id, {})
 
     async def _first(
-        self, message: Message, request_id: Id, members: Iterable[MemberServer], passing: Collection[int]
+        self,
+        message: Message,
+        request_id: Id,
+        members: Iterable[MemberServer],
+        passing: Collection[int],
     ) -> Message:
-        """Ask one server after the other. `passing` are the error codes after which the next one is asked."""
+        """Ask one server after the other. `passing` are the error codes after which the next one is
+        asked."""
         best: Message | None = None
         try:
             for member in members:
@@ -218,7 +269,10 @@ class MergedServer:
         """Send a notification to the server it concerns, or to all."""
         params, request_id = message.params, wire.id_of(message.params.get("requestId"))
         if message.method == "notifications/cancelled" and request_id is not None:
-            member, task = self._owners.pop(request_id, None), self._tasks.of(request_id)  # a response is dropped
+            member, task = (
+                self._owners.pop(request_id, None),
+                self._tasks.of(request_id),
+            )  # a response is dropped
             if task is not None:
                 task.cancel()
             if member is not None:
@@ -226,7 +280,9 @@ class MergedServer:
         elif message.method == "notifications/progress":
             member, _, token = self._asking.get(str(params.get("progressToken")), (None, "", None))
             if member is not None:
-                await member.send(wire.rewritten(message, params={**params, "progressToken": token}))
+                await member.send(
+                    wire.rewritten(message, params={**params, "progressToken": token})
+                )
         elif message.method != "notifications/cancelled":
             for member in self._live():
                 with contextlib.suppress(UpstreamFailed):
@@ -240,7 +296,9 @@ class MergedServer:
                 del self._owners[message.id]
                 await self._to.message(message)
             return
-        if message.is_request and message.id is not None:  # ids and progress tokens of two servers may be equal
+        if (
+            message.is_request and message.id is not None
+        ):  # ids and progress tokens of two servers may be equal
             our_id, meta = wire.new_id(), message.meta
             self._asking[our_id] = (member, message.id, meta.get("progressToken"))
             if meta.get("progressToken") is not None:
@@ -249,7 +307,9 @@ class MergedServer:
             message = wire.rewritten(message, id=our_id)
         elif message.method == "notifications/cancelled":
             asked = (member, message.params.get("requestId"))
-            cancelled = next((one for one, asking in self._asking.items() if asking[:2] == asked), None)
+            cancelled = next(
+                (one for one, asking in self._asking.items() if asking[:2] == asked), None
+            )
             if cancelled is None:
                 return
             del self._asking[cancelled]
@@ -258,13 +318,20 @@ class MergedServer:
             self._uris.clear()
         await self._to.message(message)
 
-    async def unanswered(self, member: MemberServer, request_id: Id | None, error: UpstreamFailed) -> None:
-        for one in [one for one, owner in self._owners.items() if owner is member and request_id in (None, one)]:
+    async def unanswered(
+        self, member: MemberServer, request_id: Id | None, error: UpstreamFailed
+    ) -> None:
+        for one in [
+            one
+            for one, owner in self._owners.items()
+            if owner is member and request_id in (None, one)
+        ]:
             if self._owners.pop(one, None) is not None:
                 await self._to.unanswered(one, error)
 
     async def lost(self, member: MemberServer, error: UpstreamFailed) -> None:
-        """Handle the end of a server: cancel its requests, and tell the client that lists changed."""
+        """Handle the end of a server: cancel its requests, and tell the client that lists
+        changed."""
         self._drop(member, error)
         if not self._live():
             await self._to.ended(error)
@@ -284,7 +351,11 @@ class MergedServer:
         """Mark a server as lost, and log it unless the client has disconnected."""
         member.lost = error
         if not self._is_ending:
-            wire.log(str(error) if error.message.startswith(f"{member.name} ") else f"{member.name}: {error}")
+            wire.log(
+                str(error)
+                if error.message.startswith(f"{member.name} ")
+                else f"{member.name}: {error}"
+            )
 
     # What the servers have
 
@@ -299,7 +370,9 @@ class MergedServer:
         capability, _, key = LISTS[method]
         members = self._able(capability)
         lists = await asyncio.gather(*(self._entries(one, method) for one in members))
-        entries = [(one.name, entry) for one, found in zip(members, lists, strict=True) for entry in found]
+        entries = [
+            (one.name, entry) for one, found in zip(members, lists, strict=True) for entry in found
+        ]
         owned = [(server, str(entry.get(key))) for server, entry in entries]
         if key == "name":
             names = unique_names(owned)
@@ -312,7 +385,8 @@ class MergedServer:
         return [entries[position][1] for position in first.values()]
 
     async def _entries(self, member: MemberServer, method: str) -> list[dict[str, Any]]:
-        """Return the entries of one server, each once: the cursors of some servers lead in a circle."""
+        """Return the entries of one server, each once: the cursors of some servers lead in a
+        circle."""
         _, field, key = LISTS[method]
         found: dict[str, dict[str, Any]] = {}
         try:
@@ -326,14 +400,16 @@ class MergedServer:
         return list(found.values())
 
     async def _find(self, listing: str, name: str) -> tuple[MemberServer | None, str]:
-        """Return the server of a name, and the name it has there. A name that was listed once stays valid."""
+        """Return the server of a name, and the name it has there. A name that was listed once stays
+        valid."""
         if name not in self._names.get(listing, {}):
             await self._listed(listing)
         server, own = self._names[listing].get(name, ("", name))
         return self._members.get(server), own
 
     async def _candidates(self, uri: str) -> list[MemberServer]:
-        """Return the server that lists a URI, or else all servers with resources, the best matching templates first."""
+        """Return the server that lists a URI, or else all servers with resources, the best matching
+        templates first."""
         for method in ("resources/list", "resources/templates/list"):
             if method not in self._uris:
                 await self._listed(method)
@@ -341,10 +417,17 @@ class MergedServer:
         if server is not None:
             return [self._members[server]]
         templates = self._uris["resources/templates/list"].items()
-        matches = sorted(((template_match(one, uri), server) for one, server in templates), key=lambda one: -one[0])
+        matches = sorted(
+            ((template_match(one, uri), server) for one, server in templates),
+            key=lambda one: -one[0],
+        )
         servers = [server for match, server in matches if match >= 0]
         servers += [member.name for member in self._able("resources")]
-        return [self._members[server] for server in dict.fromkeys(servers) if self._members[server].lost is None]
+        return [
+            self._members[server]
+            for server in dict.fromkeys(servers)
+            if self._members[server].lost is None
+        ]
 
 
 class MemberServer:
@@ -378,8 +461,8 @@ class MemberServer:
 
 
 def merged_handshake(results: Mapping[str, Mapping[str, Any]], wanted: str) -> dict[str, Any]:
-    """Merge the responses to `initialize`. The version is the client's if one server supports it, else the newest.
-    `listChanged` is always set, because lists change when a server ends."""
+    """Merge the responses to `initialize`. The version is the client's if one server supports it,
+    else the newest. `listChanged` is always set, because lists change when a server ends."""
     versions = [str(result.get("protocolVersion")) for result in results.values()]
     capabilities: dict[str, Any] = {}
     for result in results.values():
@@ -396,7 +479,11 @@ def merged_handshake(results: Mapping[str, Mapping[str, Any]], wanted: str) -> d
     return {
         "protocolVersion": wanted if wanted in versions else max(versions, default=wanted),
         "capabilities": capabilities,
-        "serverInfo": {"name": "coatcheck", "version": __version__, "title": f"Coatcheck: {', '.join(results)}"},
+        "serverInfo": {
+            "name": "coatcheck",
+            "version": __version__,
+            "title": f"Coatcheck: {', '.join(results)}",
+        },
         **({"instructions": "\n\n".join(instructions)} if instructions else {}),
     }
 
@@ -429,7 +516,8 @@ def unique_names(owned: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def template_match(template: str, uri: str) -> int:
-    """Return the number of literal characters of a template that matches a URI, or -1 if it does not match."""
+    """Return the number of literal characters of a template that matches a URI, or -1 if it does
+    not match."""
     first, *between = _EXPRESSION.split(template)
     if not between:
         return len(uri) if template == uri else -1

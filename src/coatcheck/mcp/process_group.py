@@ -1,9 +1,11 @@
-"""The process between a proxy and the command that it runs. It ends the command when the proxy ends.
+"""The process between a proxy and the command that it runs. It ends the command when the proxy
+ends.
 
-Run as a script, `process_group.py FD COMMAND ARGS…`. It uses only the standard library, to start quickly. The command
-and its children share a process group, unless they leave it as daemons do. FD is a pipe that only the proxy has open.
-When it closes, for whatever reason the proxy ended, the group gets SIGTERM, and SIGKILL after a grace period. Children
-that are left over when the command ends by itself are ended the same way.
+Run as a script, `process_group.py FD COMMAND ARGS…`. It uses only the standard library, to start
+quickly. The command and its children share a process group, unless they leave it as daemons do. FD
+is a pipe that only the proxy has open. When it closes, for whatever reason the proxy ended, the
+group gets SIGTERM, and SIGKILL after a grace period. Children that are left over when the command
+ends by itself are ended the same way.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def _become(command: list[str], die_with_parent: object) -> None:
 
 
 def _die_with_parent() -> object:
-    """Return `prctl`, with which Linux ends the command if this process is killed; None elsewhere."""
+    """Return `prctl`, with which Linux ends the command if this process is killed; None
+    elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -108,7 +111,11 @@ def _end_group(child: int, status: int | None) -> int:
 def _others() -> list[int]:
     """The other processes of the group that are still running."""
     ours, group = os.getpid(), os.getpgrp()
-    return [pid for pid, its_group, state in _processes() if its_group == group and pid != ours and state[:1] != "Z"]
+    return [
+        pid
+        for pid, its_group, state in _processes()
+        if its_group == group and pid != ours and state[:1] != "Z"
+    ]
 
 
 def _processes() -> list[tuple[int, int, str]]:
@@ -132,7 +139,9 @@ def _processes_from_ps() -> list[tuple[int, int, str]]:
     import subprocess
 
     try:
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True)
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [line.split() for line in listed.stdout.splitlines()]

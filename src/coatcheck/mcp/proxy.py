@@ -1,8 +1,9 @@
 """Run a proxy: one client on stdin and stdout, the upstream server, and the relay between them.
 
-Requests, responses and notifications pass as received, with their ids, except for the changes of `Rewriter`. Slow work
-(storing, reading, resolving) runs in threads and delays only its own request. stdin and stdout are used by threads too,
-so that neither blocks the rest. Other output of the process goes to stderr.
+Requests, responses and notifications pass as received, with their ids, except for the changes of
+`Rewriter`. Slow work (storing, reading, resolving) runs in threads and delays only its own request.
+stdin and stdout are used by threads too, so that neither blocks the rest. Other output of the
+process goes to stderr.
 """
 
 from __future__ import annotations
@@ -55,13 +56,19 @@ _TIMED: Final = frozenset(
 
 
 def run(upstream: Upstream, session: Session, settings: ProxySettings, counts: Counts) -> int:
-    """Serve one client until it disconnects, the upstream server ends, or a signal arrives. Return the exit status.
+    """Serve one client until it disconnects, the upstream server ends, or a signal arrives. Return
+    the exit status.
 
-    Raises `UpstreamFailed` if the upstream server cannot be started, or ends while the client is connected."""
+    Raises `UpstreamFailed` if the upstream server cannot be started, or ends while the client is
+    connected."""
     # By default, once glibc has seen a large block of memory freed, it keeps such blocks.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 20)
-    naming = {name: found for name in ("plain_name", "server_of") if (found := getattr(upstream, name, None))}
+    naming = {
+        name: found
+        for name in ("plain_name", "server_of")
+        if (found := getattr(upstream, name, None))
+    }
     return asyncio.run(_run(upstream, Rewriter(session, settings, counts, **naming), settings))
 
 
@@ -81,7 +88,9 @@ async def _run(upstream: Upstream, rewriter: Rewriter, settings: ProxySettings) 
             await asyncio.wait({left, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if signalled.done():  # a host may kill us before the server has ended
                 await in_thread(_write_counts, rewriter.session.store)
-            left_first = left.done() and not relay.is_ending  # the end of the server may make the client leave
+            left_first = (
+                left.done() and not relay.is_ending
+            )  # the end of the server may make the client leave
             if left.done() and not signalled.done() and not client.is_gone():
                 await upstream.finish()  # open requests may still be answered
                 await asyncio.wait(ends, timeout=_FLUSH, return_when=asyncio.FIRST_COMPLETED)
@@ -123,7 +132,9 @@ class Stdio:
         self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
         self._read_ahead = threading.Semaphore(_READ_AHEAD)
         self._lines: queue.SimpleQueue[Raw | None] = queue.SimpleQueue()
-        self._queued = self._written = 0  # bytes: the first is changed in the loop, the second in a thread
+        self._queued = self._written = (
+            0  # bytes: the first is changed in the loop, the second in a thread
+        )
         self._room = asyncio.Event()
         self._room.set()
         self.broken: asyncio.Future[None] = self._loop.create_future()
@@ -144,7 +155,8 @@ class Stdio:
         return chunk
 
     async def write(self, raw: Raw) -> None:
-        """Write one line. Waits only if the client leaves a lot unread; without a reader, the line is dropped."""
+        """Write one line. Waits only if the client leaves a lot unread; without a reader, the line
+        is dropped."""
         await self._room.wait()
         self._queued += len(raw)
         if self._queued - self._written > _WRITE_BUFFER:
@@ -197,7 +209,8 @@ class Stdio:
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request of the client that has no response yet. `first` is False for a further page of a list."""
+    """A request of the client that has no response yet. `first` is False for a further page of a
+    list."""
 
     method: str
     tool: str | None
@@ -207,15 +220,21 @@ class PendingRequest:
 
 
 _NO_REQUEST: Final = PendingRequest("tools/call", None, True, {}, math.inf)
-"""For a response without an id: an error about a message that the upstream server could not parse."""
+"""For a response without an id: an error about a message that the upstream server could not
+parse."""
 
 
 class Relay:
-    """Takes the client's messages, and is the sink for the upstream server's. Each request of the client is answered
-    once: by the upstream server, or by us."""
+    """Takes the client's messages, and is the sink for the upstream server's. Each request of the
+    client is answered once: by the upstream server, or by us."""
 
     def __init__(
-        self, upstream: Upstream, rewriter: Rewriter, to_client: Callable[[Raw], Awaitable[None]], *, timeout: float
+        self,
+        upstream: Upstream,
+        rewriter: Rewriter,
+        to_client: Callable[[Raw], Awaitable[None]],
+        *,
+        timeout: float,
     ) -> None:
         self._upstream = upstream
         self._rewriter = rewriter
@@ -223,8 +242,12 @@ class Relay:
         self._timeout = timeout
         self._pending: dict[Id | None, PendingRequest] = {}
         self._cancelled: dict[Id | None, PendingRequest] = {}  # a response may still come
-        self._asked: set[Id] = set()  # requests of the upstream server to the client: they pause all timeouts
-        self._tools: dict[str, str | None] = {}  # the tools of calls that continue as a task, by its id
+        self._asked: set[Id] = (
+            set()
+        )  # requests of the upstream server to the client: they pause all timeouts
+        self._tools: dict[
+            str, str | None
+        ] = {}  # the tools of calls that continue as a task, by its id
         self._own = OwnRequests(upstream.send, "the server")
         self._listing = asyncio.Lock()
         self._has_tools = True
@@ -242,11 +265,18 @@ class Relay:
         if not messages and line.strip():
             messages = [Message(line, {})]  # let the upstream server report what is wrong with it
         for message in messages:
-            await wire.answer(self._route(message), message.id, "message", self._send if message.is_request else None)
+            await wire.answer(
+                self._route(message),
+                message.id,
+                "message",
+                self._send if message.is_request else None,
+            )
 
     async def _too_large(self, line: UnparsedLine) -> None:
         """Report that a message cannot be passed on, to the side that waits for it."""
-        error = UpstreamFailed(f"a message of {line.size:,} bytes is over the limit", hint="send less")
+        error = UpstreamFailed(
+            f"a message of {line.size:,} bytes is over the limit", hint="send less"
+        )
         if line.method is None and line.id is not None:
             with contextlib.suppress(UpstreamFailed):
                 await self._route(wire.failure(line.id, error))
@@ -269,7 +299,9 @@ class Relay:
         if not message.is_request or message.id is None:
             await self._upstream.send(message)
         elif message.method == "tools/call" and self._needs_work(message):
-            self.tasks.start(wire.answer(self._call(message), message.id, "call", self._send), message.id)
+            self.tasks.start(
+                wire.answer(self._call(message), message.id, "call", self._send), message.id
+            )
         elif message.method == "tools/list" and not self._has_tools and self._rewriter.has_tools:
             return wire.response(message.id, self._rewriter.only_ours(message.meta))
         else:
@@ -284,7 +316,9 @@ class Relay:
             tool = self._tools.get(str(params.get("taskId")))
         tool = tool if isinstance(tool, str) else None
         until = time.monotonic() + self._timeout if method in _TIMED else math.inf
-        self._pending[message.id] = PendingRequest(method, tool, params.get("cursor") is None, message.meta, until)
+        self._pending[message.id] = PendingRequest(
+            method, tool, params.get("cursor") is None, message.meta, until
+        )
         try:
             await self._upstream.send(message)
         except UpstreamFailed:
@@ -294,20 +328,30 @@ class Relay:
     def _needs_work(self, message: Message) -> bool:
         """Whether a call cannot simply be passed on."""
         is_unlisted = self._has_tools and not self._rewriter.is_listed
-        return is_unlisted or self._rewriter.is_ours(message.params.get("name")) or _POINTER in message.raw
+        return (
+            is_unlisted
+            or self._rewriter.is_ours(message.params.get("name"))
+            or _POINTER in message.raw
+        )
 
     async def _call(self, message: Message) -> Message | None:
         async with self._listing:
-            if self._has_tools and not self._rewriter.is_listed:  # the client knows the tools from before, we do not
+            if (
+                self._has_tools and not self._rewriter.is_listed
+            ):  # the client knows the tools from before, we do not
                 await self._list(message.meta)
         name, arguments = message.params.get("name"), message.params.get("arguments")
         asked = arguments if isinstance(arguments, dict) else {}
         if self._rewriter.is_ours(name):
             work = functools.partial(self._rewriter.answer, str(name), arguments, message.meta)
-            result = await in_reading_thread(self._rewriter.session, asked.get("pointer"), asked, work)
+            result = await in_reading_thread(
+                self._rewriter.session, asked.get("pointer"), asked, work
+            )
             return wire.response(message.id, result)
         if _POINTER in message.raw and asked:
-            run = in_long_thread if "#" in str(asked) else in_thread  # a part of an artifact, which may be large
+            run = (
+                in_long_thread if "#" in str(asked) else in_thread
+            )  # a part of an artifact, which may be large
             try:
                 resolved = await run(self._rewriter.resolve, str(name), asked)
             except CoatcheckError as error:
@@ -322,7 +366,9 @@ class Relay:
         kept = {key: value for key, value in meta.items() if key != "progressToken"}
         is_first = True
         with contextlib.suppress(UpstreamFailed):
-            async for page in self._own.pages("tools/list", {"_meta": kept} if kept else {}, _LIST_TIMEOUT):
+            async for page in self._own.pages(
+                "tools/list", {"_meta": kept} if kept else {}, _LIST_TIMEOUT
+            ):
                 self._rewriter.listed(page, first=is_first)
                 is_first = False
         self._rewriter.is_listed = True
@@ -348,7 +394,10 @@ class Relay:
 
     def _note(self, message: Message) -> None:
         """Note what a request or notification of the upstream server means for timeouts."""
-        token, request_id = message.params.get("progressToken"), wire.id_of(message.params.get("requestId"))
+        token, request_id = (
+            message.params.get("progressToken"),
+            wire.id_of(message.params.get("requestId")),
+        )
         if message.is_request and message.id is not None:
             self._asked.add(message.id)
         elif message.method == "notifications/cancelled" and request_id is not None:
@@ -364,19 +413,31 @@ class Relay:
         is_small = rewriter.is_small(tool, len(message.raw))
         if method == "tools/call" and isinstance(result.get("task"), dict):
             _remember(self._tools, str(result["task"].get("taskId")), tool)
-        if method == "tools/list" and message.error_code == wire.METHOD_NOT_FOUND and rewriter.has_tools:
+        if (
+            method == "tools/list"
+            and message.error_code == wire.METHOD_NOT_FOUND
+            and rewriter.has_tools
+        ):
             await self._send(wire.response(message.id, rewriter.only_ours(pending.meta)))
         elif isinstance(error, dict) and not is_small:
             await self._slim(message, "error", lambda: rewriter.error(tool, call_id, error))
         elif not isinstance(message.body.get("result"), dict):
-            invalid = UpstreamFailed(f"the server sent {len(message.raw):,} bytes without a valid result", hint="")
-            await self._send(message if is_small or method not in _SLIMMED else wire.failure(message.id, invalid))
+            invalid = UpstreamFailed(
+                f"the server sent {len(message.raw):,} bytes without a valid result", hint=""
+            )
+            await self._send(
+                message if is_small or method not in _SLIMMED else wire.failure(message.id, invalid)
+            )
         elif method in _HANDSHAKES:
             capabilities = result.get("capabilities")
-            self._has_tools = not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict)
+            self._has_tools = not isinstance(capabilities, dict) or isinstance(
+                capabilities.get("tools"), dict
+            )
             await self._send(_changed(message, "result", rewriter.with_tools_capability(result)))
         elif method == "tools/list":
-            await self._send(_changed(message, "result", rewriter.listed(result, first=pending.first)))
+            await self._send(
+                _changed(message, "result", rewriter.listed(result, first=pending.first))
+            )
         elif method in _CALLS and not is_small:
             await self._slim(message, "result", lambda: rewriter.call_result(tool, call_id, result))
         elif method == "resources/read" and not is_small:
@@ -384,9 +445,11 @@ class Relay:
         else:
             await self._send(message)
 
-    async def _slim(self, message: Message, field: str, change: Callable[[], dict[str, Any]]) -> None:
-        """Store a result or an error in the background. For a large one, the server is not read until that is done, so
-        memory is bounded."""
+    async def _slim(
+        self, message: Message, field: str, change: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Store a result or an error in the background. For a large one, the server is not read
+        until that is done, so memory is bounded."""
 
         async def slim() -> Message:
             return _changed(message, field, await in_thread(change))
@@ -408,29 +471,37 @@ class Relay:
         _resolve(self.over, error)
 
     async def watch(self) -> None:
-        """Fail requests that time out. The timeout is paused while the server waits for the client, and starts again
-        with each sign of progress."""
+        """Fail requests that time out. The timeout is paused while the server waits for the client,
+        and starts again with each sign of progress."""
         while self._timeout > 0:
             await asyncio.sleep(min(_TIMEOUT_POLL, self._timeout))
             now = time.monotonic()
             for pending in self._pending.values() if self._asked else ():
                 pending.until = max(pending.until, now + self._timeout)
             for one in [one for one, pending in self._pending.items() if pending.until <= now]:
-                if (late := self._pending.pop(one, None)) is not None:  # it may have been answered meanwhile
+                if (
+                    late := self._pending.pop(one, None)
+                ) is not None:  # it may have been answered meanwhile
                     text = f"no answer to {late.method} in {self._timeout:g} seconds"
-                    await self._send(wire.failure(one, UpstreamFailed(text, hint="try again, or raise --timeout")))
+                    await self._send(
+                        wire.failure(
+                            one, UpstreamFailed(text, hint="try again, or raise --timeout")
+                        )
+                    )
                     if late.method != "initialize":
                         params = {"requestId": one, "reason": "timeout"}
                         with contextlib.suppress(UpstreamFailed):
-                            await self._upstream.send(wire.notification("notifications/cancelled", params))
+                            await self._upstream.send(
+                                wire.notification("notifications/cancelled", params)
+                            )
 
     async def _send(self, message: Message) -> None:
         await self._to_client(message.raw)
 
 
 def _changed(message: Message, field: str, value: dict[str, Any]) -> Message:
-    """Return a response with another result or error, or as received if it is the same object. A response has one of
-    the two."""
+    """Return a response with another result or error, or as received if it is the same object. A
+    response has one of the two."""
     kept = {key: one for key, one in message.body.items() if key != "result" or field == "result"}
     is_same = value is message.body[field] and len(kept) == len(message.body)
     return message if is_same else wire.rewritten(Message(b"", kept), **{field: value})

@@ -1,8 +1,8 @@
-"""The three changes that a proxy makes: large results become stubs, tools for reading them are added, and pointers in
-arguments become values. Also counts what that saves.
+"""The three changes that a proxy makes: large results become stubs, tools for reading them are
+added, and pointers in arguments become values. Also counts what that saves.
 
-The methods take and return plain JSON and may block: the relay calls them in threads. What becomes a stub is decided by
-`session.externalize` and the policy.
+The methods take and return plain JSON and may block: the relay calls them in threads. What becomes
+a stub is decided by `session.externalize` and the policy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _MEDIA: Final = ("image", "audio")  # a model could not see or hear a stub
 _PAGE: Final = 64_000  # characters of a page as JSON, escapes included
 _FEW_LINKS: Final = 600  # characters of links that stay, if the policy has no limit
 _MAX_ERROR: Final = 2_000
-_ELSEWHERE: Final = "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
+_ELSEWHERE: Final = (
+    "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
+)
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _TOOLS: Final = 200  # tools that are counted separately
 
@@ -56,10 +58,10 @@ class Counts:
 
     def __str__(self) -> str:
         record = self.to_record()
-        text = (
-            "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, {tokens_read_back:,} read back"
+        text = "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, {tokens_read_back:,} read back"
+        return (text + ("; {failures:,} could not be stored" if record["failures"] else "")).format(
+            **record
         )
-        return (text + ("; {failures:,} could not be stored" if record["failures"] else "")).format(**record)
 
     def to_record(self) -> dict[str, Any]:
         with self._lock:
@@ -75,8 +77,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With `no_tools`, another server
-    with the same session offers the tools for reading. `server` is the name of the upstream server in figures."""
+    """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With
+    `no_tools`, another server with the same session offers the tools for reading. `server` is the
+    name of the upstream server in figures."""
 
     policy: Policy
     inline: frozenset[str] = frozenset()
@@ -92,13 +95,15 @@ class UpstreamTool:
 
     schema: Mapping[str, Any]
     limit: Limit | None
-    is_reader: bool  # a reading tool of another Coatcheck: results are bounded, arguments are pointers
+    is_reader: (
+        bool  # a reading tool of another Coatcheck: results are bounded, arguments are pointers
+    )
 
 
 class Rewriter:
-    """The changes to messages, for one session. `plain_name` returns the name that a listed tool has at its server:
-    a rule of the policy for it applies, unless there is one for the listed name. `server_of` returns that server's
-    name, or "" if it is the only one."""
+    """The changes to messages, for one session. `plain_name` returns the name that a listed tool
+    has at its server: a rule of the policy for it applies, unless there is one for the listed name.
+    `server_of` returns that server's name, or "" if it is the only one."""
 
     def __init__(
         self,
@@ -117,7 +122,9 @@ class Rewriter:
         self._counts = counts
         self._lock = threading.Lock()
         self._tools: dict[str, UpstreamTool] = {}  # of the upstream server,
-        self._listing: dict[str, UpstreamTool] = {}  # and those of the pages so far while they are listed again
+        self._listing: dict[
+            str, UpstreamTool
+        ] = {}  # and those of the pages so far while they are listed again
         self._adapter = Adapter(session, host="proxy", policy=replace(self._base, enabled=True))
         self.has_tools = not settings.no_tools
         self.is_listed = False
@@ -151,7 +158,11 @@ class Rewriter:
     def with_tools_capability(self, result: dict[str, Any]) -> dict[str, Any]:
         """Add tools to the capabilities of a server."""
         capabilities = result.get("capabilities")
-        if not self.has_tools or not isinstance(capabilities, dict) or isinstance(capabilities.get("tools"), dict):
+        if (
+            not self.has_tools
+            or not isinstance(capabilities, dict)
+            or isinstance(capabilities.get("tools"), dict)
+        ):
             return result
         return {**result, "capabilities": {**capabilities, "tools": {}}}
 
@@ -172,12 +183,15 @@ class Rewriter:
         return {**result, "tools": shown}
 
     def _note(self, tool: dict[str, Any]) -> dict[str, Any]:
-        """Note a tool. Drop its output schema if its results may become stubs, which would not match."""
+        """Note a tool. Drop its output schema if its results may become stubs, which would not
+        match."""
         name, schema, meta = str(tool.get("name")), tool.get("inputSchema"), tool.get("_meta")
         chars = meta.get(LIMIT_KEY) if isinstance(meta, dict) else None
         limit = Limit(max_chars=chars) if is_whole(chars, 1) else None
         is_reader = schema in self._forms
-        self._listing[name] = UpstreamTool(schema if isinstance(schema, dict) else {}, limit, is_reader)
+        self._listing[name] = UpstreamTool(
+            schema if isinstance(schema, dict) else {}, limit, is_reader
+        )
         if is_reader or not self._base.enabled or self._rule(name) == "never":
             return tool
         return {key: value for key, value in tool.items() if key != "outputSchema"}
@@ -186,39 +200,57 @@ class Rewriter:
         return self._base.tools.get(name, self._base.tools.get(self._plain_name(name)))
 
     def _current_kit(self) -> Kit:
-        """Return our tools beside those of the upstream server, and the policy with the limits of the latter."""
+        """Return our tools beside those of the upstream server, and the policy with the limits of
+        the latter."""
         kit = self._adapter.kit(self._tools if self.has_tools else ())
-        limits = {name: rule for name, tool in self._tools.items() if (rule := self._rule(name) or tool.limit)}
+        limits = {
+            name: rule
+            for name, tool in self._tools.items()
+            if (rule := self._rule(name) or tool.limit)
+        }
         is_taken = not self.has_tools and kit.policy.read_tool in self._tools
         reader = _ELSEWHERE if is_taken else kit.policy.read_tool
-        return replace(kit, policy=replace(self._base, read_tool=reader, tools={**limits, **self._base.tools}))
+        return replace(
+            kit, policy=replace(self._base, read_tool=reader, tools={**limits, **self._base.tools})
+        )
 
     # Pointers in arguments
 
     def resolve(self, tool: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
-        """Resolve pointers in arguments, even if results stay as they are: pointers may come from another server.
-        Raises `CoatcheckError`, with a text for the model, if one is not found."""
+        """Resolve pointers in arguments, even if results stay as they are: pointers may come from
+        another server. Raises `CoatcheckError`, with a text for the model, if one is not found."""
         known = self._tools.get(tool)
         if known is not None and known.is_reader:
             return arguments
         foreign = any(one.is_reader for one in self._tools.values())
         schema = known.schema if known else None
-        return resolve_arguments(self.session, arguments, schema, foreign=foreign, max_bytes=self._max_message)
+        return resolve_arguments(
+            self.session, arguments, schema, foreign=foreign, max_bytes=self._max_message
+        )
 
     # Results
 
     def is_small(self, tool: str | None, size: int) -> bool:
         """Whether a message of `size` bytes cannot contain anything over the limit."""
-        return size <= self._kit.policy.safe_chars and (tool is None or tool not in self._kit.policy.tools)
+        return size <= self._kit.policy.safe_chars and (
+            tool is None or tool not in self._kit.policy.tools
+        )
 
     def call_result(self, tool: str | None, call_id: str, result: dict[str, Any]) -> dict[str, Any]:
-        """Replace large parts of a result by stubs, except images, audio and a small number of links. An image that
-        providers would refuse is scaled. Returns the same object if nothing changes."""
+        """Replace large parts of a result by stubs, except images, audio and a small number of
+        links. An image that providers would refuse is scaled. Returns the same object if nothing
+        changes."""
         known = self._tools.get(tool or "")
         if known is not None and known.is_reader and len(as_text(result)) <= _PAGE:
             return result  # a page; but any server may use the schema of our tools
         given = result.get("content")
-        content = given if isinstance(given, list) else [{"type": "text", "text": as_text(given)}] if given else []
+        content = (
+            given
+            if isinstance(given, list)
+            else [{"type": "text", "text": as_text(given)}]
+            if given
+            else []
+        )
         content = _with_fitted_images(content)
         most = self._kit.policy.safe_chars if self._kit.policy.is_named else _FEW_LINKS
         few_links = len(json.dumps([one for one in content if _is_link(one)])) <= most
@@ -238,11 +270,15 @@ class Rewriter:
             done["content"] = [next(old) if unchanged else next(new) for unchanged in stays]
         else:
             done["content"] = [*done["content"], *kept]
-        return {**result, **done} if given is not None else {**result, "structuredContent": done["structuredContent"]}
+        return (
+            {**result, **done}
+            if given is not None
+            else {**result, "structuredContent": done["structuredContent"]}
+        )
 
     def error(self, tool: str | None, call_id: str, error: dict[str, Any]) -> dict[str, Any]:
-        """Replace a large message or large data of a JSON-RPC error by stubs. Returns the same object if there are
-        none."""
+        """Replace a large message or large data of a JSON-RPC error by stubs. Returns the same
+        object if there are none."""
         changed: dict[str, Any] = {}
         for key in ("message", "data"):
             done = self._externalize(error.get(key), tool, call_id)
@@ -271,7 +307,9 @@ class Rewriter:
         server = self._server_of(tool or "") or self._server
         outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id, server=server)
         if outcome.is_stub or outcome.failure is not None:
-            self._counts.slimmed(tool or "", outcome.tokens_saved, failed=outcome.failure is not None)
+            self._counts.slimmed(
+                tool or "", outcome.tokens_saved, failed=outcome.failure is not None
+            )
         return outcome.content
 
 

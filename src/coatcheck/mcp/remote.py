@@ -1,8 +1,9 @@
-"""An MCP server at a URL, over streamable HTTP: a message is a POST, responses are JSON or an event stream.
+"""An MCP server at a URL, over streamable HTTP: a message is a POST, responses are JSON or an event
+stream.
 
-Bodies pass unchanged; the headers of the transport (session, version, routing) are derived from them. If the server
-cannot be reached, only the open requests fail. If it has forgotten the session, the handshake is repeated without the
-client noticing.
+Bodies pass unchanged; the headers of the transport (session, version, routing) are derived from
+them. If the server cannot be reached, only the open requests fail. If it has forgotten the session,
+the handshake is repeated without the client noticing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from coatcheck.errors import UpstreamFailed
 from coatcheck.mcp import wire
 from coatcheck.mcp.wire import MAX_MESSAGE, LineBuffer, Message, Raw, Sink, Tasks, UnparsedLine
 
-if find_spec("mcp") is None:  # imported only for newer clients, but its absence should show before they connect
+if (
+    find_spec("mcp") is None
+):  # imported only for newer clients, but its absence should show before they connect
     raise ImportError("mcp is not installed")
 
 RETRY: Final = 1.0  # seconds before a broken stream is resumed, unless the server says otherwise
@@ -41,9 +44,11 @@ _LASTING: Final = ("logging/setLevel", "resources/subscribe")
 
 
 class _Exchange:
-    """A request and its response; without a request, the stream of messages that a server sends on its own.
+    """A request and its response; without a request, the stream of messages that a server sends on
+    its own.
 
-    The response to an exchange of our own is not delivered. `failures` counts attempts to resume the stream."""
+    The response to an exchange of our own is not delivered. `failures` counts attempts to resume
+    the stream."""
 
     def __init__(self, message: Message | None, max_size: int, *, is_own: bool = False) -> None:
         self.message = message
@@ -61,7 +66,9 @@ class RemoteServer:
 
     _to: Sink
 
-    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, max_message: int = MAX_MESSAGE) -> None:
+    def __init__(
+        self, url: str, *, headers: Mapping[str, str] | None = None, max_message: int = MAX_MESSAGE
+    ) -> None:
         self._url = url
         self._headers = dict(headers or {})
         self._max_message = max_message
@@ -70,7 +77,9 @@ class RemoteServer:
         self._session: str | None = None
         self._epoch = 0  # counts sessions: a server may reuse an id
         self._version: str | None = None
-        self._tool_headers: dict[str, Mapping[tuple[str, ...], str]] = {}  # the arguments of tools that are headers
+        self._tool_headers: dict[
+            str, Mapping[tuple[str, ...], str]
+        ] = {}  # the arguments of tools that are headers
         self._order = asyncio.Lock()
         self._hello: Message | None = None
         self._begun: asyncio.Task[None] | None = None
@@ -82,12 +91,16 @@ class RemoteServer:
         try:
             url = httpx2.URL(self._url)
         except httpx2.InvalidURL as error:
-            raise UpstreamFailed(f"invalid URL {self._url!r}: {error}", hint="use http://… or https://…") from error
+            raise UpstreamFailed(
+                f"invalid URL {self._url!r}: {error}", hint="use http://… or https://…"
+            ) from error
         if url.scheme not in ("http", "https") or not url.host:
             raise UpstreamFailed(f"invalid URL {self._url!r}", hint="use http://… or https://…")
         for name, value in self._headers.items():
             if not value.isascii() or not value.isprintable():
-                raise UpstreamFailed(f"the header {name!r} has invalid characters", hint="use printable ASCII")
+                raise UpstreamFailed(
+                    f"the header {name!r} has invalid characters", hint="use printable ASCII"
+                )
         self._label = f"the server at {url.host}"
         self._client = httpx2.AsyncClient(
             headers=self._headers,
@@ -120,14 +133,16 @@ class RemoteServer:
         await self._tasks.cancel()
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
             if self._session is not None:
-                await asyncio.wait_for(self._client.delete(self._url, headers=self._headers_of()), _CLOSE)
+                await asyncio.wait_for(
+                    self._client.delete(self._url, headers=self._headers_of()), _CLOSE
+                )
         await self._client.aclose()
 
     # Sending
 
     async def _cancel(self, message: Message, post: asyncio.Task[None] | None) -> None:
-        """Cancel a request. Since 2026-07-28 that means closing its stream; before, the server gets a notification, and
-        its response is not awaited."""
+        """Cancel a request. Since 2026-07-28 that means closing its stream; before, the server gets
+        a notification, and its response is not awaited."""
         if post is None or self._version is not None:
             await self._deliver(message)
         if post is not None:
@@ -148,21 +163,32 @@ class RemoteServer:
             self._epoch += 1
             self._lasting.clear()
         elif self._begun is not None and not self._begun.done():
-            await asyncio.wait({self._begun}, timeout=_CONNECT)  # many servers refuse requests before `initialized`
+            await asyncio.wait(
+                {self._begun}, timeout=_CONNECT
+            )  # many servers refuse requests before `initialized`
         epoch = self._epoch
         if not await self._post(message, exchange):
             await self._renew(epoch)
             if not await self._post(message, exchange):
-                error = UpstreamFailed(f"{self._label} answered 404", hint="it does not keep its sessions; reconnect")
+                error = UpstreamFailed(
+                    f"{self._label} answered 404", hint="it does not keep its sessions; reconnect"
+                )
                 await self._unanswered(exchange, error)
 
     async def _post(self, message: Message, exchange: _Exchange) -> bool:
-        """Send a message and deliver the response. Return False if the server does not know our session."""
+        """Send a message and deliver the response. Return False if the server does not know our
+        session."""
         assert self._client is not None
         headers = self._headers_of(message)
         try:
-            async with self._client.stream("POST", self._url, content=bytes(message.raw), headers=headers) as response:
-                if response.status_code == 404 and _SESSION in headers and exchange.request_id is not None:
+            async with self._client.stream(
+                "POST", self._url, content=bytes(message.raw), headers=headers
+            ) as response:
+                if (
+                    response.status_code == 404
+                    and _SESSION in headers
+                    and exchange.request_id is not None
+                ):
                     return False
                 if exchange.request_id is not None:
                     await self._answer(response, exchange)
@@ -171,7 +197,9 @@ class RemoteServer:
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError) as error:
             if exchange.request_id is not None and not exchange.is_answered:
                 reason = str(error) or type(error).__name__
-                await self._unanswered(exchange, UpstreamFailed(f"{self._label} cannot be reached: {reason}"))
+                await self._unanswered(
+                    exchange, UpstreamFailed(f"{self._label} cannot be reached: {reason}")
+                )
         return True
 
     async def _answer(self, response: httpx2.Response, exchange: _Exchange) -> None:
@@ -193,7 +221,9 @@ class RemoteServer:
             await self._read(response, exchange)
         else:
             found = f"{self._label} answered {response.status_code} with {kind[:60] or 'nothing'}"
-            await self._unanswered(exchange, UpstreamFailed(found, hint="check that this is the URL of an MCP server"))
+            await self._unanswered(
+                exchange, UpstreamFailed(found, hint="check that this is the URL of an MCP server")
+            )
 
     async def _refused(self, response: httpx2.Response, kind: str, exchange: _Exchange) -> None:
         """Report an error status, with the server's own JSON-RPC error if there is one."""
@@ -204,7 +234,9 @@ class RemoteServer:
                 break
         messages = wire.parse(body) if kind == _JSON else []
         error = messages[0].body.get("error") if messages else None
-        if isinstance(error, dict) and isinstance(error.get("code"), int):  # other JSON may have an `error`, too
+        if isinstance(error, dict) and isinstance(
+            error.get("code"), int
+        ):  # other JSON may have an `error`, too
             await self._received(wire.rewritten(messages[0], id=exchange.request_id).raw, exchange)
             return
         hint = None
@@ -212,7 +244,9 @@ class RemoteServer:
             hint = "OAuth is not supported; pass a token with --header 'Authorization: Bearer ${TOKEN}'"
         elif response.status_code < 400:
             hint = f"use the URL that it redirects to: {response.headers.get('location', '')[:200]}"
-        await self._unanswered(exchange, UpstreamFailed(f"{self._label} answered {response.status_code}", hint=hint))
+        await self._unanswered(
+            exchange, UpstreamFailed(f"{self._label} answered {response.status_code}", hint=hint)
+        )
 
     async def _unanswered(self, exchange: _Exchange, error: UpstreamFailed) -> None:
         exchange.is_answered = True
@@ -238,7 +272,11 @@ class RemoteServer:
                 await wire.refuse(line, error, self, self._to)
             return
         for found in wire.parse(line):
-            if exchange.message is not None and exchange.request_id is not None and found.is_response:
+            if (
+                exchange.message is not None
+                and exchange.request_id is not None
+                and found.is_response
+            ):
                 exchange.is_answered, exchange.answer = True, found
                 if isinstance(found.body.get("result"), dict):
                     self._learn(exchange.message, found)
@@ -264,7 +302,8 @@ class RemoteServer:
                     self._tool_headers[str(tool.get("name"))] = inbound.x_mcp_header_map(schema)
 
     async def _get(self, exchange: _Exchange) -> bool:
-        """Read the event stream of an exchange after its last event. Return whether the server may offer it."""
+        """Read the event stream of an exchange after its last event. Return whether the server may
+        offer it."""
         assert self._client is not None
         events = exchange.events
         headers = self._headers_of() | ({"last-event-id": events.last_id} if events.last_id else {})
@@ -279,25 +318,32 @@ class RemoteServer:
         return True
 
     async def _resume(self, exchange: _Exchange) -> None:
-        """Resume a stream that broke before the response, if the server numbers its events. The server may close the
-        stream any number of times, as long as it resumes it."""
+        """Resume a stream that broke before the response, if the server numbers its events. The
+        server may close the stream any number of times, as long as it resumes it."""
         events = exchange.events
-        while events.last_id is not None and exchange.failures < _ATTEMPTS and not exchange.is_answered:
+        while (
+            events.last_id is not None
+            and exchange.failures < _ATTEMPTS
+            and not exchange.is_answered
+        ):
             await asyncio.sleep(events.retry)
             await self._get(exchange)
         if not exchange.is_answered:
-            await self._unanswered(exchange, UpstreamFailed(f"{self._label} closed the stream before the response"))
+            await self._unanswered(
+                exchange, UpstreamFailed(f"{self._label} closed the stream before the response")
+            )
 
     async def _listen(self) -> None:
-        """Receive the messages that the server sends on its own, if it offers such a stream. Retry with growing pauses
-        while it cannot be reached."""
+        """Receive the messages that the server sends on its own, if it offers such a stream. Retry
+        with growing pauses while it cannot be reached."""
         exchange, epoch = _Exchange(None, self._max_message), self._epoch
         while self._epoch == epoch and await self._get(exchange):
             doubled = min(max(exchange.failures - 1, 0), 10)
             await asyncio.sleep(min(exchange.events.retry * 2**doubled, MAX_RETRY))
 
     async def _renew(self, epoch: int) -> None:
-        """Start a new session after the server has ended ours, once for all requests that notice."""
+        """Start a new session after the server has ended ours, once for all requests that
+        notice."""
         async with self._renewing:
             if self._hello is None or self._epoch != epoch:
                 return
@@ -322,8 +368,8 @@ class RemoteServer:
         return exchange
 
     def _headers_of(self, message: Message | None = None) -> dict[str, str]:
-        """Return the headers of a request. Since 2026-07-28 some are for routing; which arguments of a tool belong
-        there is known once the tools have been listed."""
+        """Return the headers of a request. Since 2026-07-28 some are for routing; which arguments
+        of a tool belong there is known once the tools have been listed."""
         headers = {"accept": f"{_JSON}, {_EVENTS}", "content-type": _JSON}
         if message is None or message.method != "initialize":
             sent = {_SESSION: self._session, _VERSION: self._version}
@@ -344,7 +390,11 @@ class RemoteServer:
 
 def _version_of(message: Message) -> str | None:
     version = message.meta.get(_VERSION_KEY)
-    return version if isinstance(version, str) and version.isascii() and version.isprintable() else None
+    return (
+        version
+        if isinstance(version, str) and version.isascii() and version.isprintable()
+        else None
+    )
 
 
 def _kind(response: httpx2.Response) -> str:
@@ -353,9 +403,11 @@ def _kind(response: httpx2.Response) -> str:
 
 
 class EventStream:
-    """Parse `text/event-stream`: bytes in, messages out. It is resumed from `last_id`, after `retry` seconds.
+    """Parse `text/event-stream`: bytes in, messages out. It is resumed from `last_id`, after
+    `retry` seconds.
 
-    The data of an event is JSON, so its lines are joined to one. Nothing over the size limit is kept."""
+    The data of an event is JSON, so its lines are joined to one. Nothing over the size limit is
+    kept."""
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
@@ -364,7 +416,8 @@ class EventStream:
         self.begin()
 
     def begin(self) -> None:
-        """Start or restart the stream. An incomplete event is dropped: the server sends it again."""
+        """Start or restart the stream. An incomplete event is dropped: the server sends it
+        again."""
         self._lines = LineBuffer(self._max_size + _FIELD)
         self._is_first = True
         self._after_return = False
@@ -380,7 +433,9 @@ class EventStream:
     def feed(self, chunk: bytes) -> Iterator[Raw | UnparsedLine]:
         for line in self._lines.feed(self._normalized(chunk)):
             if isinstance(line, UnparsedLine):
-                self._too_large = UnparsedLine(line.size, line.head.removeprefix(b"data:"), line.tail)
+                self._too_large = UnparsedLine(
+                    line.size, line.head.removeprefix(b"data:"), line.tail
+                )
             elif field := line.removeprefix(_BOM) if self._is_first else line:
                 self._field(bytes(field[:_FIELD]).partition(b":")[0], field)
             else:
@@ -406,7 +461,9 @@ class EventStream:
                 self._data.append(value)
             else:
                 head = self._data[0] if self._data else value
-                self._too_large = UnparsedLine(self._size, UnparsedLine.of(head).head, UnparsedLine.of(value).tail)
+                self._too_large = UnparsedLine(
+                    self._size, UnparsedLine.of(head).head, UnparsedLine.of(value).tail
+                )
         elif name == b"id":
             self._id = bytes(value).decode("utf-8", "replace")
         elif name == b"event":

@@ -1,7 +1,7 @@
 """The MCP server for a store: the three tools, and artifacts as resources.
 
-A resource is `art://<id>`, read in parts of at most a page of characters, or 48 KiB if it is not text. If a part is not
-the whole, a second content says so and has the URI of the next part.
+A resource is `art://<id>`, read in parts of at most a page of characters, or 48 KiB if it is not
+text. If a part is not the whole, a second content says so and has the URI of the next part.
 
 It serves one client on stdio, or clients with the token over streamable HTTP on 127.0.0.1.
 """
@@ -120,8 +120,8 @@ _BY_NAME: Final = types.ResourceTemplate(
 class Sessions:
     """The session of each client: one per connection, or a named one for all.
 
-    Since 2026-07-28, HTTP has no connections: those requests share a session. With `hooks`, the session that a
-    call has in Claude Code decides."""
+    Since 2026-07-28, HTTP has no connections: those requests share a session. With `hooks`, the
+    session that a call has in Claude Code decides."""
 
     def __init__(
         self,
@@ -138,7 +138,9 @@ class Sessions:
         self.only = only or None  # the tools to offer
         self._session_id = session_id
         self._named = named
-        self._open = functools.lru_cache(MAX_CONNECTIONS)(functools.partial(store.lasting_session, ttl=ttl))
+        self._open = functools.lru_cache(MAX_CONNECTIONS)(
+            functools.partial(store.lasting_session, ttl=ttl)
+        )
 
     def of(self, context: Context) -> Session:
         if self.hooks is not None:
@@ -146,7 +148,9 @@ class Sessions:
         connection = context.request.headers.get(_SESSION) if context.request is not None else None
         if not connection or self._named:
             return self._open(self._session_id)
-        return self._open(f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}")
+        return self._open(
+            f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}"
+        )
 
 
 def call_id_of(context: Context) -> str | None:
@@ -172,7 +176,8 @@ def make_server(sessions: Sessions) -> Server[Any]:
         "coatcheck",
         version=__version__,
         title="Coatcheck",
-        instructions=INSTRUCTIONS + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
+        instructions=INSTRUCTIONS
+        + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
         on_list_resources=handlers.in_thread(list_page),
@@ -203,7 +208,9 @@ class _Handlers:
         described = [tool.as_mcp() | ({} if tool.read_only else output) for tool in tools]
         return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
 
-    async def call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(
+        self, context: Context, params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
         hooks = self._sessions.hooks
         if hooks is not None and params.name == HOOK and call_id_of(context) is None:
             done = await in_thread(hooks.answer, parsed_event(params.arguments or {}))
@@ -260,7 +267,10 @@ class _Handlers:
                 return await in_thread(answer, self._sessions.of(context), params)
             except CoatcheckError as error:
                 code, uri = CODES[error.code].mcp, getattr(params, "uri", None)
-                if isinstance(error, NotFound) and context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                if (
+                    isinstance(error, NotFound)
+                    and context.protocol_version in MODERN_PROTOCOL_VERSIONS
+                ):
                     code = types.INVALID_PARAMS  # newer versions have no code of their own for it
                 data = {"code": error.code, **({} if uri is None else {"uri": str(uri)})}
                 raise MCPError(code=code, message=str(error), data=data) from error
@@ -274,14 +284,17 @@ class _Handlers:
 
     # Logging
 
-    async def set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+    async def set_level(
+        self, context: Context, params: types.SetLevelRequestParams
+    ) -> types.EmptyResult:
         self._levels[self._sessions.of(context).session_id] = params.level
         if len(self._levels) > MAX_CONNECTIONS:
             del self._levels[next(iter(self._levels))]
         return types.EmptyResult()
 
     async def _log(self, context: Context, level: types.LoggingLevel, text: str) -> None:
-        """Send a log message if the client wants it. Since 2026-07-28 each request says so, and the SDK checks."""
+        """Send a log message if the client wants it. Since 2026-07-28 each request says so, and the
+        SDK checks."""
         if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             wanted = self._levels.get(self._sessions.of(context).session_id)
             if wanted is None or _LEVELS.index(level) < _LEVELS.index(wanted):
@@ -297,10 +310,15 @@ async def _bounded(ctx: Context, call_next: Callable[[Context], Awaitable[Any]])
     except MCPError as error:
         data = error.data
         if isinstance(data, dict):
-            data = {key: line(one, _MAX_QUOTED) if isinstance(one, str) else one for key, one in data.items()}
+            data = {
+                key: line(one, _MAX_QUOTED) if isinstance(one, str) else one
+                for key, one in data.items()
+            }
         elif isinstance(data, str):
             data = line(data, _MAX_QUOTED)
-        raise MCPError(code=error.code, message=line(error.message, _MAX_ERROR), data=data) from error
+        raise MCPError(
+            code=error.code, message=line(error.message, _MAX_ERROR), data=data
+        ) from error
 
 
 # Resources
@@ -312,7 +330,11 @@ def uri_of(ref: Ref) -> str:
 
 def _labels(ref: Ref) -> dict[str, Any]:
     """Return what names an artifact, shortened if it is very long. The id is always next to it."""
-    return {"uri": uri_of(ref), "name": _short(ref.name or ref.pointer), "mime_type": _short(ref.media_type)}
+    return {
+        "uri": uri_of(ref),
+        "name": _short(ref.name or ref.pointer),
+        "mime_type": _short(ref.media_type),
+    }
 
 
 def _short(label: str) -> str:
@@ -323,7 +345,9 @@ def list_templates(session: Session, params: object) -> types.ListResourceTempla
     return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
 
 
-def list_page(session: Session, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
+def list_page(
+    session: Session, params: types.PaginatedRequestParams | None
+) -> types.ListResourcesResult:
     """Return a page of the artifacts that a session sees, newest first."""
     cursor = params.cursor if params else None
     try:
@@ -347,16 +371,26 @@ def list_page(session: Session, params: types.PaginatedRequestParams | None) -> 
 
 
 def parse_uri(uri: str) -> tuple[str, str | None, str | None, int]:
-    """Return the pointer or name of an artifact, lines, cursor and offset. Raises `InvalidArgument`."""
-    invalid = InvalidArgument(f"invalid artifact URI {uri[:200]!r}", hint="use art://<id> or art://name/<name>")
+    """Return the pointer or name of an artifact, lines, cursor and offset. Raises
+    `InvalidArgument`."""
+    invalid = InvalidArgument(
+        f"invalid artifact URI {uri[:200]!r}", hint="use art://<id> or art://name/<name>"
+    )
     try:
         parts = urlsplit(uri)
-        asked = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=8)
+        asked = parse_qsl(
+            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=8
+        )
     except ValueError as error:
         raise invalid from error
     query, name = dict(asked), unquote(parts.path[1:]) if parts.netloc == "name" else ""
     is_id = _ID.fullmatch(parts.netloc) is not None and parts.path in ("", "/")
-    if parts.scheme != "art" or parts.fragment or len(query) != len(asked) or not query.keys() <= _PARAMETERS:
+    if (
+        parts.scheme != "art"
+        or parts.fragment
+        or len(query) != len(asked)
+        or not query.keys() <= _PARAMETERS
+    ):
         raise invalid
     if not is_id and (not name or name.startswith("art:")):
         raise invalid
@@ -367,8 +401,11 @@ def parse_uri(uri: str) -> tuple[str, str | None, str | None, int]:
 
 
 def read(session: Session, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-    """Return the contents of a URI: a part, and a note about the next part if there is one. Raises `CoatcheckError`."""
-    return types.ReadResourceResult.model_validate({"contents": _contents(session, str(params.uri))})
+    """Return the contents of a URI: a part, and a note about the next part if there is one. Raises
+    `CoatcheckError`."""
+    return types.ReadResourceResult.model_validate(
+        {"contents": _contents(session, str(params.uri))}
+    )
 
 
 def _contents(session: Session, uri: str) -> list[dict[str, Any]]:
@@ -377,10 +414,15 @@ def _contents(session: Session, uri: str) -> list[dict[str, Any]]:
     if ref is None:
         session.open(target).close()  # raises the precise error
         raise NotFound(f"no artifact at {uri[:200]!r}")
-    part: dict[str, Any] = {"uri": uri if len(uri) <= _MAX_URI else uri_of(ref), "mimeType": _short(ref.media_type)}
+    part: dict[str, Any] = {
+        "uri": uri if len(uri) <= _MAX_URI else uri_of(ref),
+        "mimeType": _short(ref.media_type),
+    }
     if is_text(ref.media_type):
         if offset:
-            raise InvalidArgument(f"offset cannot be used with {ref.pointer}: it is text", hint="use lines or cursor")
+            raise InvalidArgument(
+                f"offset cannot be used with {ref.pointer}: it is text", hint="use lines or cursor"
+            )
         page = session.read(ref, lines=lines, cursor=cursor, exact=True, max_chars=PART_CHARS)
         if page.cursor is not None or lines is not None or cursor is not None:
             part["mimeType"] = "text/plain"
@@ -407,7 +449,8 @@ def _note(ref: Ref, shown: str, **parameters: str) -> dict[str, Any]:
 
 
 def complete(session: Session, params: types.CompleteRequestParams) -> types.CompleteResult:
-    """Return completions for an argument of a template, the likeliest first, and their total number."""
+    """Return completions for an argument of a template, the likeliest first, and their total
+    number."""
     template, argument, found = getattr(params.ref, "uri", ""), params.argument, list[str]()
     if template == _BY_ID.uri_template and argument.name == "id":
         wanted = argument.value.strip().lower().removeprefix("art:").lstrip("/")
@@ -417,7 +460,10 @@ def complete(session: Session, params: types.CompleteRequestParams) -> types.Com
         wanted = unquote(argument.value).lower()
         names = dict.fromkeys(ref.name for ref in session.list(limit=_RECENT) if ref.name)
         matching = [name for name in names if wanted in name.lower()]
-        found = [quote(one, safe=" ") for one in sorted(matching, key=lambda one: not one.lower().startswith(wanted))]
+        found = [
+            quote(one, safe=" ")
+            for one in sorted(matching, key=lambda one: not one.lower().startswith(wanted))
+        ]
     shown: list[str] = []
     room = _COMPLETED
     for one in found[:_COMPLETIONS]:
@@ -463,15 +509,23 @@ async def _end_by_signal(store: Store, *, task_status: TaskStatus[None]) -> None
 
 
 def serve_http(
-    sessions: Sessions, *, port: int, token: str | None, origins: Iterable[str], say: Callable[[str], None]
+    sessions: Sessions,
+    *,
+    port: int,
+    token: str | None,
+    origins: Iterable[str],
+    say: Callable[[str], None],
 ) -> None:
-    """Serve over HTTP until a signal ends it. Without a token, a new one is made and printed once."""
+    """Serve over HTTP until a signal ends it. Without a token, a new one is made and printed
+    once."""
     _silence_warnings()
     if token is not None:
         check_token(token, TOKEN)
     app = make_server(sessions).streamable_http_app(
         streamable_http_path=PATH,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `LocalServer` does it
+        transport_security=TransportSecuritySettings(
+            enable_dns_rebinding_protection=False
+        ),  # `LocalServer` does it
         session_idle_timeout=_IDLE,
         max_sessions=MAX_CONNECTIONS,
     )
@@ -529,7 +583,8 @@ class UnfinishedHandshakes:
 
 
 def _silence_warnings() -> None:
-    """Silence warnings: about MCP logging, deprecated but used by older clients, and about refused requests."""
+    """Silence warnings: about MCP logging, deprecated but used by older clients, and about refused
+    requests."""
     logging.getLogger("mcp.server.transport_security").disabled = True
     if not sys.warnoptions:
         warnings.simplefilter("ignore", MCPDeprecationWarning)

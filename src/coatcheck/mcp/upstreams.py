@@ -1,7 +1,9 @@
-"""The servers behind a proxy: those of a configuration (`mcpServers`), and one that is started as a process.
+"""The servers behind a proxy: those of a configuration (`mcpServers`), and one that is started as a
+process.
 
-Commands, URLs and headers come only from there and from the command line, never from a message. `${NAME}`,
-`${env:NAME}` and `${NAME:-default}` are replaced by environment variables, so that files need not contain secrets.
+Commands, URLs and headers come only from there and from the command line, never from a message.
+`${NAME}`, `${env:NAME}` and `${NAME:-default}` are replaced by environment variables, so that files
+need not contain secrets.
 """
 
 from __future__ import annotations
@@ -65,18 +67,24 @@ def _server(name: str, entry: object, max_message: int) -> Upstream:
     from pydantic import TypeAdapter, ValidationError
 
     if not _NAME.fullmatch(name):
-        raise InvalidArgument(f"invalid server name {name[:80]!r}", hint="use 1 to 64 characters without spaces")
+        raise InvalidArgument(
+            f"invalid server name {name[:80]!r}", hint="use 1 to 64 characters without spaces"
+        )
     try:
         given = {"url": entry.get("httpUrl"), **entry} if isinstance(entry, dict) else entry
         server = TypeAdapter(ServerEntry).validate_python(given)
     except ValidationError as error:
         problem = error.errors(include_input=False)[0]
         where = ".".join(map(str, problem["loc"])) or "its entry"
-        raise InvalidArgument(f"the server {name!r} is invalid: {where}: {problem['msg']}") from error
+        raise InvalidArgument(
+            f"the server {name!r} is invalid: {where}: {problem['msg']}"
+        ) from error
     if server.command and server.url is None:
         words = [expanded(word, name) for word in (server.command, *server.args)]
         cwd = None if server.cwd is None else expanded(server.cwd, name)
-        return ProcessServer(words, name=name, env=_expanded(server.env, name), cwd=cwd, max_message=max_message)
+        return ProcessServer(
+            words, name=name, env=_expanded(server.env, name), cwd=cwd, max_message=max_message
+        )
     if server.url is None or server.command is not None:
         raise InvalidArgument(f"the server {name!r} must have either a command or a url")
     if server.type not in HTTP:
@@ -93,8 +101,8 @@ def remote_server(url: str, headers: Mapping[str, str], max_message: int) -> Ups
 
 
 def remote_headers(texts: Iterable[str]) -> dict[str, str]:
-    """Parse headers, each `Name: value`, after those in the environment, one per line: a command line is visible to
-    every user of the machine."""
+    """Parse headers, each `Name: value`, after those in the environment, one per line: a command
+    line is visible to every user of the machine."""
     found: dict[str, str] = {}
     for text in (*filter(str.strip, os.environ.get(HEADERS, "").splitlines()), *texts):
         name, colon, value = text.partition(":")
@@ -105,16 +113,22 @@ def remote_headers(texts: Iterable[str]) -> dict[str, str]:
 
 
 def expanded(text: str, server: str | None = None) -> str:
-    """Replace environment variables in a text. One that is not set is an error, which names the server."""
+    """Replace environment variables in a text. One that is not set is an error, which names the
+    server."""
     where = "" if server is None else f"the server {server!r} is invalid: "
 
     def value(match: re.Match[str]) -> str:
         if match[1] is None:
             hint = "use an environment variable: ${NAME}"
-            raise InvalidArgument(f"{where}{match[0][:80]} is defined only in the client", hint=hint)
+            raise InvalidArgument(
+                f"{where}{match[0][:80]} is defined only in the client", hint=hint
+            )
         found = os.environ.get(match[1]) or match[2]
         if found is None:
-            raise InvalidArgument(f"{where}the environment variable {match[1]} is not set", hint=f"export {match[1]}=…")
+            raise InvalidArgument(
+                f"{where}the environment variable {match[1]} is not set",
+                hint=f"export {match[1]}=…",
+            )
         return found
 
     return _VARIABLE.sub(value, text)
@@ -138,7 +152,9 @@ class ProcessServer:
     ) -> None:
         self._command = list(command)
         self._name = name
-        self._env = {key: value for key, value in os.environ.items() if key not in _PRIVATE} | dict(env or {})
+        self._env = {key: value for key, value in os.environ.items() if key not in _PRIVATE} | dict(
+            env or {}
+        )
         self._cwd = cwd
         self._max_message = max_message
         self._other_lines = 0
@@ -161,7 +177,9 @@ class ProcessServer:
             )  # fmt: skip
         except (OSError, ValueError) as error:
             os.close(write_end)
-            raise UpstreamFailed(f"{self._name} could not be started: {error}", hint="check the command") from error
+            raise UpstreamFailed(
+                f"{self._name} could not be started: {error}", hint="check the command"
+            ) from error
         finally:
             os.close(read_end)
         self._lifeline = write_end
@@ -175,7 +193,9 @@ class ProcessServer:
         if stdin.is_closing():
             raise await self._ended(process)
         if stdin.transport.get_write_buffer_size() > self._max_message:
-            raise UpstreamFailed(f"{self._name} does not read its input", hint="it may be hanging; restart it")
+            raise UpstreamFailed(
+                f"{self._name} does not read its input", hint="it may be hanging; restart it"
+            )
         stdin.writelines((message.raw, b"\n"))
 
     async def finish(self) -> None:
@@ -194,7 +214,9 @@ class ProcessServer:
                     process.kill()
                 await _gone(process, _KILL)
         self._cut_lifeline()
-        if process.returncode is not None and process.returncode < 0:  # the process between was killed: end its group
+        if (
+            process.returncode is not None and process.returncode < 0
+        ):  # the process between was killed: end its group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
         if self._reading is not None:
@@ -216,7 +238,11 @@ class ProcessServer:
 
     async def _ended(self, process: asyncio.subprocess.Process) -> UpstreamFailed:
         await _gone(process, _KILL)
-        hint = "it exited by itself; restart the proxy to start it again" if process.returncode == 0 else None
+        hint = (
+            "it exited by itself; restart the proxy to start it again"
+            if process.returncode == 0
+            else None
+        )
         return UpstreamFailed(f"{self._name} {_ending(process.returncode)}", hint=hint)
 
     async def _deliver(self, sink: Sink, line: Raw | UnparsedLine) -> None:
@@ -227,7 +253,9 @@ class ProcessServer:
         if not messages and line.strip():
             self._log_output(line)
             if (ends := UnparsedLine.of(line)).id is not None:
-                await wire.refuse(ends, UpstreamFailed(f"{self._name} sent invalid JSON", hint=""), self, sink)
+                await wire.refuse(
+                    ends, UpstreamFailed(f"{self._name} sent invalid JSON", hint=""), self, sink
+                )
         for message in messages:
             await sink.message(message)
 
@@ -241,7 +269,8 @@ class ProcessServer:
 
 
 async def _gone(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Whether it ends in time. `process.wait()` would also wait for all processes that have its pipes open."""
+    """Whether it ends in time. `process.wait()` would also wait for all processes that have its
+    pipes open."""
     until = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < until:
         await asyncio.sleep(_POLL)

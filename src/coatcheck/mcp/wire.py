@@ -1,7 +1,9 @@
-"""JSON-RPC messages, one per line; the interface of an upstream server; requests and tasks in progress.
+"""JSON-RPC messages, one per line; the interface of an upstream server; requests and tasks in
+progress.
 
-A message keeps the bytes that it was received as. Unless it is changed it is sent on byte for byte, so unknown methods,
-fields and numbers survive. A line over the size limit is not kept: its two ends usually contain its id and method.
+A message keeps the bytes that it was received as. Unless it is changed it is sent on byte for byte,
+so unknown methods, fields and numbers survive. A line over the size limit is not kept: its two ends
+usually contain its id and method.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _LARGE: Final = 1 << 16
 _END: Final = 4_096
 _MAX_ERROR: Final = 2_000
 _MAX_PAGES: Final = 1_000
-_ID_PREFIX: Final = f"coatcheck-{secrets.token_hex(6)}-"  # of our own requests: unique among clients and proxies
+_ID_PREFIX: Final = (
+    f"coatcheck-{secrets.token_hex(6)}-"  # of our own requests: unique among clients and proxies
+)
 _NUMBERS: Final = itertools.count(1)
 _MEMBER: Final = rb'\s*"(jsonrpc|id|method)"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?)\s*'
 _MEMBERS: Final = re.compile(_MEMBER)
@@ -40,10 +44,21 @@ _LAST: Final = re.compile(rb"(?:," + _MEMBER + rb")+\}\s*$|^\s*\{" + _MEMBER + r
 
 
 class Message:
-    """One message: the bytes of its line, the parsed object, and what is read from it. `params`, `meta` and `result`
-    are empty if they are not objects."""
+    """One message: the bytes of its line, the parsed object, and what is read from it. `params`,
+    `meta` and `result` are empty if they are not objects."""
 
-    __slots__ = ("body", "error_code", "id", "is_request", "is_response", "meta", "method", "params", "raw", "result")
+    __slots__ = (
+        "body",
+        "error_code",
+        "id",
+        "is_request",
+        "is_response",
+        "meta",
+        "method",
+        "params",
+        "raw",
+        "result",
+    )
 
     def __init__(self, raw: Raw, body: dict[str, Any]) -> None:
         self.raw = raw
@@ -137,7 +152,9 @@ class LineBuffer:
         return found
 
 
-async def read_lines(read: Callable[[], Awaitable[bytes]], max_size: int) -> AsyncIterator[Raw | UnparsedLine]:
+async def read_lines(
+    read: Callable[[], Awaitable[bytes]], max_size: int
+) -> AsyncIterator[Raw | UnparsedLine]:
     """Yield the lines of a stream. `read` returns its next bytes, and none at the end."""
     lines = LineBuffer(max_size)
     while chunk := await read():
@@ -197,12 +214,16 @@ def response(request_id: Id | None, result: dict[str, Any]) -> Message:
 
 
 def error_response(request_id: Id | None, number: int, text: str, **data: Any) -> Message:
-    return _message(id=request_id, error={"code": number, "message": text, **({"data": data} if data else {})})
+    return _message(
+        id=request_id, error={"code": number, "message": text, **({"data": data} if data else {})}
+    )
 
 
 def failure(request_id: Id | None, error: CoatcheckError) -> Message:
     """Build the response for an error of ours. Its data has the stable code of the error."""
-    return error_response(request_id, CODES[error.code].mcp, str(error)[:_MAX_ERROR], code=error.code)
+    return error_response(
+        request_id, CODES[error.code].mcp, str(error)[:_MAX_ERROR], code=error.code
+    )
 
 
 def rewritten(message: Message, **fields: Any) -> Message:
@@ -212,7 +233,8 @@ def rewritten(message: Message, **fields: Any) -> Message:
 
 
 class Sink(Protocol):
-    """The receiver of an upstream's messages. An upstream reads on only after each call has returned."""
+    """The receiver of an upstream's messages. An upstream reads on only after each call has
+    returned."""
 
     async def message(self, message: Message) -> None: ...
 
@@ -230,10 +252,12 @@ class Upstream(Protocol):
         """Raises `UpstreamFailed` if it cannot be started."""
 
     async def send(self, message: Message) -> None:
-        """Send without waiting for the server to read. Raises `UpstreamFailed` if it cannot be reached."""
+        """Send without waiting for the server to read. Raises `UpstreamFailed` if it cannot be
+        reached."""
 
     async def finish(self) -> None:
-        """Tell the server that nothing more will be sent. Its remaining responses are delivered, then `ended`."""
+        """Tell the server that nothing more will be sent. Its remaining responses are delivered,
+        then `ended`."""
 
     async def close(self) -> None:
         """End it within a few seconds, whatever its state."""
@@ -245,8 +269,8 @@ def too_large(sender: str, line: UnparsedLine, max_size: int) -> UpstreamFailed:
 
 
 async def refuse(line: UnparsedLine, error: UpstreamFailed, upstream: Upstream, sink: Sink) -> None:
-    """Report that a server's message cannot be passed on: a response to the client, a request to the server. Nobody
-    waits for a notification."""
+    """Report that a server's message cannot be passed on: a response to the client, a request to
+    the server. Nobody waits for a notification."""
     if line.method is None:
         await sink.unanswered(line.id, error)
         return
@@ -257,10 +281,13 @@ async def refuse(line: UnparsedLine, error: UpstreamFailed, upstream: Upstream, 
 
 
 async def answer(
-    work: Awaitable[Message | None], request_id: Id | None, what: str, send: Callable[[Message], Awaitable[None]] | None
+    work: Awaitable[Message | None],
+    request_id: Id | None,
+    what: str,
+    send: Callable[[Message], Awaitable[None]] | None,
 ) -> None:
-    """Send the response to a request that `work` returns, if it returns one, or the error that it raises. Nobody waits
-    for the answer to a notification or a response: then `send` is None."""
+    """Send the response to a request that `work` returns, if it returns one, or the error that it
+    raises. Nobody waits for the answer to a notification or a response: then `send` is None."""
     try:
         found = await work
     except UpstreamFailed as error:
@@ -301,9 +328,13 @@ class OwnRequests:
             request = _message(id=new_id(), method=method, **({"params": params} if params else {}))
             return await asyncio.wait_for(self.answer(request), seconds)
         except TimeoutError:
-            raise UpstreamFailed(f"{self._label} did not answer {method} in {seconds:g} seconds") from None
+            raise UpstreamFailed(
+                f"{self._label} did not answer {method} in {seconds:g} seconds"
+            ) from None
 
-    async def pages(self, method: str, params: Mapping[str, Any], seconds: float) -> AsyncIterator[dict[str, Any]]:
+    async def pages(
+        self, method: str, params: Mapping[str, Any], seconds: float
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield the pages of a list, until a cursor leads in a circle. Raises `UpstreamFailed`."""
         cursors: list[object] = [None]
         while len(cursors) <= _MAX_PAGES:
@@ -317,7 +348,9 @@ class OwnRequests:
 
     def answered(self, message: Message) -> bool:
         """Take a response, and return whether it was to one of these requests."""
-        answer = self._open.get(message.id) if message.is_response and message.id is not None else None
+        answer = (
+            self._open.get(message.id) if message.is_response and message.id is not None else None
+        )
         if answer is not None and not answer.done():
             answer.set_result(message)
         return answer is not None
@@ -338,7 +371,9 @@ class Tasks:
         self._all: set[asyncio.Task[None]] = set()
         self._requests: dict[Id, asyncio.Task[None]] = {}
 
-    def start(self, work: Coroutine[Any, Any, None], request_id: Id | None = None) -> asyncio.Task[None]:
+    def start(
+        self, work: Coroutine[Any, Any, None], request_id: Id | None = None
+    ) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._all.add(task)
         if request_id is not None:
@@ -368,7 +403,8 @@ class Tasks:
 
 
 def log(text: str) -> None:
-    """Write a line to stderr. Servers influence the text and stderr may be a terminal, so it is escaped."""
+    """Write a line to stderr. Servers influence the text and stderr may be a terminal, so it is
+    escaped."""
     shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     sys.stderr.write(f"coatcheck: {shown}\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
 """What is known about the message formats of providers and hosts. No other package knows them.
 
-`detect` finds the format of a transcript by its content, never by its file name. `dialect` returns how a provider takes
-a prompt.
+`detect` finds the format of a transcript by its content, never by its file name. `dialect` returns
+how a provider takes a prompt.
 """
 
 from __future__ import annotations
@@ -19,13 +19,32 @@ from coatcheck.messages.hosts import LangChain, Mcp, Pi, for_provider
 from coatcheck.messages.openai import ChatDialect, OpenAIChat, OpenAIResponses, ResponsesDialect
 from coatcheck.messages.paths import Message
 
-__all__ = ["FORMATS", "PLAIN", "Dialect", "Format", "Message", "detect", "dialect", "for_provider", "named_format"]
+__all__ = [
+    "FORMATS",
+    "PLAIN",
+    "Dialect",
+    "Format",
+    "Message",
+    "detect",
+    "dialect",
+    "for_provider",
+    "named_format",
+]
 
 PLAIN: Final[Format] = OpenAIChat()
 """The format of messages that have only role and content: every provider reads those."""
 
 FORMATS: Final[dict[str, Format]] = {
-    one.name: one for one in (ClaudeCode(), Pi(), LangChain(), Mcp(), OpenAIResponses(), AnthropicMessages(), PLAIN)
+    one.name: one
+    for one in (
+        ClaudeCode(),
+        Pi(),
+        LangChain(),
+        Mcp(),
+        OpenAIResponses(),
+        AnthropicMessages(),
+        PLAIN,
+    )
 }
 _DIALECTS: Final[dict[str, Dialect]] = {
     one.name: one for one in (ChatDialect(), ResponsesDialect(), AnthropicDialect())
@@ -36,11 +55,16 @@ _MAX_DEPTH: Final = 7
 
 
 def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | None:
-    """Return the format that most of the first objects clearly have, or None if nothing looks like a message. `lines`
-    are parsed lines, or one parsed document; no more are read after `enough` lines that clearly have a format."""
+    """Return the format that most of the first objects clearly have, or None if nothing looks like
+    a message. `lines` are parsed lines, or one parsed document; no more are read after `enough`
+    lines that clearly have a format."""
     votes = dict.fromkeys(FORMATS, 0)
     rest, left, plain = iter(lines), _MAX_OBJECTS, False
-    while left > 0 and sum(votes.values()) < enough and (some := list(islice(rest, min(left, enough)))):
+    while (
+        left > 0
+        and sum(votes.values()) < enough
+        and (some := list(islice(rest, min(left, enough))))
+    ):
         unknown = [one for one in some if isinstance(one, dict)]
         left -= len(unknown)
         for fmt in FORMATS.values():  # the first one that fits counts
@@ -48,7 +72,9 @@ def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | N
             votes[fmt.name] += sum(fitting)
             unknown = list(compress(unknown, map(not_, fitting)))
         plain = plain or any(map(PLAIN.is_message, unknown))
-        documents = [one for one in unknown if "role" not in one] + [one for one in some if isinstance(one, list)]
+        documents = [one for one in unknown if "role" not in one] + [
+            one for one in some if isinstance(one, list)
+        ]
         for one, found in islice(_objects(documents, 0), left):
             left -= 1
             plain = plain or PLAIN.is_message(one)
@@ -62,7 +88,9 @@ def named_format(given: Format | str | None) -> Format | None:
     if given is None or isinstance(given, Format):
         return given
     if given not in FORMATS:
-        raise InvalidArgument(f"unknown format {clip(given)}", hint="use one of: " + ", ".join(FORMATS))
+        raise InvalidArgument(
+            f"unknown format {clip(given)}", hint="use one of: " + ", ".join(FORMATS)
+        )
     return FORMATS[given]
 
 
@@ -70,7 +98,9 @@ def dialect(provider: str) -> Dialect:
     """Return the dialect of a provider. Raises `InvalidArgument` for an unknown name."""
     name = _ALIASES.get(str(provider), str(provider))
     if name not in _DIALECTS:
-        raise InvalidArgument(f"unknown provider {clip(str(provider))}", hint="use one of: " + ", ".join(_DIALECTS))
+        raise InvalidArgument(
+            f"unknown provider {clip(str(provider))}", hint="use one of: " + ", ".join(_DIALECTS)
+        )
     return _DIALECTS[name]
 
 

@@ -64,15 +64,19 @@ class AnthropicMessages(Format):
         content = message.get("content")
         if message.get("role") != "assistant" or not isinstance(content, list):
             return None
-        kept = [one for one in content if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)]
+        kept = [
+            one
+            for one in content
+            if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)
+        ]
         return {**message, "content": kept} if kept and len(kept) < len(content) else None
 
 
 class ClaudeCode(SessionLines, AnthropicMessages):
     """Claude Code's session JSONL: Anthropic messages in envelopes, beside the host's own lines.
 
-    One answer of the model may span several lines with the same message id, and so may the results of parallel calls.
-    A tool result is there twice: as the model saw it, and as `toolUseResult`."""
+    One answer of the model may span several lines with the same message id, and so may the results
+    of parallel calls. A tool result is there twice: as the model saw it, and as `toolUseResult`."""
 
     name = "claude-code"
     envelopes = frozenset({"user", "assistant"})
@@ -93,7 +97,8 @@ class ClaudeCode(SessionLines, AnthropicMessages):
         return in_line(path)[:2] == ("message", "content")
 
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
-        """Return the main conversation since the last compaction, without side chains and the host's own errors."""
+        """Return the main conversation since the last compaction, without side chains and the
+        host's own errors."""
         sent: list[Message] = []
         answer, answer_id = -1, None  # the model's last message, and its id
         for line in lines:
@@ -103,16 +108,25 @@ class ClaudeCode(SessionLines, AnthropicMessages):
                 sent, answer_id = [] if compacted else sent, None
                 continue
             found = self.message(line)
-            if found is None or line.get("isSidechain") is True or line.get("isApiErrorMessage") is True:
+            if (
+                found is None
+                or line.get("isSidechain") is True
+                or line.get("isApiErrorMessage") is True
+            ):
                 continue
             shown = without_refs({"role": found["role"], "content": found.get("content")})
             is_answer = found["role"] == "assistant"
             if is_answer and answer_id is not None and found.get("id") == answer_id:
                 before = answer  # results of its first calls may come before the rest of an answer
             else:
-                before = len(sent) - 1 if not is_answer and _has_results(shown) else -1  # results of parallel calls
+                before = (
+                    len(sent) - 1 if not is_answer and _has_results(shown) else -1
+                )  # results of parallel calls
             if before >= 0 and _can_join(sent, before, shown):
-                sent[before] = {**sent[before], "content": [*sent[before]["content"], *shown["content"]]}
+                sent[before] = {
+                    **sent[before],
+                    "content": [*sent[before]["content"], *shown["content"]],
+                }
                 continue
             sent.append(shown)
             if is_answer:
@@ -121,8 +135,8 @@ class ClaudeCode(SessionLines, AnthropicMessages):
 
 
 class AnthropicDialect(Dialect):
-    """Prompts for the Messages API. Roles alternate and results come first, so a text of ours is a block at the end of
-    the last user message."""
+    """Prompts for the Messages API. Roles alternate and results come first, so a text of ours is a
+    block at the end of the last user message."""
 
     name = "anthropic"
     format = AnthropicMessages()
@@ -133,7 +147,11 @@ class AnthropicDialect(Dialect):
         prompt: Message = {"system": [{"type": "text", "text": system}]} if system else {}
         prompt["messages"] = messages
         # The provider refuses a breakpoint of five minutes before one of an hour.
-        hours = [path for path, mark in marks_in(messages) if isinstance(mark, dict) and mark.get("ttl") == "1h"]
+        hours = [
+            path
+            for path, mark in marks_in(messages)
+            if isinstance(mark, dict) and mark.get("ttl") == "1h"
+        ]
         last_hour = _position(("messages", *hours[-1])) if hours else (-2, 0)
         for one in marks:
             mark = _MARK if _position(one.path) > last_hour else {**_MARK, "ttl": "1h"}
@@ -141,8 +159,11 @@ class AnthropicDialect(Dialect):
         return prompt
 
     def begun(self, messages: Sequence[Message]) -> int:
-        """Count answers of text alone at the end. One with thinking or calls is the model's own, which it paused."""
-        run = takewhile(lambda one: one.get("role") == "assistant" and _is_text_alone(one), reversed(messages))
+        """Count answers of text alone at the end. One with thinking or calls is the model's own,
+        which it paused."""
+        run = takewhile(
+            lambda one: one.get("role") == "assistant" and _is_text_alone(one), reversed(messages)
+        )
         return sum(1 for _ in run)
 
     def takes_text(self, messages: Sequence[Message]) -> bool:
@@ -161,13 +182,22 @@ class AnthropicDialect(Dialect):
 
     def adding_tools(self, names: Sequence[str]) -> Message:
         tools = [{"type": "tool_reference", "name": name} for name in names]
-        return {"role": "system", "content": [{"type": "tool_addition", "tool": tool} for tool in tools]}
+        return {
+            "role": "system",
+            "content": [{"type": "tool_addition", "tool": tool} for tool in tools],
+        }
 
     def without_thinking(self, message: Message) -> Message:
         """Newer models bind thinking to everything before it, and refuse it after anything else."""
         blocks = blocks_of(message)
-        kept = [one for one in blocks if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)]
-        return message if len(kept) == len(blocks) else {**message, "content": kept or [_text(_EMPTY)]}
+        kept = [
+            one
+            for one in blocks
+            if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)
+        ]
+        return (
+            message if len(kept) == len(blocks) else {**message, "content": kept or [_text(_EMPTY)]}
+        )
 
     def must_join(self, before: Message, message: Message) -> bool:
         return before.get("role") == message.get("role") == "user"
@@ -186,14 +216,20 @@ class AnthropicDialect(Dialect):
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Begin with the user, and put results first in the user message after their call.
 
-        The provider reads a run of messages with one role as one. In a run of the assistant, a call that is not
-        answered after the run was interrupted; messages whose calls are answered after the run are merged."""
-        given = [_without_blanks(*one) for one in zip(messages, list(map(blocks_of, messages)), strict=True)]
+        The provider reads a run of messages with one role as one. In a run of the assistant, a call
+        that is not answered after the run was interrupted; messages whose calls are answered after
+        the run are merged."""
+        given = [
+            _without_blanks(*one)
+            for one in zip(messages, list(map(blocks_of, messages)), strict=True)
+        ]
         if messages and messages[0].get("role") == "assistant":
             yield {"role": "user", "content": [{"type": "text", "text": _OPENING}]}
         seen: set[str] = set()
         asked: list[str] = []
-        runs = [(role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))]
+        runs = [
+            (role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))
+        ]
         for (role, run), (next_role, replies) in pairwise([*runs, (None, [])]):
             if role == "user":
                 yield from _answered(run, asked)
@@ -204,8 +240,15 @@ class AnthropicDialect(Dialect):
                 spoken = [_without_repeats(*one, seen) for one in run]
                 calls = [_call_ids(blocks) for _, blocks in spoken]
                 results = [one for _, blocks in replies for one in blocks if _is_result(one)]
-                answered = {str(one.get("tool_use_id")) for one in results} if next_role == "user" else set()
-                first = next((at for at, ids in enumerate(calls) if not answered.isdisjoint(ids)), len(spoken) - 1)
+                answered = (
+                    {str(one.get("tool_use_id")) for one in results}
+                    if next_role == "user"
+                    else set()
+                )
+                first = next(
+                    (at for at, ids in enumerate(calls) if not answered.isdisjoint(ids)),
+                    len(spoken) - 1,
+                )
                 for (one, _), ids in zip(spoken[:first], calls, strict=False):
                     yield one
                     yield from _answered([], ids)
@@ -226,14 +269,19 @@ def _is_own(block: Message) -> bool:
 
 
 def _is_error(result: Message) -> bool:
-    """Whether a tool failed. For a provider's own tool, the content is then `{"type": "web_search_…_error", …}`."""
+    """Whether a tool failed. For a provider's own tool, the content is then `{"type":
+    "web_search_…_error", …}`."""
     return result.get("is_error") is True or str(at(result, ("content", "type"))).endswith("_error")
 
 
 def _can_join(sent: list[Message], before: int, now: Message) -> bool:
     """Whether a message continues an earlier one, after which only results came."""
     first, *between = sent[before:]
-    if first["role"] != now["role"] or not isinstance(first["content"], list) or not isinstance(now["content"], list):
+    if (
+        first["role"] != now["role"]
+        or not isinstance(first["content"], list)
+        or not isinstance(now["content"], list)
+    ):
         return False
     return all(map(_has_results, between if now["role"] == "assistant" else [first]))
 
@@ -262,8 +310,8 @@ def _takes_mark(block: Any) -> bool:
 
 
 def _without_blanks(message: Message, blocks: list[Any]) -> _Blocks:
-    """Return a message without blank texts, which Anthropic refuses. A message with nothing else says that it is
-    empty."""
+    """Return a message without blank texts, which Anthropic refuses. A message with nothing else
+    says that it is empty."""
     kept = [one for one in blocks if not _is_blank(one)]
     if kept and len(kept) == len(blocks):
         return message, blocks
@@ -272,11 +320,16 @@ def _without_blanks(message: Message, blocks: list[Any]) -> _Blocks:
 
 
 def _is_blank(block: Any) -> bool:
-    return isinstance(block, dict) and block.get("type") == "text" and not str(block.get("text") or "").strip()
+    return (
+        isinstance(block, dict)
+        and block.get("type") == "text"
+        and not str(block.get("text") or "").strip()
+    )
 
 
 def _position(path: Path) -> tuple[int, int]:
-    """Return the position of a path among the blocks of a request, in the order in which the provider reads them."""
+    """Return the position of a path among the blocks of a request, in the order in which the
+    provider reads them."""
     return (-1, 0) if path[0] == "system" else (int(path[1]), int(path[3]) if len(path) > 3 else 0)
 
 
@@ -290,7 +343,8 @@ def _marked(request: dict[str, Any], path: Path, mark: Mapping[str, str]) -> dic
 
 
 def _without_repeats(message: Message, blocks: list[Any], seen: set[str]) -> _Blocks:
-    """Return an assistant message with calls that reuse an id turned into text: providers refuse them."""
+    """Return an assistant message with calls that reuse an id turned into text: providers refuse
+    them."""
     kept = list(blocks)
     for index, one in enumerate(blocks):
         call_id = one.get("id") if isinstance(one, dict) and one.get("type") == "tool_use" else None
@@ -303,22 +357,30 @@ def _without_repeats(message: Message, blocks: list[Any], seen: set[str]) -> _Bl
 
 
 def _call_ids(blocks: list[Any]) -> list[str]:
-    calls = (one for one in blocks if isinstance(one, dict) and one.get("type") == "tool_use" and one.get("id"))
+    calls = (
+        one
+        for one in blocks
+        if isinstance(one, dict) and one.get("type") == "tool_use" and one.get("id")
+    )
     return list(dict.fromkeys(str(one["id"]) for one in calls))
 
 
 def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]:
-    """Yield a run of user messages with the results of these calls first, in the first message. The first result of
-    each call counts: one that a placeholder has replaced becomes text, and so does one that answers none of them."""
+    """Yield a run of user messages with the results of these calls first, in the first message. The
+    first result of each call counts: one that a placeholder has replaced becomes text, and so does
+    one that answers none of them."""
     given: dict[str, Message] = {}
     for one in (block for _, blocks in run for block in blocks):
         if _answers(one, asked):
             given.setdefault(one["tool_use_id"], one)
     content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
     for message, blocks in run or ([({"role": "user", "content": []}, [])] if asked else []):
-        rest = (one for one in blocks if not _answers(one, asked) or given[one["tool_use_id"]] != one)
+        rest = (
+            one for one in blocks if not _answers(one, asked) or given[one["tool_use_id"]] != one
+        )
         content += [
-            _text(late_text(one.get("tool_use_id"), one.get("content"))) if _is_result(one) else one for one in rest
+            _text(late_text(one.get("tool_use_id"), one.get("content"))) if _is_result(one) else one
+            for one in rest
         ]
         if content or not blocks:
             yield message if content == blocks else {**message, "content": content}

@@ -1,8 +1,9 @@
-"""Prompt caches of providers: breakpoints (`cache_control`), and the prefix that two prompts have in common.
+"""Prompt caches of providers: breakpoints (`cache_control`), and the prefix that two prompts have
+in common.
 
-Breakpoints move from turn to turn and are not content: messages are compared and cached without them, and those of the
-current turn are put back. They occur on blocks, tools and messages. Elsewhere, for example in the arguments of a call,
-a key of this name is ordinary data.
+Breakpoints move from turn to turn and are not content: messages are compared and cached without
+them, and those of the current turn are put back. They occur on blocks, tools and messages.
+Elsewhere, for example in the arguments of a call, a key of this name is ordinary data.
 
 Prompts are compared part by part: the tools, the system text, each message.
 """
@@ -29,8 +30,9 @@ _DEEPEST: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """The end of a part of the prompt that a provider should cache: its path in the request (for Anthropic, the block
-    that carries `cache_control`), and the number of messages and approximate number of tokens before it."""
+    """The end of a part of the prompt that a provider should cache: its path in the request (for
+    Anthropic, the block that carries `cache_control`), and the number of messages and approximate
+    number of tokens before it."""
 
     path: tuple[str | int, ...]
     messages: int
@@ -39,7 +41,8 @@ class Breakpoint:
 
 @dataclass(frozen=True, slots=True)
 class StablePrefix:
-    """The beginning of a prompt or a conversation: its number of messages and its approximate number of tokens."""
+    """The beginning of a prompt or a conversation: its number of messages and its approximate
+    number of tokens."""
 
     messages: int
     tokens: int
@@ -55,31 +58,36 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a prompt compares with the previous one: the prefix they share, and the tokens of the previous prompt that
-    were `rewritten`, that is, sent differently or not at all."""
+    """How a prompt compares with the previous one: the prefix they share, and the tokens of the
+    previous prompt that were `rewritten`, that is, sent differently or not at all."""
 
     stable: StablePrefix
     rewritten: int = 0
 
 
 def without_marks(value: Any) -> Any:
-    """Return a message, a block or a list of them without breakpoints: the same object if it has none."""
+    """Return a message, a block or a list of them without breakpoints: the same object if it has
+    none."""
     return with_marks_of(value, None)
 
 
 def with_marks_of(value: Any, other: Any, depth: int = 0) -> Any:
-    """Return a value with exactly the breakpoints that another value has in the same places: the same object if it
-    already has just these."""
+    """Return a value with exactly the breakpoints that another value has in the same places: the
+    same object if it already has just these."""
     if isinstance(value, list):
         others = other if isinstance(other, list) else []
-        parts = [with_marks_of(*pair, depth + 1) for pair in zip_longest(value, others[: len(value)])]
+        parts = [
+            with_marks_of(*pair, depth + 1) for pair in zip_longest(value, others[: len(value)])
+        ]
         return parts if any(map(operator.is_not, parts, value)) else value
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value
     same = other if isinstance(other, dict) and other.get("type") == value.get("type") else {}
     marks = {KEY: same[KEY]} if KEY in same else {}
     changed = {
-        key: new for key, old in _block_lists(value) if (new := with_marks_of(old, same.get(key), depth + 1)) is not old
+        key: new
+        for key, old in _block_lists(value)
+        if (new := with_marks_of(old, same.get(key), depth + 1)) is not old
     }
     if not changed and not marks and KEY not in value:
         return value
@@ -116,9 +124,10 @@ def breakpoints(
     own: int,
     smallest: int,
 ) -> tuple[Breakpoint, ...]:
-    """Choose where the cache should end: at the end, where the previous prompt ended (before the model's last answer; a
-    provider looks back only a few blocks), and after the system text. Prefixes below `smallest` tokens are skipped, and
-    the `own` breakpoints of the host count toward the provider's limit."""
+    """Choose where the cache should end: at the end, where the previous prompt ended (before the
+    model's last answer; a provider looks back only a few blocks), and after the system text.
+    Prefixes below `smallest` tokens are skipped, and the `own` breakpoints of the host count toward
+    the provider's limit."""
     ends = (len(messages), dialect.previous_end(messages), 0)
     found: dict[tuple[str | int, ...], Breakpoint] = {}
     for number in ends[: None if dialect.writes_marks else 1]:

@@ -1,9 +1,10 @@
 """How many tokens a message costs.
 
-A message is counted as its JSON, by the host's counter. An image counts as the most that providers charge for one, not
-as the characters of its base64 data or URL. Thinking counts by its signature, which contains it encrypted: the text
-beside it is not sent to the model. A document that is only referenced (by URL or id) has no known length and cannot be
-counted, unless the host sets `document_tokens`. A message that cannot be counted violates every budget.
+A message is counted as its JSON, by the host's counter. An image counts as the most that providers
+charge for one, not as the characters of its base64 data or URL. Thinking counts by its signature,
+which contains it encrypted: the text beside it is not sent to the model. A document that is only
+referenced (by URL or id) has no known length and cannot be counted, unless the host sets
+`document_tokens`. A message that cannot be counted violates every budget.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ IMAGE: Final = 1_600
 """Tokens of an image of any size: providers scale larger ones down."""
 
 SIGNATURE: Final = 5
-"""Characters of a signature per token. In 1,416 calls of real sessions, `usage` reports 0.19 tokens per character and
-nothing for the text beside it."""
+"""Characters of a signature per token. In 1,416 calls of real sessions, `usage` reports 0.19 tokens
+per character and nothing for the text beside it."""
 
 _OVERHEAD: Final = 3  # tokens around each message
 _LARGE: Final = 4_000  # a shorter message cannot contain image data worth removing
 _DEEPEST: Final = 8
 _IMAGES: Final = frozenset({"image", "image_url", "input_image"})
-_SIGNATURES: Final = {"thinking": ("signature", "thinkingSignature"), "redacted_thinking": ("data",)}
+_SIGNATURES: Final = {
+    "thinking": ("signature", "thinkingSignature"),
+    "redacted_thinking": ("data",),
+}
 _CACHED: Final = 65_536
 _LARGEST_USAGE: Final = 1 << 40
 _REFERENCES: Final = (
@@ -69,20 +73,25 @@ class Cost(NamedTuple):
 
 
 class Tally:
-    """A token counter that caches its counts by digest, so that each message of a conversation is counted once.
+    """A token counter that caches its counts by digest, so that each message of a conversation is
+    counted once.
 
-    `document_tokens` is the count of a document that a message only references; with None such a message cannot be
-    counted. Failed counts are not cached. Thread-safe: at worst a text is counted twice."""
+    `document_tokens` is the count of a document that a message only references; with None such a
+    message cannot be counted. Failed counts are not cached. Thread-safe: at worst a text is counted
+    twice."""
 
     __slots__ = ("_cached", "_count", "_document")
 
-    def __init__(self, count: TokenCounter = estimate, *, document_tokens: int | None = None) -> None:
+    def __init__(
+        self, count: TokenCounter = estimate, *, document_tokens: int | None = None
+    ) -> None:
         self._count = count
         self._document = document_tokens
         self._cached: BoundedCache[bytes, int] = BoundedCache(_CACHED)
 
     def tokens(self, text: str) -> int | None:
-        """Count the tokens of a text, or of a message given as JSON, with the images and documents it references."""
+        """Count the tokens of a text, or of a message given as JSON, with the images and documents
+        it references."""
         key = _digest(text)
         found = self._cached.get(key)
         if found is None:
@@ -92,13 +101,14 @@ class Tally:
         return found
 
     def weighed(self, message: Message) -> Cost | None:
-        """Return the cost of a message, or None if it cannot be counted. Raises as `json` does for other objects."""
+        """Return the cost of a message, or None if it cannot be counted. Raises as `json` does for
+        other objects."""
         digest, tokens = self.digest_and_tokens(message)
         return None if tokens is None else Cost(digest, tokens)
 
     def digest_and_tokens(self, message: Message) -> tuple[bytes, int | None]:
-        """Return the digest of a message without its cache breakpoints (they move from turn to turn), and its tokens:
-        None if it cannot be counted."""
+        """Return the digest of a message without its cache breakpoints (they move from turn to
+        turn), and its tokens: None if it cannot be counted."""
         text = _ENCODER.encode(message)
         if f'"{KEY}"' in text and (plain := without_marks(message)) is not message:
             message, text = plain, _ENCODER.encode(plain)
@@ -126,7 +136,8 @@ class Tally:
 
 
 def weigh(message: Message, count: TokenCounter = estimate) -> int:
-    """Count the tokens of one message. Raises `LimitExceeded` if the counter fails or returns no valid count."""
+    """Count the tokens of one message. Raises `LimitExceeded` if the counter fails or returns no
+    valid count."""
     try:
         text = _dumped(message)
         images = thought = 0
@@ -149,7 +160,8 @@ def referenced_documents(message: Message) -> int:
 
 
 def _references(value: Any, depth: int = 0) -> Iterator[str]:
-    """Yield "image" or "document" for each that a message only references. Arguments of tool calls are not searched."""
+    """Yield "image" or "document" for each that a message only references. Arguments of tool calls
+    are not searched."""
     kind = text(value.get("type")) if isinstance(value, dict) else ""
     if kind == "item_reference" or (
         kind not in ("", "resource_link") and blocks.refers(value) and blocks.payload(value) is None
@@ -185,7 +197,9 @@ def _without_thinking(message: Message) -> tuple[Message, int]:
         signed = sum(len(text(block.get(key))) for key in keys)
         if signed:
             thinking = block.get("thinking")
-            is_signed = isinstance(thinking, str) and len(thinking) <= signed  # a signature is never shorter
+            is_signed = (
+                isinstance(thinking, str) and len(thinking) <= signed
+            )  # a signature is never shorter
             removed = (*keys, "thinking") if is_signed else keys
             block = {key: value for key, value in block.items() if key not in removed}
             tokens += math.ceil(signed / SIGNATURE)
@@ -195,8 +209,9 @@ def _without_thinking(message: Message) -> tuple[Message, int]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one call as the provider counted them: the whole input (with cached tokens), the output, and the
-    part of the input that was read from or written to its cache. None if not reported."""
+    """The tokens of one call as the provider counted them: the whole input (with cached tokens),
+    the output, and the part of the input that was read from or written to its cache. None if not
+    reported."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -204,7 +219,8 @@ class Usage:
     cache_write_tokens: int | None = None
 
     def cost(self, cached: float, written: float) -> int | None:
-        """Return the price of the input in uncached tokens, given the prices of cached and written tokens."""
+        """Return the price of the input in uncached tokens, given the prices of cached and written
+        tokens."""
         if self.input_tokens is None or self.cached_tokens is None:
             return None
         read, wrote = self.cached_tokens, self.cache_write_tokens or 0
@@ -212,18 +228,24 @@ class Usage:
 
 
 def usage_of(answer: object) -> Usage:
-    """Return the usage in a provider's answer or in its `usage` part: OpenAI's two APIs and Anthropic's, as dicts or
-    objects. Invalid values are ignored; nothing is raised."""
+    """Return the usage in a provider's answer or in its `usage` part: OpenAI's two APIs and
+    Anthropic's, as dicts or objects. Invalid values are ignored; nothing is raised."""
     if answer is None:
         return Usage()
     inner = _member(answer, "usage")
     usage = answer if inner is None else inner
-    read, written = _usage_count(usage, "cache_read_input_tokens"), _usage_count(usage, "cache_creation_input_tokens")
+    read, written = (
+        _usage_count(usage, "cache_read_input_tokens"),
+        _usage_count(usage, "cache_creation_input_tokens"),
+    )
     if read is not None or written is not None:  # Anthropic counts its cache separately
         fresh = _usage_count(usage, "input_tokens")
         total = None if fresh is None else fresh + (read or 0) + (written or 0)
         return Usage(total, _usage_count(usage, "output_tokens"), read, written)
-    for sent, received in (("input_tokens", "output_tokens"), ("prompt_tokens", "completion_tokens")):
+    for sent, received in (
+        ("input_tokens", "output_tokens"),
+        ("prompt_tokens", "completion_tokens"),
+    ):
         tokens = _usage_count(usage, sent)
         if tokens is not None:
             details = _member(usage, f"{sent}_details")
@@ -250,4 +272,6 @@ def _digest(text: str) -> bytes:
 
 
 def _uncounted(why: str) -> LimitExceeded:
-    return LimitExceeded(f"the tokens cannot be counted: {why}", hint="fix the token counter, or do not pass one")
+    return LimitExceeded(
+        f"the tokens cannot be counted: {why}", hint="fix the token counter, or do not pass one"
+    )

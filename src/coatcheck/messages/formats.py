@@ -1,11 +1,11 @@
-"""`Format`: what Coatcheck knows about one message format. `Dialect`: how a provider takes a prompt. `pair`: which
-tool result answers which call.
+"""`Format`: what Coatcheck knows about one message format. `Dialect`: how a provider takes a
+prompt. `pair`: which tool result answers which call.
 
-Subclasses define the differences. Everything works on parsed JSON, never raises on odd input, and never changes its
-input.
+Subclasses define the differences. Everything works on parsed JSON, never raises on odd input, and
+never changes its input.
 
-A turn is one answer of the model with the results of its calls, and the input just before it. A late result is in a
-later turn than its call: those two turns can only be removed together.
+A turn is one answer of the model with the results of its calls, and the input just before it. A
+late result is in a later turn than its call: those two turns can only be removed together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import clip
 from coatcheck.messages import paths
 from coatcheck.messages.cache import KEY
-from coatcheck.messages.paths import REFS_KEY, Message, Path, at, blocks_of, members, replaced, text, with_blocks
+from coatcheck.messages.paths import (
+    REFS_KEY,
+    Message,
+    Path,
+    at,
+    blocks_of,
+    members,
+    replaced,
+    text,
+    with_blocks,
+)
 
 if TYPE_CHECKING:
     from coatcheck.messages.cache import Breakpoint
@@ -29,20 +39,40 @@ if TYPE_CHECKING:
 _STUBS: Final = Policy(preview_chars=2_000)
 _MAX_DEPTH: Final = 8
 _DEEPEST_CALL: Final = 12
-_HOST_KEYS: Final = {"artifact", "details", "toolUseResult", "additional_kwargs", "response_metadata", "_meta"}
+_HOST_KEYS: Final = {
+    "artifact",
+    "details",
+    "toolUseResult",
+    "additional_kwargs",
+    "response_metadata",
+    "_meta",
+}
 _AUTHORS: Final = {"user": "user", "system": "system", "developer": "system"}
 _TEXT_RESULTS: Final = frozenset(
-    {None, "tool_result", "mcp_tool_result", "function_call_output", "custom_tool_call_output", "mcp_call"}
+    {
+        None,
+        "tool_result",
+        "mcp_tool_result",
+        "function_call_output",
+        "custom_tool_call_output",
+        "mcp_call",
+    }
 )
 _STREAMS: Final = ("stdout", "stderr")
-_ARGUMENTS: Final = (("function", "arguments"), ("custom", "input"), ("arguments",), ("input",), ("args",))
+_ARGUMENTS: Final = (
+    ("function", "arguments"),
+    ("custom", "input"),
+    ("arguments",),
+    ("input",),
+    ("args",),
+)
 NO_RESULT: Final = "No result: the call was interrupted, or its result came later."
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call in a message: its id ('' if it has none), the tool, the path in the message, and whether a
-    provider's program made it."""
+    """A tool call in a message: its id ('' if it has none), the tool, the path in the message, and
+    whether a provider's program made it."""
 
     id: str
     name: str
@@ -52,8 +82,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool result in a message: the id of its call, the tool if the message names it, the paths of the result and of
-    its content, whether it reports an error, and whether the message says that it is for a provider's program."""
+    """A tool result in a message: the id of its call, the tool if the message names it, the paths
+    of the result and of its content, whether it reports an error, and whether the message says that
+    it is for a provider's program."""
 
     call_id: str
     name: str | None
@@ -64,8 +95,8 @@ class ToolResult:
 
 
 class PayloadPlace(NamedTuple):
-    """A value of a line that may be moved out: its path, whether it is sent to a model, and the tool and the id of the
-    call that it belongs to, as far as they are known."""
+    """A value of a line that may be moved out: its path, whether it is sent to a model, and the
+    tool and the id of the call that it belongs to, as far as they are known."""
 
     path: Path
     value: Any
@@ -95,8 +126,8 @@ class Format:
         return f"<format {self.name}>"
 
     def fits(self, line: Message) -> bool:
-        """Whether a line clearly has this format. Called with every line for every format, so it calls few other
-        functions."""
+        """Whether a line clearly has this format. Called with every line for every format, so it
+        calls few other functions."""
         return self.is_message(line)
 
     def message(self, line: object) -> Message | None:
@@ -104,7 +135,8 @@ class Format:
         return line if isinstance(line, dict) and self.is_message(line) else None
 
     def inner(self, line: Message) -> Message | None:
-        """Return the message in a line of a session file, or the message itself. None for a line without one."""
+        """Return the message in a line of a session file, or the message itself. None for a line
+        without one."""
         return line
 
     def wrapped(self, message: Message) -> Message:
@@ -116,7 +148,8 @@ class Format:
         return isinstance(value.get("role"), str)
 
     def messages(self, line: object, path: Path = ()) -> Iterator[tuple[Path, Message]]:
-        """Yield every message of a line or a document in order, each with its path. `path` leads to the line."""
+        """Yield every message of a line or a document in order, each with its path. `path` leads to
+        the line."""
         found = self.message(line)
         if found is not None:
             yield path, found
@@ -141,9 +174,12 @@ class Format:
         found = paths.places(line, least, least if bulk is None else bulk, opaque=self.opaque)
         return [path for path, _ in found]
 
-    def survey(self, lines: Sequence[Any], least: int, bulk: int, tools: dict[str, str]) -> list[list[PayloadPlace]]:
-        """Return the possible payloads of each line, see `paths.places`. `tools` maps the ids of earlier calls to their
-        tools; the calls of these lines are added. Payloads of documents are not assigned to calls: see `owned`."""
+    def survey(
+        self, lines: Sequence[Any], least: int, bulk: int, tools: dict[str, str]
+    ) -> list[list[PayloadPlace]]:
+        """Return the possible payloads of each line, see `paths.places`. `tools` maps the ids of
+        earlier calls to their tools; the calls of these lines are added. Payloads of documents are
+        not assigned to calls: see `owned`."""
         owners: list[list[_Owner] | None] = []
         for line in lines:  # one after the other: the ids of calls may repeat
             message = self.message(line)
@@ -152,13 +188,21 @@ class Format:
         found = [paths.places(line, least, bulk, opaque=self.opaque) for line in lines]
         return [
             [
-                PayloadPlace(path, value, self.is_shown(path), *_owner(path, known), line if known is None else None)
+                PayloadPlace(
+                    path,
+                    value,
+                    self.is_shown(path),
+                    *_owner(path, known),
+                    line if known is None else None,
+                )
                 for path, value in some
             ]
             for line, some, known in zip(lines, found, owners, strict=True)
         ]
 
-    def owned(self, places: Iterable[PayloadPlace], tools: dict[str, str]) -> Iterator[PayloadPlace]:
+    def owned(
+        self, places: Iterable[PayloadPlace], tools: dict[str, str]
+    ) -> Iterator[PayloadPlace]:
         """Yield places with their tools and call ids, those of documents too."""
         learned: Any = None
         for place in places:
@@ -175,10 +219,13 @@ class Format:
             yield place
 
     def _owners(self, message: Message, base: Path, tools: dict[str, str]) -> list[_Owner]:
-        """Return the results and calls of a message, whose path is `base`, and add its calls to `tools`."""
+        """Return the results and calls of a message, whose path is `base`, and add its calls to
+        `tools`."""
         calls, results = self.calls(message), self.results(message)
         tools.update({one.id: one.name for one in calls if one.id and one.name})
-        found: list[_Owner] = [((*base, *one.path), one.name or tools.get(one.call_id), one.call_id) for one in results]
+        found: list[_Owner] = [
+            ((*base, *one.path), one.name or tools.get(one.call_id), one.call_id) for one in results
+        ]
         return found + [((*base, *one.path), one.name, one.id) for one in calls]
 
     def is_shown(self, path: Path) -> bool:
@@ -186,7 +233,8 @@ class Format:
         return _HOST_KEYS.isdisjoint(path)
 
     def details_path(self, line: object, path: Path) -> Path | None:
-        """Return where the host keeps details of the tool result whose content is at a path. None if it keeps none."""
+        """Return where the host keeps details of the tool result whose content is at a path. None
+        if it keeps none."""
         return None
 
     def role(self, message: Message) -> str:
@@ -196,27 +244,39 @@ class Format:
 
     def calls(self, message: Message) -> tuple[Call, ...]:
         """Return the tool calls in a message."""
-        blocks = ((path, one) for path, one in members(message) if text(one.get("type")) in self.call_types)
-        return tuple(Call(text(one.get("id")), text(one.get("name")), path, is_by_program(one)) for path, one in blocks)
+        blocks = (
+            (path, one)
+            for path, one in members(message)
+            if text(one.get("type")) in self.call_types
+        )
+        return tuple(
+            Call(text(one.get("id")), text(one.get("name")), path, is_by_program(one))
+            for path, one in blocks
+        )
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         """Return the tool results in a message."""
         return ()
 
     def outputs(self, message: Message) -> tuple[ToolResult, ...]:
-        """Return output that the model is shown without a call, such as from a command that the user ran."""
+        """Return output that the model is shown without a call, such as from a command that the
+        user ran."""
         return ()
 
     def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
-        """Return the message with a text as the content of one result. A cache breakpoint in the content is kept."""
+        """Return the message with a text as the content of one result. A cache breakpoint in the
+        content is kept."""
         path = result.content_path
         if not isinstance(at(message, path), list):
             return dict(replaced(message, path, text))
         marks = [{KEY: one[KEY]} for _, one in members(message, path) if KEY in one]
-        return dict(replaced(message, path, [{"type": "text", "text": text} | (marks[-1] if marks else {})]))
+        return dict(
+            replaced(message, path, [{"type": "text", "text": text} | (marks[-1] if marks else {})])
+        )
 
     def without_thinking(self, message: Message) -> Message | None:
-        """Return the message without thinking blocks. None if the provider refuses that, or nothing would be left."""
+        """Return the message without thinking blocks. None if the provider refuses that, or nothing
+        would be left."""
         return None
 
     def user_message(self, text: str, like: Message) -> Message | None:
@@ -226,8 +286,8 @@ class Format:
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
         """Return what a provider is sent for these lines, without our refs and the host's fields.
 
-        Compactions are applied if the format has them. With `compacted=False` they are not: the result for more lines
-        then always begins with the result for fewer."""
+        Compactions are applied if the format has them. With `compacted=False` they are not: the
+        result for more lines then always begins with the result for fewer."""
         return [self._sent(message) for line in lines for _, message in self.messages(line)]
 
     def _sent(self, message: Message) -> Message:
@@ -254,7 +314,11 @@ class SessionLines(Format):
         return {"type": self.new_envelope, "message": message}
 
     def message(self, line: object) -> Message | None:
-        found = line.get("message") if isinstance(line, dict) and text(line.get("type")) in self.envelopes else None
+        found = (
+            line.get("message")
+            if isinstance(line, dict) and text(line.get("type")) in self.envelopes
+            else None
+        )
         return found if isinstance(found, dict) and isinstance(found.get("role"), str) else None
 
     def messages(self, line: object, path: Path = ()) -> Iterator[tuple[Path, Message]]:
@@ -262,7 +326,8 @@ class SessionLines(Format):
         if found is not None:
             yield (path if found is line else (*path, "message")), found
         elif isinstance(line, list) or (isinstance(line, dict) and "type" not in line):
-            # A session file that was saved as one document: a list of lines, or an object with such a list.
+            # A session file that was saved as one document: a list of lines, or an object with such
+            # a list.
             for base in [()] if isinstance(line, list) else [(key,) for key in line]:
                 for inner_path, inner in members(line, base):
                     yield from self.messages(inner, (*path, *inner_path))
@@ -272,8 +337,8 @@ class SessionLines(Format):
 
 
 class Dialect:
-    """How a provider takes a prompt: where the system text, texts of ours and cache breakpoints go, and how calls and
-    results are paired."""
+    """How a provider takes a prompt: where the system text, texts of ours and cache breakpoints go,
+    and how calls and results are paired."""
 
     name: ClassVar[str]
     format: ClassVar[Format]
@@ -283,7 +348,11 @@ class Dialect:
     """Whether breakpoints are written into the request. OpenAI caches prefixes automatically."""
 
     def request(
-        self, system: str, messages: Sequence[Message], tools: Sequence[Any], marks: Sequence[Breakpoint]
+        self,
+        system: str,
+        messages: Sequence[Message],
+        tools: Sequence[Any],
+        marks: Sequence[Breakpoint],
     ) -> dict[str, Any]:
         """Return the arguments of the provider's call that contain the prompt."""
         prompt = self._prompt(system, list(messages), marks)
@@ -297,25 +366,31 @@ class Dialect:
         raise NotImplementedError
 
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Yield the messages with every call answered in its place. Correct messages are yielded as the same objects.
+        """Yield the messages with every call answered in its place. Correct messages are yielded as
+        the same objects.
 
-        Interrupted conversations contain calls without a result, and late results; cut or merged ones begin with an
-        answer, or repeat a call. Providers refuse all of these. A missing result gets a placeholder; a late result or a
-        repeated call becomes text where it occurs. Nothing that was sent moves: with more messages after them, messages
-        that were yielded are yielded again."""
+        Interrupted conversations contain calls without a result, and late results; cut or merged
+        ones begin with an answer, or repeat a call. Providers refuse all of these. A missing result
+        gets a placeholder; a late result or a repeated call becomes text where it occurs. Nothing
+        that was sent moves: with more messages after them, messages that were yielded are yielded
+        again."""
         raise NotImplementedError
 
     def unanswered(self, messages: Sequence[Message]) -> range:
-        """Return the numbers of the messages after the model's last answer: the only ones that no provider was sent. An
-        answer that the host began for the model (a prefill) is not among them."""
+        """Return the numbers of the messages after the model's last answer: the only ones that no
+        provider was sent. An answer that the host began for the model (a prefill) is not among
+        them."""
         end = len(messages) - self.begun(messages)
         answers = (number for number in range(end - 1, -1, -1) if self.is_answer(messages[number]))
         return range(next(answers, -1) + 1, end)
 
     def previous_end(self, messages: Sequence[Message]) -> int:
-        """Return the number of messages that the previous prompt had: those before the model's last answer."""
+        """Return the number of messages that the previous prompt had: those before the model's last
+        answer."""
         start = self.unanswered(messages).start
-        before = (number for number in range(start - 1, -1, -1) if not self.is_answer(messages[number]))
+        before = (
+            number for number in range(start - 1, -1, -1) if not self.is_answer(messages[number])
+        )
         return next(before, -1) + 1
 
     def begun(self, messages: Sequence[Message]) -> int:
@@ -335,8 +410,8 @@ class Dialect:
         return [*messages, *({"role": "user", "content": text} for text in texts)]
 
     def deferred(self, tool: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return a tool's description in a form that the model sees only once it is added. None if the provider has no
-        such form."""
+        """Return a tool's description in a form that the model sees only once it is added. None if
+        the provider has no such form."""
         return None
 
     def adding_tools(self, names: Sequence[str]) -> Message:
@@ -344,7 +419,8 @@ class Dialect:
         raise NotImplementedError
 
     def without_thinking(self, message: Message) -> Message:
-        """Return an answer without thinking that the provider would find in another place than where it was made."""
+        """Return an answer without thinking that the provider would find in another place than
+        where it was made."""
         return message
 
     def own_marks(self, messages: Sequence[Message], tools: Sequence[Any]) -> int:
@@ -366,16 +442,19 @@ class Dialect:
 
 
 def is_by_program(call: Mapping[str, Any]) -> bool:
-    """Whether a provider's program made a call (Anthropic's code execution, OpenAI's `program`), not the model.
+    """Whether a provider's program made a call (Anthropic's code execution, OpenAI's `program`),
+    not the model.
 
-    The result of such a call goes to the program and never enters the context. It must be sent as it is: the program
-    would compute with a stub. A result in OpenAI's format may name its caller in the same way."""
+    The result of such a call goes to the program and never enters the context. It must be sent as
+    it is: the program would compute with a stub. A result in OpenAI's format may name its caller in
+    the same way."""
     caller = call.get("caller")
     return isinstance(caller, Mapping) and caller.get("type") not in (None, "direct")
 
 
 def program_results(messages: Sequence[Message], fmt: Format) -> set[tuple[int, int]]:
-    """Return the results that are for a provider's program, each as the number of its message and of the result."""
+    """Return the results that are for a provider's program, each as the number of its message and
+    of the result."""
     found = {
         (number, place)
         for number, message in enumerate(messages)
@@ -389,8 +468,8 @@ def program_results(messages: Sequence[Message], fmt: Format) -> set[tuple[int, 
 
 
 def in_context(messages: Sequence[Message], fmt: Format) -> list[Message]:
-    """Return the messages as a model sees them, for counting: results for a provider's program are empty. Messages
-    without such results are the same objects."""
+    """Return the messages as a model sees them, for counting: results for a provider's program are
+    empty. Messages without such results are the same objects."""
     found = list(messages)
     for number, place in program_results(messages, fmt):
         found[number] = fmt.with_content(found[number], fmt.results(found[number])[place], "")
@@ -399,12 +478,15 @@ def in_context(messages: Sequence[Message], fmt: Format) -> list[Message]:
 
 def _owner(path: Path, owners: list[_Owner] | None) -> tuple[str | None, str | None]:
     """Return the tool and the call id of the result or call that a path is in."""
-    return next(((tool, call_id) for start, tool, call_id in owners or () if path[: len(start)] == start), (None, None))
+    return next(
+        ((tool, call_id) for start, tool, call_id in owners or () if path[: len(start)] == start),
+        (None, None),
+    )
 
 
 def in_line(path: Path) -> Path:
-    """Strip the steps that lead to a line in a document of lines: a key, and a number. A key and a number also lead to
-    a block of a bare message, and are kept then."""
+    """Strip the steps that lead to a line in a document of lines: a key, and a number. A key and a
+    number also lead to a block of a bare message, and are kept then."""
     if path[:1] == ("content",) and path[2:3] != ("message",):
         return path
     found = next((number for number, step in enumerate(path[:2]) if isinstance(step, int)), None)
@@ -425,7 +507,11 @@ def text_of(content: object) -> str:
         return content
     if content is None:
         return ""
-    if isinstance(content, list) and content and all(isinstance(one, str | dict) for one in content):
+    if (
+        isinstance(content, list)
+        and content
+        and all(isinstance(one, str | dict) for one in content)
+    ):
         return "\n".join(one if isinstance(one, str) else _block_text(one) for one in content)
     return dumped(content)
 
@@ -437,19 +523,25 @@ def _block_text(block: Message) -> str:
     carried = blocks.payload(block)
     if carried is None:
         return dumped(block)
-    return f"[{kind[:40]} of {len(carried.written):,} characters]" if carried.is_base64 else carried.written
+    return (
+        f"[{kind[:40]} of {len(carried.written):,} characters]"
+        if carried.is_base64
+        else carried.written
+    )
 
 
 def plain_text(content: object) -> str | None:
     """Return content that is a string or a single text block as a string, else None."""
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        content = content[0].get("text") if content[0].get("type") in ("text", "input_text") else None
+        content = (
+            content[0].get("text") if content[0].get("type") in ("text", "input_text") else None
+        )
     return content if isinstance(content, str) else None
 
 
 def is_replaceable(message: Message, result: ToolResult) -> bool:
-    """Whether a provider accepts a text in place of this result's content. Results of a provider's own tools have
-    shapes that cannot be replaced."""
+    """Whether a provider accepts a text in place of this result's content. Results of a provider's
+    own tools have shapes that cannot be replaced."""
     content = at(message, result.content_path)
     if not isinstance(content, list):
         return isinstance(content, str)
@@ -457,8 +549,9 @@ def is_replaceable(message: Message, result: ToolResult) -> bool:
 
 
 def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
-    """Yield the paths in a result where the provider accepts text instead: usually its whole content. Results of the
-    provider's own tools (searches, code execution) must keep their shape; for a shell, the streams may be replaced."""
+    """Yield the paths in a result where the provider accepts text instead: usually its whole
+    content. Results of the provider's own tools (searches, code execution) must keep their shape;
+    for a shell, the streams may be replaced."""
     content, holder = at(message, result.content_path), at(message, result.path)
     kind = holder.get("type") if isinstance(holder, dict) else None
     if isinstance(content, str) or kind in _TEXT_RESULTS:
@@ -469,8 +562,8 @@ def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
 
 
 def spoken(message: object) -> tuple[str, list[str]]:
-    """Return who wrote a message, "user" or "system", and the texts they wrote, without results of tools and data. For
-    anyone else, both are empty."""
+    """Return who wrote a message, "user" or "system", and the texts they wrote, without results of
+    tools and data. For anyone else, both are empty."""
     role = message.get("role") if isinstance(message, Mapping) else None
     author = _AUTHORS.get(role, "") if isinstance(role, str) else ""
     content = message.get("content") if isinstance(message, Mapping) and author else None
@@ -478,11 +571,16 @@ def spoken(message: object) -> tuple[str, list[str]]:
         return author, [content]
     blocks = content if isinstance(content, list) else []
     outputs = ("tool_result", "function_call_output")
-    found = (one.get("text") if isinstance(one, Mapping) and one.get("type") not in outputs else one for one in blocks)
+    found = (
+        one.get("text") if isinstance(one, Mapping) and one.get("type") not in outputs else one
+        for one in blocks
+    )
     return author, [one for one in found if isinstance(one, str)]
 
 
-def calls_named(value: object, names: Collection[str], depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def calls_named(
+    value: object, names: Collection[str], depth: int = 0
+) -> Iterator[Mapping[str, Any]]:
     """Yield the calls of these tools in a message of any format."""
     if not isinstance(value, Mapping | list) or depth >= _DEEPEST_CALL or not names:
         return
@@ -496,7 +594,8 @@ def calls_named(value: object, names: Collection[str], depth: int = 0) -> Iterat
 
 
 def arguments_of(message: Message, call: Call) -> tuple[Path, Any] | None:
-    """Return the path of a call's arguments and their value: an object, or its JSON. None if it has none."""
+    """Return the path of a call's arguments and their value: an object, or its JSON. None if it has
+    none."""
     for path in ((*call.path, *path) for path in _ARGUMENTS):
         found = at(message, path)
         if isinstance(found, dict | list | str) and found:
@@ -513,14 +612,24 @@ def attachments(message: Message) -> Iterator[tuple[Path, blocks.BlockPayload]]:
 
 
 def without_refs(message: Message) -> Message:
-    """Return a message as sent to a model: without our key, and with text blocks where a stub replaces an image."""
-    plain = {key: value for key, value in message.items() if key != REFS_KEY} if REFS_KEY in message else message
+    """Return a message as sent to a model: without our key, and with text blocks where a stub
+    replaces an image."""
+    plain = (
+        {key: value for key, value in message.items() if key != REFS_KEY}
+        if REFS_KEY in message
+        else message
+    )
     content = plain.get("content")
-    return with_blocks(plain, content, list(map(_shown, content))) if isinstance(content, list) else plain
+    return (
+        with_blocks(plain, content, list(map(_shown, content)))
+        if isinstance(content, list)
+        else plain
+    )
 
 
 def _shown(block: Any) -> Any:
-    """A block that a provider accepts: one with a stub in place of its data becomes a text block."""
+    """A block that a provider accepts: one with a stub in place of its data becomes a text
+    block."""
     if not isinstance(block, dict):
         return block
     content = block.get("content")
@@ -534,8 +643,8 @@ def _shown(block: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """`call_of` maps (message number, result number) to the message number and call that the result answers. `open`
-    are calls without a result, `orphans` results without a call."""
+    """`call_of` maps (message number, result number) to the message number and call that the result
+    answers. `open` are calls without a result, `orphans` results without a call."""
 
     call_of: dict[tuple[int, int], tuple[int, Call]] = field(default_factory=dict)
     open: tuple[tuple[int, Call], ...] = ()
@@ -543,7 +652,8 @@ class Pairing:
 
 
 def pair(messages: Sequence[Message], fmt: Format) -> Pairing:
-    """Pair each result with the nearest earlier call that has its id and no result yet. Ids may be empty or repeat."""
+    """Pair each result with the nearest earlier call that has its id and no result yet. Ids may be
+    empty or repeat."""
     waiting: dict[str, list[tuple[int, int, Call]]] = {}
     call_of: dict[tuple[int, int], tuple[int, Call]] = {}
     orphans: list[tuple[int, ToolResult]] = []
@@ -553,27 +663,40 @@ def pair(messages: Sequence[Message], fmt: Format) -> Pairing:
         for place, result in enumerate(fmt.results(message)):
             calls = waiting.get(result.call_id)
             if calls:
-                # Calls of one message are answered in their order, those of the newest message first.
+                # Calls of one message are answered in their order, those of the newest message
+                # first.
                 index = next(index for index, one in enumerate(calls) if one[0] == calls[-1][0])
                 call_number, _, call = calls.pop(index)
                 call_of[number, place] = (call_number, call)
-            elif result.call_id or result.content_path != ("output",):  # else a provider's own call, with its result
+            elif result.call_id or result.content_path != (
+                "output",
+            ):  # else a provider's own call, with its result
                 orphans.append((number, result))
     left = sorted((one for calls in waiting.values() for one in calls), key=lambda one: one[:2])
     return Pairing(call_of, tuple((number, call) for number, _, call in left), tuple(orphans))
 
 
 def unpaired(messages: Sequence[Message], fmt: Format) -> list[str]:
-    """Return what a provider would refuse: calls without a result, results without a call, and for Anthropic results
-    that are not in the message after their call. Empty if everything is paired."""
+    """Return what a provider would refuse: calls without a result, results without a call, and for
+    Anthropic results that are not in the message after their call. Empty if everything is
+    paired."""
     found = pair(messages, fmt)
-    problems = [f"message {number}: call {clip(call.id, 40)} has no result" for number, call in found.open]
-    problems += [f"message {number}: result {clip(one.call_id, 40)} has no call" for number, one in found.orphans]
+    problems = [
+        f"message {number}: call {clip(call.id, 40)} has no result" for number, call in found.open
+    ]
+    problems += [
+        f"message {number}: result {clip(one.call_id, 40)} has no call"
+        for number, one in found.orphans
+    ]
     if fmt.name in ("anthropic", "claude-code"):
         problems += [
             f"message {number}: result {clip(call.id, 40)} is {number - call_number} messages after its call"
             for (number, _), (call_number, call) in found.call_of.items()
-            if number not in (call_number, call_number + 1)  # a provider's own tools answer in the same message
+            if number
+            not in (
+                call_number,
+                call_number + 1,
+            )  # a provider's own tools answer in the same message
         ]
     return problems
 
@@ -599,13 +722,15 @@ def side(message: Message, fmt: Format) -> str:
 
 
 def turns(sides: Sequence[str]) -> list[int]:
-    """Return the numbers of the messages that begin a turn, from the side of each message. System messages at the
-    start belong to no turn."""
+    """Return the numbers of the messages that begin a turn, from the side of each message. System
+    messages at the start belong to no turn."""
     lead = next((number for number, one in enumerate(sides) if one != "system"), len(sides))
     found: list[int] = []
     for number in range(lead, len(sides)):
         one, before = sides[number], sides[number - 1] if number > lead else None
-        is_input = before is None or (one in ("user", "system") and before in ("assistant", "result"))
+        is_input = before is None or (
+            one in ("user", "system") and before in ("assistant", "result")
+        )
         if is_input or (one == "assistant" and before == "result"):
             found.append(number)
     return found

@@ -1,6 +1,7 @@
 """Formats of hosts: LangChain messages, session files of pi and OpenClaw, and MCP tool results.
 
-`for_provider` converts messages of pi, OpenClaw and Claude Code: bare messages, or lines of a session file.
+`for_provider` converts messages of pi, OpenClaw and Claude Code: bare messages, or lines of a
+session file.
 """
 
 from __future__ import annotations
@@ -30,21 +31,30 @@ _PI_ENTRIES: Final = frozenset(
      "session_info"}
 )  # fmt: skip
 _SPEAKERS: Final = frozenset({"user", "assistant"})
-_PI_ROLES: Final = {"toolResult": "tool", "bashExecution": "user", "custom": "user", "hookMessage": "user"}
+_PI_ROLES: Final = {
+    "toolResult": "tool",
+    "bashExecution": "user",
+    "custom": "user",
+    "hookMessage": "user",
+}
 _PI_SENT: Final = ("role", "content", "toolCallId", "toolName", "isError")
 _COMPACTED: Final = "The conversation before this point was compacted into this summary:\n\n"
-_LEFT_BRANCH: Final = "The conversation came back from another branch, of which this is the summary:\n\n"
+_LEFT_BRANCH: Final = (
+    "The conversation came back from another branch, of which this is the summary:\n\n"
+)
 _PROVIDER_KEYS: Final = frozenset({"type", "tool_calls", "tool_call_id", "function_call"})
 _ANTHROPIC_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LONGEST_ID: Final = 40  # OpenAI's limit
-_FOREIGN_SIGNATURE: Final = 64  # characters: a shorter signature is the name of a field of another provider
+_FOREIGN_SIGNATURE: Final = (
+    64  # characters: a shorter signature is the name of a field of another provider
+)
 
 
 class LangChain(Format):
     """LangChain messages in all three serialized forms.
 
-    `{"type": "ai", "data": {…}}` (message_to_dict), flat (`model_dump`), and the constructor dumps of `dumpd`
-    (`{"lc": 1, "type": "constructor", "id": […, "AIMessage"], "kwargs": {…}}`)."""
+    `{"type": "ai", "data": {…}}` (message_to_dict), flat (`model_dump`), and the constructor dumps
+    of `dumpd` (`{"lc": 1, "type": "constructor", "id": […, "AIMessage"], "kwargs": {…}}`)."""
 
     name = "langchain"
 
@@ -59,7 +69,9 @@ class LangChain(Format):
         data = value.get("data")
         if isinstance(data, dict):
             return "content" in data
-        return "content" in value and "role" not in value and not _LANGCHAIN_FIELDS.isdisjoint(value)
+        return (
+            "content" in value and "role" not in value and not _LANGCHAIN_FIELDS.isdisjoint(value)
+        )
 
     def role(self, message: Message) -> str:
         kind = _langchain_type(message)
@@ -82,7 +94,9 @@ class LangChain(Format):
             return ()
         name = text(fields.get("name")) or None
         is_error = fields.get("status") == "error"
-        return (ToolResult(text(fields.get("tool_call_id")), name, (), (*base, "content"), is_error),)
+        return (
+            ToolResult(text(fields.get("tool_call_id")), name, (), (*base, "content"), is_error),
+        )
 
     def with_content(self, message: Message, result: ToolResult, text: str) -> Message:
         return dict(replaced(message, result.content_path, text))
@@ -90,8 +104,18 @@ class LangChain(Format):
     def user_message(self, text: str, like: Message) -> Message | None:
         if like.get("lc") == 1:
             names = [*like["id"][:-1], "HumanMessage"]
-            return {"lc": 1, "type": "constructor", "id": names, "kwargs": {"content": text, "type": "human"}}
-        fields = {"content": text, "additional_kwargs": {}, "response_metadata": {}, "type": "human"}
+            return {
+                "lc": 1,
+                "type": "constructor",
+                "id": names,
+                "kwargs": {"content": text, "type": "human"},
+            }
+        fields = {
+            "content": text,
+            "additional_kwargs": {},
+            "response_metadata": {},
+            "type": "human",
+        }
         return {"type": "human", "data": fields} if isinstance(like.get("data"), dict) else fields
 
     def body_path(self, message: Message) -> Path:
@@ -101,10 +125,11 @@ class LangChain(Format):
 
 
 class Pi(SessionLines):
-    """Session JSONL of the pi coding agent, which OpenClaw uses too: entries, with messages of role `toolResult`.
+    """Session JSONL of the pi coding agent, which OpenClaw uses too: entries, with messages of role
+    `toolResult`.
 
-    Newer files are trees: entries have ids and parents, and the branch of the last entry counts. A compaction entry
-    names the first entry that is kept, by index or by id."""
+    Newer files are trees: entries have ids and parents, and the branch of the last entry counts. A
+    compaction entry names the first entry that is kept, by index or by id."""
 
     name = "pi"
     envelopes = frozenset({"message"})
@@ -136,7 +161,10 @@ class Pi(SessionLines):
 
     def is_shown(self, path: Path) -> bool:
         path = in_line(path)
-        return path[:2] in (("message", "content"), ("message", "output")) or path[:1] in (("content",), ("output",))
+        return path[:2] in (("message", "content"), ("message", "output")) or path[:1] in (
+            ("content",),
+            ("output",),
+        )
 
     def details_path(self, line: object, path: Path) -> Path | None:
         base, message = self.message_around(line, path) or ((), {})
@@ -159,7 +187,10 @@ class Pi(SessionLines):
 
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
         entries = branch([line for line in lines if isinstance(line, dict)])
-        last = max((number for number, one in enumerate(entries) if one.get("type") == "compaction"), default=None)
+        last = max(
+            (number for number, one in enumerate(entries) if one.get("type") == "compaction"),
+            default=None,
+        )
         sent: list[Message] = []
         if last is not None and compacted:
             sent.append(_user_text(_COMPACTED + text(entries[last].get("summary"))))
@@ -167,23 +198,33 @@ class Pi(SessionLines):
         return sent + [shown for entry in entries if (shown := self.shown(entry)) is not None]
 
     def shown(self, entry: Message) -> Message | None:
-        """Return the message that a model is sent for an entry or a bare message, if there is one."""
+        """Return the message that a model is sent for an entry or a bare message, if there is
+        one."""
         kind = text(entry.get("type"))
         if kind == "branch_summary":
             return _user_text(_LEFT_BRANCH + text(entry.get("summary")))
         if kind == "custom_message":
             content = entry.get("content")
-            return without_refs({"role": "user", "content": content}) if isinstance(content, str | list) else None
+            return (
+                without_refs({"role": "user", "content": content})
+                if isinstance(content, str | list)
+                else None
+            )
         message = self.message(entry)
         if message is None:
             return None
         if message.get("role") == "bashExecution":
-            return None if message.get("excludeFromContext") is True else _user_text(_command_text(message))
+            return (
+                None
+                if message.get("excludeFromContext") is True
+                else _user_text(_command_text(message))
+            )
         return without_refs({key: message[key] for key in _PI_SENT if key in message})
 
 
 class Mcp(Format):
-    """Tool results of MCP, bare (`CallToolResult`) or in their JSON-RPC envelope, and the requests for them."""
+    """Tool results of MCP, bare (`CallToolResult`) or in their JSON-RPC envelope, and the requests
+    for them."""
 
     name = "mcp"
 
@@ -208,13 +249,21 @@ class Mcp(Format):
         found: Any = at(message, base)
         if not _is_mcp_result(found):
             return ()
-        return (ToolResult(_rpc_id(message), None, base, (*base, "content"), found.get("isError") is True),)
+        return (
+            ToolResult(
+                _rpc_id(message), None, base, (*base, "content"), found.get("isError") is True
+            ),
+        )
 
     def user_message(self, text: str, like: Message) -> Message | None:
         return None
 
     def body_path(self, message: Message) -> Path:
-        return ("result",) if message.get("jsonrpc") == "2.0" and isinstance(message.get("result"), dict) else ()
+        return (
+            ("result",)
+            if message.get("jsonrpc") == "2.0" and isinstance(message.get("result"), dict)
+            else ()
+        )
 
 
 def _langchain_type(message: Message) -> str:
@@ -224,8 +273,13 @@ def _langchain_type(message: Message) -> str:
 
 
 def branch(entries: list[Message]) -> list[Message]:
-    """The entries from the root to the last one; all of them if they have no ids, or a parent is missing."""
-    by_id = {one["id"]: one for one in entries if isinstance(one.get("id"), str) and one.get("type") != "session"}
+    """The entries from the root to the last one; all of them if they have no ids, or a parent is
+    missing."""
+    by_id = {
+        one["id"]: one
+        for one in entries
+        if isinstance(one.get("id"), str) and one.get("type") != "session"
+    }
     if not entries or not isinstance(entries[-1].get("id"), str) or "parentId" not in entries[-1]:
         return entries
     chain = [entries[-1]]
@@ -239,7 +293,9 @@ def branch(entries: list[Message]) -> list[Message]:
 def _first_kept(entries: list[Message], last: int) -> int:
     kept_id, index = entries[last].get("firstKeptEntryId"), entries[last].get("firstKeptEntryIndex")
     if isinstance(kept_id, str):
-        return next((number for number in range(last) if entries[number].get("id") == kept_id), last)
+        return next(
+            (number for number in range(last) if entries[number].get("id") == kept_id), last
+        )
     return index if is_whole(index) and index <= last else last
 
 
@@ -261,7 +317,9 @@ def _is_mcp_result(value: object) -> bool:
     if "structuredContent" in value or isinstance(value.get("isError"), bool):
         return True
     blocks = value["content"]
-    return bool(blocks) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in blocks)
+    return bool(blocks) and all(
+        isinstance(one, dict) and isinstance(one.get("type"), str) for one in blocks
+    )
 
 
 def _rpc_id(message: Message) -> str:
@@ -276,12 +334,15 @@ _ITEMS: Final = OpenAIResponses()
 
 
 def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
-    """Convert messages of a host to the provider's format. Other messages are returned as the same objects. Lines of a
-    session file give what the host would send; messages may come before them.
+    """Convert messages of a host to the provider's format. Other messages are returned as the same
+    objects. Lines of a session file give what the host would send; messages may come before them.
 
     Raises `InvalidArgument` for lines of Claude Code with a provider other than Anthropic."""
     first = next((at for at, one in enumerate(messages) if _is_line(one)), len(messages))
-    given, lines = list(messages), [one for one in messages[first:] if isinstance(one, dict) and "role" not in one]
+    given, lines = (
+        list(messages),
+        [one for one in messages[first:] if isinstance(one, dict) and "role" not in one],
+    )
     if any(map(_PI.message, lines)):
         given = [*messages[:first], *_PI.for_model(messages[first:])]
     elif any(map(_CLAUDE_CODE.message, lines)):
@@ -292,8 +353,13 @@ def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
             )
         given = [*messages[:first], *_CLAUDE_CODE.for_model(messages[first:])]
     elif provider == "anthropic":  # which refuses the other fields of its own answers
-        given = [{"role": one["role"], "content": one.get("content")} if _is_answer(one) else one for one in messages]
-    return list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+        given = [
+            {"role": one["role"], "content": one.get("content")} if _is_answer(one) else one
+            for one in messages
+        ]
+    return (
+        list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
+    )
 
 
 def _is_line(value: Any) -> bool:
@@ -303,7 +369,11 @@ def _is_line(value: Any) -> bool:
 
 def _is_answer(message: Any) -> bool:
     """Whether this is an answer as Anthropic's API returns it and Claude Code keeps it."""
-    return isinstance(message, dict) and message.get("type") == "message" and message.get("role") == "assistant"
+    return (
+        isinstance(message, dict)
+        and message.get("type") == "message"
+        and message.get("role") == "assistant"
+    )
 
 
 def _is_pi(message: Any, provider: str) -> bool:
@@ -315,7 +385,11 @@ def _is_pi(message: Any, provider: str) -> bool:
         if not isinstance(block, Mapping):
             continue
         kind = block.get("type")
-        if kind == "toolCall" or "thinkingSignature" in block or (kind == "image" and "mimeType" in block):
+        if (
+            kind == "toolCall"
+            or "thinkingSignature" in block
+            or (kind == "image" and "mimeType" in block)
+        ):
             return True
         if kind == "text" and provider == "openai-responses":
             return True
@@ -326,12 +400,18 @@ def _is_pi(message: Any, provider: str) -> bool:
 
 def _may_be_pi(message: Any) -> bool:
     is_bare = isinstance(message, Mapping) and _PROVIDER_KEYS.isdisjoint(message)
-    return is_bare and isinstance(role := message.get("role"), str) and (role in _PI_ROLES or role in _SPEAKERS)
+    return (
+        is_bare
+        and isinstance(role := message.get("role"), str)
+        and (role in _PI_ROLES or role in _SPEAKERS)
+    )
 
 
 def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
     """Yield messages of pi in the provider's format."""
-    images: list[Message] = []  # of results in OpenAI's chat, which may only contain text: they follow the last result
+    images: list[
+        Message
+    ] = []  # of results in OpenAI's chat, which may only contain text: they follow the last result
     for given in messages:
         is_pi = _may_be_pi(given)
         message = _PI.shown(dict(given)) if is_pi else given
@@ -351,13 +431,21 @@ def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
                 images += [one for one in parts if one.get("type") != "text"]
             yield _result(message, parts, provider, has_images=bool(images))
         elif provider == "openai-responses":
-            for is_item, group in groupby(parts, key=lambda one: one.get("type") in ("function_call", "reasoning")):
+            for is_item, group in groupby(
+                parts, key=lambda one: one.get("type") in ("function_call", "reasoning")
+            ):
                 run = list(group)
                 yield from run if is_item else [{"role": role, "content": run}]
         elif provider == "openai" and role == "assistant":
-            texts, calls = ([one for one in parts if one.get("type") == kind] for kind in ("text", "function"))
+            texts, calls = (
+                [one for one in parts if one.get("type") == kind] for kind in ("text", "function")
+            )
             if texts or calls:
-                yield {"role": role, "content": texts or None, **({"tool_calls": calls} if calls else {})}
+                yield {
+                    "role": role,
+                    "content": texts or None,
+                    **({"tool_calls": calls} if calls else {}),
+                }
         elif parts:
             yield {"role": role, "content": parts}
     if images:
@@ -369,7 +457,10 @@ def _result(message: Message, parts: list[Message], provider: str, *, has_images
     call_id = _call_id(message, provider)
     if provider == "anthropic":
         result: Message = {"type": "tool_result", "tool_use_id": call_id, "content": parts}
-        return {"role": "user", "content": [result | ({"is_error": True} if message.get("isError") is True else {})]}
+        return {
+            "role": "user",
+            "content": [result | ({"is_error": True} if message.get("isError") is True else {})],
+        }
     kind = "text" if provider == "openai" else "input_text"
     texts = [text(one.get("text")) for one in parts if one.get("type") == kind]
     words = "\n".join(texts) or ("(see the image below)" if has_images else "(no output)")
@@ -380,8 +471,9 @@ def _result(message: Message, parts: list[Message], provider: str, *, has_images
 
 
 def _part(block: Mapping[str, Any], role: str, provider: str) -> Message | None:
-    """Return a block of pi as a part of the provider's message; None if the provider does not accept it. For OpenAI, a
-    call is an entry of `tool_calls` or an item, and thinking may be an item."""
+    """Return a block of pi as a part of the provider's message; None if the provider does not
+    accept it. For OpenAI, a call is an entry of `tool_calls` or an item, and thinking may be an
+    item."""
     kind = block.get("type")
     if kind == "text":
         words = text(block.get("text"))
@@ -407,14 +499,18 @@ def _call(block: Mapping[str, Any], provider: str) -> Message:
     arguments = arguments if isinstance(arguments, dict) else {}
     if provider == "anthropic":
         return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
-    function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))}
+    function = {
+        "name": name,
+        "arguments": json.dumps(arguments, ensure_ascii=False, separators=(",", ":")),
+    }
     if provider == "openai":
         return {"id": call_id, "type": "function", "function": function}
     return {"type": "function_call", "call_id": call_id, **function}
 
 
 def _thinking(block: Mapping[str, Any], provider: str) -> Message | None:
-    """Convert thinking. Its signature is Anthropic's, or a reasoning item of OpenAI's Responses API as JSON."""
+    """Convert thinking. Its signature is Anthropic's, or a reasoning item of OpenAI's Responses API
+    as JSON."""
     signature = text(block.get("thinkingSignature"))
     if provider == "openai-responses" and signature.startswith("{"):
         try:
@@ -434,8 +530,8 @@ def _thinking(block: Mapping[str, Any], provider: str) -> Message | None:
 
 
 def _call_id(block: Mapping[str, Any], provider: str) -> str:
-    """Return the id of a call or a result in a form that the provider accepts. With OpenAI's Responses API, pi appends
-    the id of the item."""
+    """Return the id of a call or a result in a form that the provider accepts. With OpenAI's
+    Responses API, pi appends the id of the item."""
     found = text(block.get("toolCallId", block.get("id"))).partition("|")[0]
     if _ANTHROPIC_ID.fullmatch(found) if provider == "anthropic" else len(found) <= _LONGEST_ID:
         return found

@@ -21,7 +21,14 @@ from coatcheck.messages.formats import (
 )
 from coatcheck.messages.paths import Message, Path, at, members, text
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")  # a role may be unhashable
+_ROLES: Final = (
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+)  # a role may be unhashable
 _ITEMS: Final = frozenset(
     {"message", "reasoning", "item_reference", "compaction", "image_generation_call", "web_search_call",
      "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",
@@ -33,25 +40,28 @@ _NAMED: Final = {
 }  # fmt: skip
 _CALLS: Final = frozenset({"function_call", "custom_tool_call", *_NAMED})
 _OUTPUTS: Final = frozenset(f"{kind}_output" for kind in _CALLS)
-_BLANK: Final = (
-    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
-)
+_BLANK: Final = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
 _NO_OUTPUT: Final[dict[str, Message]] = {  # in the shapes that the provider accepts
-    "shell_call": {"output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]},
+    "shell_call": {
+        "output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]
+    },
     "apply_patch_call": {"status": "failed", "output": NO_RESULT},
     "computer_call": {"output": {"type": "computer_screenshot", "image_url": _BLANK}},
 }
 
 
 class OpenAIChat(Format):
-    """Chat completions: `tool_calls` of the assistant, and one message of role `tool` for each result."""
+    """Chat completions: `tool_calls` of the assistant, and one message of role `tool` for each
+    result."""
 
     name = "openai-chat"
     roles = MappingProxyType({"developer": "system", "function": "tool"})
 
     def fits(self, line: Message) -> bool:
         role = line.get("role")
-        is_paired = isinstance(line.get("tool_calls"), list) or isinstance(line.get("tool_call_id"), str)
+        is_paired = isinstance(line.get("tool_calls"), list) or isinstance(
+            line.get("tool_call_id"), str
+        )
         if is_paired or isinstance(line.get("function_call"), dict):
             return role in _ROLES
         return role in ("tool", "function", "developer")
@@ -79,7 +89,8 @@ class OpenAIChat(Format):
 
 
 class OpenAIResponses(Format):
-    """The Responses API: a list of items, in which calls and outputs of several kinds match by `call_id`."""
+    """The Responses API: a list of items, in which calls and outputs of several kinds match by
+    `call_id`."""
 
     name = "openai-responses"
     opaque = frozenset({"action", "results", "outputs", "tools"})
@@ -91,13 +102,23 @@ class OpenAIResponses(Format):
         if kind in _CALLS or kind in _OUTPUTS:
             return "call_id" in line
         if kind == "message":
-            if not isinstance(line.get("role"), str) or "message" in line or line.get("role") == "toolResult":
+            if (
+                not isinstance(line.get("role"), str)
+                or "message" in line
+                or line.get("role") == "toolResult"
+            ):
                 return False
             return "stop_reason" not in line  # Anthropic's answers have the same type
-        return kind in _ITEMS and ("id" in line or "encrypted_content" in line) and "timestamp" not in line
+        return (
+            kind in _ITEMS
+            and ("id" in line or "encrypted_content" in line)
+            and "timestamp" not in line
+        )
 
     def is_message(self, value: Message) -> bool:
-        return self.fits(value) or (isinstance(value.get("role"), str) and "content" in value and "type" not in value)
+        return self.fits(value) or (
+            isinstance(value.get("role"), str) and "content" in value and "type" not in value
+        )
 
     def role(self, message: Message) -> str:
         if text(message.get("type")) in _OUTPUTS:
@@ -114,8 +135,18 @@ class OpenAIResponses(Format):
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         kind = text(message.get("type"))
-        if kind == "mcp_call" and message.get("output") is not None:  # call and result in one item, without a call id
-            return (ToolResult("", text(message.get("name")) or None, (), ("output",), bool(message.get("error"))),)
+        if (
+            kind == "mcp_call" and message.get("output") is not None
+        ):  # call and result in one item, without a call id
+            return (
+                ToolResult(
+                    "",
+                    text(message.get("name")) or None,
+                    (),
+                    ("output",),
+                    bool(message.get("error")),
+                ),
+            )
         if kind not in _OUTPUTS:
             return ()
         name = _NAMED.get(kind.removesuffix("_output"))
@@ -152,12 +183,19 @@ class ChatDialect(Dialect):
                     asked.remove(call_id)
                     yield message
                 else:
-                    strays.append({"role": "user", "content": late_text(call_id, message.get("content"))})
+                    strays.append(
+                        {"role": "user", "content": late_text(call_id, message.get("content"))}
+                    )
                 continue
-            yield from ({"role": "tool", "tool_call_id": call_id, "content": NO_RESULT} for call_id in asked)
+            yield from (
+                {"role": "tool", "tool_call_id": call_id, "content": NO_RESULT} for call_id in asked
+            )
             yield from strays
             if message is not None:
-                asked, strays = [str(one.get("id")) for _, one in members(message, ("tool_calls",))], []
+                asked, strays = (
+                    [str(one.get("id")) for _, one in members(message, ("tool_calls",))],
+                    [],
+                )
                 yield message
 
 
@@ -186,8 +224,8 @@ class ResponsesDialect(Dialect):
         return {"type": "function", **inner} if isinstance(inner, Mapping) else described
 
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Give every call an output somewhere after it and every output a call; an id is not called again before its
-        output."""
+        """Give every call an output somewhere after it and every output a call; an id is not called
+        again before its output."""
         left = Counter(_call_id(one) for one in messages if text(one.get("type")) in _OUTPUTS)
         waiting: set[str] = set()
         for item in messages:
@@ -211,7 +249,10 @@ class ResponsesDialect(Dialect):
                     missing = deepcopy(_NO_OUTPUT.get(item["type"], {"output": NO_RESULT}))
                     yield {"type": f"{item['type']}_output", "call_id": call_id, **missing}
                     if item["type"] == "computer_call":
-                        yield {"role": "user", "content": f"The screenshot of the call {call_id} is blank. {NO_RESULT}"}
+                        yield {
+                            "role": "user",
+                            "content": f"The screenshot of the call {call_id} is blank. {NO_RESULT}",
+                        }
 
 
 def _call_id(item: Message) -> str:

@@ -1,7 +1,9 @@
-"""Parsed JSON by path, and where in a message large payloads can be. Pure: never raises on odd input, never mutates it.
+"""Parsed JSON by path, and where in a message large payloads can be. Pure: never raises on odd
+input, never mutates it.
 
-Conversation text stays inline: what people and models wrote, thinking with its signatures, summaries. Everything else
-that is large may be moved out: tool results, call arguments, images, details, and unknown fields.
+Conversation text stays inline: what people and models wrote, thinking with its signatures,
+summaries. Everything else that is large may be moved out: tool results, call arguments, images,
+details, and unknown fields.
 """
 
 from __future__ import annotations
@@ -19,10 +21,23 @@ REFS_KEY: Final = "artifactRefs"
 
 _SPEAKERS: Final = frozenset({"user", "assistant", "system", "developer", "human", "ai", "model"})
 _SPOKEN: Final = frozenset(
-    {"human", "ai", "system", "HumanMessage", "AIMessage", "SystemMessage", "HumanMessageChunk", "AIMessageChunk"}
+    {
+        "human",
+        "ai",
+        "system",
+        "HumanMessage",
+        "AIMessage",
+        "SystemMessage",
+        "HumanMessageChunk",
+        "AIMessageChunk",
+    }
 )
-_WORDS: Final = frozenset({"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"})
-_WHOLE: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "compaction", "branch_summary", "summary"})
+_WORDS: Final = frozenset(
+    {"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"}
+)
+_WHOLE: Final = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "compaction", "branch_summary", "summary"}
+)
 _KEPT_KEYS: Final = frozenset(
     {"signature", "thinkingSignature", "textSignature", "thoughtSignature", "thought_signature", "encrypted_content",
      "reasoning_content", "thinking", "summary", REFS_KEY}
@@ -49,7 +64,8 @@ def at(value: Any, path: Path) -> Any:
 
 
 def replaced(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy with another value at a path. Everything beside the path is shared with the original."""
+    """Return a copy with another value at a path. Everything beside the path is shared with the
+    original."""
     if not path:
         return new
     step, rest = path[0], path[1:]
@@ -74,7 +90,8 @@ def members(value: object, path: Path = ("content",)) -> Iterator[tuple[Path, Me
 
 
 def texts(content: object, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the texts of content, which is a string or a list of blocks, each with its path. `path` leads to it."""
+    """Yield the texts of content, which is a string or a list of blocks, each with its path. `path`
+    leads to it."""
     if isinstance(content, str):
         yield path, content
     for found, one in members(content, ()):
@@ -114,17 +131,22 @@ def size_of(value: object) -> int:
     return total
 
 
-def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()) -> list[tuple[Path, Any]]:
-    """Return possible payloads with their paths, in text order: strings of at least `least` characters, and containers.
+def places(
+    value: object, least: int, bulk: int, *, opaque: frozenset[str] = frozenset()
+) -> list[tuple[Path, Any]]:
+    """Return possible payloads with their paths, in text order: strings of at least `least`
+    characters, and containers.
 
-    A container is listed as a whole if it is opaque (arguments, details, structured content, and the keys in `opaque`)
-    and its small parts add up to at least `bulk` characters. Larger parts are listed by themselves."""
+    A container is listed as a whole if it is opaque (arguments, details, structured content, and
+    the keys in `opaque`) and its small parts add up to at least `bulk` characters. Larger parts are
+    listed by themselves."""
     found: list[tuple[Path, Any]] = []
     least, opaque = max(1, least), _OPAQUE | opaque
 
     def look(value: Any, path: Path, bulk: int, inside: bool, spoken: bool) -> None:
-        """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`: it is the content
-        of a person's or model's message. Written for speed, because lines have many small parts."""
+        """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`:
+        it is the content of a person's or model's message. Written for speed, because lines have
+        many small parts."""
         if inside and bulk:
             if (size := size_of(value)) < least:
                 return
@@ -149,9 +171,16 @@ def places(value: object, least: int, bulk: int, *, opaque: frozenset[str] = fro
             speaks = "content" in value and _is_spoken(value)
         for key, one in value.items():
             if isinstance(one, str):
-                if len(one) >= least and (inside or not (key in _KEPT_KEYS or (speaks and key == "content"))):
+                if len(one) >= least and (
+                    inside or not (key in _KEPT_KEYS or (speaks and key == "content"))
+                ):
                     found.append(((*path, key), one))
-            elif one and isinstance(one, _CONTAINERS) and (inside or key not in _KEPT_KEYS) and len(path) < _MAX_DEPTH:
+            elif (
+                one
+                and isinstance(one, _CONTAINERS)
+                and (inside or key not in _KEPT_KEYS)
+                and len(path) < _MAX_DEPTH
+            ):
                 look(one, (*path, key), bulk, inside or key in opaque, speaks and key == "content")
 
     if isinstance(value, _CONTAINERS):
@@ -169,7 +198,13 @@ def _is_spoken(value: Mapping[str, Any]) -> bool:
 
 def _is_bulk(value: object, bulk: int) -> bool:
     """Whether the small parts of a container add up to at least `bulk` characters."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     rest = 0
     for key, one in parts:
         size = size_of(one)

@@ -1,7 +1,8 @@
 """Recorded sessions as the calls that a model got: what was new in each, and what it answered.
 
-Reads every format that `detect` knows, and Codex, whose files have items of the Responses API in envelopes. Side chains
-of sub-agents, abandoned branches and the host's own errors are left out. A compaction starts a new conversation.
+Reads every format that `detect` knows, and Codex, whose files have items of the Responses API in
+envelopes. Side chains of sub-agents, abandoned branches and the host's own errors are left out. A
+compaction starts a new conversation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from coatcheck.messages.paths import Path, at, blocks_of, texts
 from coatcheck.messages.paths import text as as_string
 from coatcheck.tokens import estimate
 
-_PER_SIGNATURE: Final = 0.19  # tokens of thinking per character of its signature, as providers report them
+_PER_SIGNATURE: Final = (
+    0.19  # tokens of thinking per character of its signature, as providers report them
+)
 _SIGNATURES: Final = ("signature", "thinkingSignature", "encrypted_content", "data")
 _THINKING: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _COMPACTIONS: Final = ("compact_boundary", "compaction")  # of Claude Code, of pi
@@ -56,8 +59,8 @@ class ToolUse(NamedTuple):
 
 @dataclass
 class RecordedCall:
-    """One call of a model: what was new in it, and the answer. `gap` is the time since the previous answer, in
-    seconds."""
+    """One call of a model: what was new in it, and the answer. `gap` is the time since the previous
+    answer, in seconds."""
 
     inputs: list[RecordedInput]
     words: str = ""
@@ -68,7 +71,9 @@ class RecordedCall:
     @cached_property
     def written(self) -> str:
         """The words of the answer, and the strings in the arguments of its calls."""
-        return "\n".join([self.words, *(text for one in self.tools for text in _strings(one.arguments))])
+        return "\n".join(
+            [self.words, *(text for one in self.tools for text in _strings(one.arguments))]
+        )
 
     @cached_property
     def output_tokens(self) -> int:
@@ -78,8 +83,9 @@ class RecordedCall:
 
 @dataclass(slots=True)
 class RecordedConversation:
-    """Calls, each of which sends what the previous one sent. `base_tokens` is what the first call sent besides its
-    inputs, such as the system prompt and the tools, as far as the recording shows it."""
+    """Calls, each of which sends what the previous one sent. `base_tokens` is what the first call
+    sent besides its inputs, such as the system prompt and the tools, as far as the recording shows
+    it."""
 
     calls: list[RecordedCall] = field(default_factory=list)
     base_tokens: int = 0
@@ -94,7 +100,8 @@ class Recording:
 
 
 def parsed(data: bytes) -> list[object]:
-    """Return the parsed lines of a file, or its one document. Lines that are not JSON are left out."""
+    """Return the parsed lines of a file, or its one document. Lines that are not JSON are left
+    out."""
     text = data.decode("utf-8", "replace")
     found: list[object] = []
     for line in filter(str.strip, text.split("\n")):
@@ -112,8 +119,8 @@ def parsed(data: bytes) -> list[object]:
 
 
 def recordings(values: Sequence[object], name: str = "") -> list[Recording]:
-    """Return the sessions in the lines of a file, or in a document. A document may have several, such as one for each
-    run. Returns none if nothing is an answer of a model."""
+    """Return the sessions in the lines of a file, or in a document. A document may have several,
+    such as one for each run. Returns none if nothing is an answer of a model."""
     fmt = detect(values)
     if fmt is None or isinstance(fmt, Mcp):
         return []
@@ -127,14 +134,24 @@ def recordings(values: Sequence[object], name: str = "") -> list[Recording]:
     else:
         for number, line in enumerate(values):
             for path, message in fmt.messages(line):
-                last = max((at for at, step in enumerate(path) if isinstance(step, int)), default=None)
-                key = () if last is None else path[:last] if len(values) == 1 else (number, *path[:last])
+                last = max(
+                    (at for at, step in enumerate(path) if isinstance(step, int)), default=None
+                )
+                key = (
+                    ()
+                    if last is None
+                    else path[:last]
+                    if len(values) == 1
+                    else (number, *path[:last])
+                )
                 sessions.setdefault(key, _Reader(fmt)).add(message, line if last is None else {})
             if isinstance(line, dict) and () in sessions:
                 sessions[()].note(line)
     found = [reader.finished() for reader in sessions.values()]
     found = [one for one in found if any(call.inputs for each in one for call in each.calls)]
-    names = [name] if len(found) == 1 else [f"{name} #{number}" for number in range(1, len(found) + 1)]
+    names = (
+        [name] if len(found) == 1 else [f"{name} #{number}" for number in range(1, len(found) + 1)]
+    )
     return [Recording(*one) for one in zip(names, found, strict=True)]
 
 
@@ -171,11 +188,16 @@ class _Reader:
         recorded = self._format.message(line)
         message = self._format.shown(line) if isinstance(self._format, Pi) else recorded
         if message is not None and as_string(at(recorded, ("model",))) != "<synthetic>":
-            self.add(message, line, at(recorded, ("id",)) if isinstance(self._format, ClaudeCode) else None)
+            self.add(
+                message,
+                line,
+                at(recorded, ("id",)) if isinstance(self._format, ClaudeCode) else None,
+            )
         self.note({"usage": at(recorded, ("usage",))})
 
     def note(self, line: Message) -> None:
-        """Take the base of a conversation from the usage of its first call, and notice a compaction of Codex."""
+        """Take the base of a conversation from the usage of its first call, and notice a compaction
+        of Codex."""
         if line.get("type") == "compacted":
             self.finished()
         total = _sent_tokens(line.get("usage") or at(line, ("payload", "info", "last_token_usage")))
@@ -193,7 +215,10 @@ class _Reader:
         body = at(message, self._format.body_path(message))
         words = "".join(f"{one}\n" for _, one in texts(at(body, ("content",)), ()))
         thinking = sum(map(_thought, [message, *blocks_of(body or {})]))
-        tools = [ToolUse(one.id, one.name, _decoded(arguments_of(message, one))) for one in self._format.calls(message)]
+        tools = [
+            ToolUse(one.id, one.name, _decoded(arguments_of(message, one)))
+            for one in self._format.calls(message)
+        ]
         calls = self._now.calls
         is_same = not self._inputs if answer_id is None else answer_id == self._answer_id
         if not calls or not is_same:
@@ -213,10 +238,14 @@ class _Reader:
         for result in results:
             call = self._tools.get(result.call_id, ToolUse("", "", None))
             text, images = _shown(at(message, result.content_path))
-            yield RecordedInput(text, True, result.name or call.name, result.call_id, call.arguments, images)
+            yield RecordedInput(
+                text, True, result.name or call.name, result.call_id, call.arguments, images
+            )
         content = at(message, (*self._format.body_path(message), "content"))
         if isinstance(content, list):
-            content = [one for one in content if not as_string(at(one, ("type",))).endswith("tool_result")]
+            content = [
+                one for one in content if not as_string(at(one, ("type",))).endswith("tool_result")
+            ]
         if content and not (results and results[0].path == ()):
             text, images = _shown(content)
             yield RecordedInput(text, image_tokens=images)
@@ -229,7 +258,9 @@ def _shown(content: object) -> tuple[str, int]:
     written, tokens = [], 0
     for one in content:
         carried = blocks.payload(one) if isinstance(one, dict) else None
-        if (carried is not None and carried.is_base64) or (isinstance(one, dict) and blocks.refers(one)):
+        if (carried is not None and carried.is_base64) or (
+            isinstance(one, dict) and blocks.refers(one)
+        ):
             tokens += (carried and carried.billed) or IMAGE
         else:
             written.append(text_of([one]))

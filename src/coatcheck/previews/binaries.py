@@ -36,7 +36,10 @@ _STREAM: Final = 256 << 10
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
 _OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
                   "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
-_ZIP_ENTRY, _END_OF_ZIP = b"PK\x01\x02", b"PK\x05\x06"  # signatures in the directory of a zip archive
+_ZIP_ENTRY, _END_OF_ZIP = (
+    b"PK\x01\x02",
+    b"PK\x05\x06",
+)  # signatures in the directory of a zip archive
 _OPEN_DOCUMENT: Final = b"mimetypeapplication/vnd.oasis.opendocument."
 _OPEN_KINDS: Final = {b"text": "OpenDocument text", b"presentation": "OpenDocument presentation",
                       b"spreadsheet": "OpenDocument spreadsheet"}  # fmt: skip
@@ -49,9 +52,16 @@ _SHEET: Final = lazy_pattern(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r
 _SHEETS_END: Final = lazy_pattern(rb"</(?:\w+:)?sheets>")
 _RELATION: Final = lazy_pattern(rb'Target="([^"<>]*)"[^<>]*? Id="([^"<>]*)"')
 _RELATION_BACK: Final = lazy_pattern(rb'Id="([^"<>]*)"[^<>]*? Target="([^"<>]*)"')
-_DIMENSION: Final = lazy_pattern(rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"')
+_DIMENSION: Final = lazy_pattern(
+    rb'<(?:\w+:)?dimension ref="([A-Z]{1,3}\d{1,7}:[A-Z]{1,3}\d{1,7})"'
+)
 _UNPACKED: Final = 16 << 10
-_BRANDS: Final = {"qt": "QuickTime video", "M4A": "M4A audio", "heic": "HEIC image", "avif": "AVIF image"}
+_BRANDS: Final = {
+    "qt": "QuickTime video",
+    "M4A": "M4A audio",
+    "heic": "HEIC image",
+    "avif": "AVIF image",
+}
 _IMAGES: Final = {  # the name of a format, and the text for an image whose dimensions are not found
     "image/png": ("PNG", ""), "image/gif": ("GIF", ""), "image/webp": ("WebP", "WebP image"),
     "image/jpeg": ("JPEG", "JPEG image, dimensions not near its beginning"),
@@ -64,7 +74,8 @@ def is_binary(essence: str) -> bool:
 
 
 def found_type(head: bytes, media_type: str) -> str:
-    """The media type of content by its first bytes, if it was declared as text or unknown and is not text."""
+    """The media type of content by its first bytes, if it was declared as text or unknown and is
+    not text."""
     essence = media.essence(media_type)
     if not media.is_text(essence) and essence != media.BINARY:
         return media_type
@@ -76,7 +87,8 @@ def found_type(head: bytes, media_type: str) -> str:
 
 
 def binary(sample: Sample, media_type: str, limit: int) -> Preview:
-    """Preview of type, size and header. The media type found in the bytes wins over the given one."""
+    """Preview of type, size and header. The media type found in the bytes wins over the given
+    one."""
     sniffed = media.sniff_bytes(sample.head[: media.HEAD], b"")
     essence = sniffed if is_binary(sniffed) and sniffed != media.BINARY else media_type
     named = line(essence, 60)
@@ -94,10 +106,14 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
         if is_installed("python_calamine"):
             ask = sql(()) or 'query="text"'
             shown += (
-                "; in SQL, artifact is the first sheet, each is a table by its name" if is_installed("duckdb") else ""
+                "; in SQL, artifact is the first sheet, each is a table by its name"
+                if is_installed("duckdb")
+                else ""
             )
     if names and len(shape) + 2 < limit:
-        shape, _ = pack(shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit)
+        shape, _ = pack(
+            shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit
+        )
     if len(shape) > limit:
         shape = line(name, limit)
     if not ask and essence == _PDF and is_installed("pypdf"):
@@ -120,7 +136,8 @@ def header(sample: Sample, essence: str) -> str:
 
 
 def pixels(head: bytes) -> tuple[int, int] | None:
-    """Width and height of an image, read from its first bytes, or None if they do not contain them."""
+    """Width and height of an image, read from its first bytes, or None if they do not contain
+    them."""
     media_type = media.sniff_bytes(head[: media.HEAD], b"")
     with suppress(struct.error, IndexError):
         if media_type == "image/png":
@@ -149,7 +166,11 @@ def _jpeg_pixels(head: bytes) -> tuple[int, int] | None:
         if kind == 0xFF:
             at += 1
         else:
-            at += 2 if kind == 0x01 or 0xD0 <= kind <= 0xD8 else 2 + max(2, _pair(">HH", head, at + 2)[0])
+            at += (
+                2
+                if kind == 0x01 or 0xD0 <= kind <= 0xD8
+                else 2 + max(2, _pair(">HH", head, at + 2)[0])
+            )
     return None
 
 
@@ -173,7 +194,8 @@ def _wav(sample: Sample) -> str:
 
 
 def _pdf(sample: Sample) -> str:
-    """Version, title and number of pages, as far as they can be read from the bytes without a parser."""
+    """Version, title and number of pages, as far as they can be read from the bytes without a
+    parser."""
     version = re.match(rb"%PDF-(\d\.\d)", sample.head)
     start = sample.read() if sample.read is not None else sample.head
     data = start if len(start) == sample.size else start + sample.tail
@@ -207,11 +229,16 @@ def _pdf_title(data: bytes) -> str:
     if program is None:
         return ""
     low = max(0, program.start() - 1_000)
-    around = data[low : program.start()].rpartition(b"<<")[2] + data[program.start() : program.end() + 1_000]
+    around = (
+        data[low : program.start()].rpartition(b"<<")[2]
+        + data[program.start() : program.end() + 1_000]
+    )
     match = _TITLE.search(around.partition(b">>")[0])
     if match is None:
         return ""
-    raw = bytes.fromhex(match[2].decode()) if match[2] is not None else _ESCAPED.sub(rb"\1", match[1])
+    raw = (
+        bytes.fromhex(match[2].decode()) if match[2] is not None else _ESCAPED.sub(rb"\1", match[1])
+    )
     is_wide = raw.startswith(codecs.BOM_UTF16_BE)
     return line(raw.decode("utf-16", "ignore") if is_wide else raw.decode("latin-1"), 80)
 
@@ -230,7 +257,8 @@ def _zip(sample: Sample) -> str:
 
 
 def office_kind(sample: Sample) -> str:
-    """Name the kind of a zip archive whose text can be read: a Word document, a presentation; empty for others."""
+    """Name the kind of a zip archive whose text can be read: a Word document, a presentation; empty
+    for others."""
     kind = _zip_kind(sample, _zip_entries(sample)[1])
     return kind if kind in _READABLE else ""
 
@@ -239,13 +267,24 @@ def _zip_kind(sample: Sample, names: list[str]) -> str:
     names = names or _last_zip_names(sample)
     if sample.head[30:].startswith(_OPEN_DOCUMENT):
         kind = sample.head[30 + len(_OPEN_DOCUMENT) :][:12]
-        return next((name for mark, name in _OPEN_KINDS.items() if kind.startswith(mark)), "OpenDocument file")
-    return next((kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)), "zip archive")
+        return next(
+            (name for mark, name in _OPEN_KINDS.items() if kind.startswith(mark)),
+            "OpenDocument file",
+        )
+    return next(
+        (kind for mark, kind in _OFFICE.items() if any(name.startswith(mark) for name in names)),
+        "zip archive",
+    )
 
 
 def _zip_entries(sample: Sample) -> tuple[int, list[str]]:
-    """Number of entries of a zip archive, and their names if all of its directory is in the last bytes."""
-    end = sample.tail if len(sample.tail) > 1_024 or not sample.is_whole else sample.head + sample.tail
+    """Number of entries of a zip archive, and their names if all of its directory is in the last
+    bytes."""
+    end = (
+        sample.tail
+        if len(sample.tail) > 1_024 or not sample.is_whole
+        else sample.head + sample.tail
+    )
     record = end.rfind(_END_OF_ZIP)
     if not 0 <= record <= len(end) - 22:
         return 0, []
@@ -259,7 +298,8 @@ def _last_zip_names(sample: Sample) -> list[str]:
 
 
 def _zip_names(end: bytes, at: int, record: int) -> list[str]:
-    """The first names of a zip archive's directory from a position on. `record` is where the directory ends."""
+    """The first names of a zip archive's directory from a position on. `record` is where the
+    directory ends."""
     names: list[str] = []
     while 0 <= at <= record - 46 and end[at : at + 4] == _ZIP_ENTRY and len(names) < 200:
         length, extra, comment = struct.unpack_from("<HHH", end, at + 28)
@@ -269,12 +309,18 @@ def _zip_names(end: bytes, at: int, record: int) -> list[str]:
 
 
 def _sheets(sample: Sample) -> tuple[list[str], bool]:
-    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last bytes, and whether
-    there may be more."""
+    """Names of the sheets of an Excel workbook with their ranges, if they are in its first or last
+    bytes, and whether there may be more."""
     from html import unescape  # here, since few reads need it
 
-    files = {match[2]: match[1] for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
-    files |= {match[1]: match[2] for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))}
+    files = {
+        match[2]: match[1]
+        for match in _RELATION.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))
+    }
+    files |= {
+        match[1]: match[2]
+        for match in _RELATION_BACK.finditer(_unpacked(sample, b"xl/_rels/workbook.xml.rels"))
+    }
     found = []
     workbook = _unpacked(sample, b"xl/workbook.xml")
     for name, relation in _SHEET.findall(workbook):
@@ -296,7 +342,11 @@ def _unpacked(sample: Sample, name: bytes) -> bytes:
             start = at + length + extra
             with suppress(zlib.error):
                 inflate = zlib.decompressobj(-15)
-                return inflate.decompress(part[start:], _UNPACKED) if method else part[start : start + _UNPACKED]
+                return (
+                    inflate.decompress(part[start:], _UNPACKED)
+                    if method
+                    else part[start : start + _UNPACKED]
+                )
     return b""
 
 

@@ -1,8 +1,10 @@
-"""What command-line tools print: aligned columns, listings of files, found lines, settings, descriptions.
+"""What command-line tools print: aligned columns, listings of files, found lines, settings,
+descriptions.
 
-Each kind recognises its form from the first lines and then counts over the whole, so that a preview names what can be
-asked for: the columns and the values of the most telling one, the folders, the files with the most hits, the keys. Of
-very large content, only the beginning is counted, and the preview says so before the first number.
+Each kind recognises its form from the first lines and then counts over the whole, so that a preview
+names what can be asked for: the columns and the values of the most telling one, the folders, the
+files with the most hits, the keys. Of very large content, only the beginning is counted, and the
+preview says so before the first number.
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, Kind, Preview, grep, line_pattern, masked_line, pack, some, uncoloured
+from .excerpts import (
+    Body,
+    Excerpt,
+    Kind,
+    Preview,
+    grep,
+    line_pattern,
+    masked_line,
+    pack,
+    some,
+    uncoloured,
+)
 
 _READ: Final = 1 << 20  # bytes that are split into lines
 _LISTED: Final = 200  # names that may be shown
@@ -31,7 +44,20 @@ _TELLING: Final = (
     "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER", "NAMESPACE", "KIND",
 )  # fmt: skip
 _FINE: Final = frozenset(
-    {"running", "active", "completed", "ready", "normal", "succeeded", "bound", "up", "ok", "true", "success", "<none>"}
+    {
+        "running",
+        "active",
+        "completed",
+        "ready",
+        "normal",
+        "succeeded",
+        "bound",
+        "up",
+        "ok",
+        "true",
+        "success",
+        "<none>",
+    }
 )
 _FULL: Final = lazy_pattern(r"([^/]+)/\1")  # 3/3
 _FEW: Final = 12
@@ -50,7 +76,9 @@ _CODE: Final = lazy_pattern(
 )
 _MODE: Final = lazy_pattern(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
 _SIZE: Final = lazy_pattern(r"(\d{1,18}(?:[.,]\d{1,3})?)([KMGTPE])?")
-_FOOTER: Final = lazy_pattern(r"\(\d{1,9} rows?\)|<[^<>]{1,200}>")  # of psql, and of hosts that add an exit code
+_FOOTER: Final = lazy_pattern(
+    r"\(\d{1,9} rows?\)|<[^<>]{1,200}>"
+)  # of psql, and of hosts that add an exit code
 _SETTING: Final = lazy_pattern(r"(?:export )?([A-Za-z_][A-Za-z0-9_.-]{0,80})=")
 _SECTION: Final = line_pattern(r"^([A-Z][\w /-]{1,40}):(?:[ \t]|$)")
 _KEY: Final = line_pattern(r"^([A-Za-z_][\w./-]{0,60}):(?: |$)")
@@ -71,7 +99,8 @@ def _read(text: Excerpt) -> Body:
 
 
 def _part(text: Excerpt, body: Body) -> str:
-    """What precedes figures and lists that are from a part of the content; empty if they are from all of it."""
+    """What precedes figures and lists that are from a part of the content; empty if they are from
+    all of it."""
     return f"{text.within(len(body.data))}: " if body.least else ""
 
 
@@ -103,21 +132,33 @@ def _columns_in(row: str) -> list[str] | None:
     cells = [cell for cell in _GAP.split(row.strip()) if cell]
     if row.upper() == row and not all(map(_HEADER.fullmatch, cells)):
         cells = row.split()
-    is_header = len(cells) > 1 and all(map(_HEADER.fullmatch, cells)) and len(set(cells)) == len(cells)
+    is_header = (
+        len(cells) > 1 and all(map(_HEADER.fullmatch, cells)) and len(set(cells)) == len(cells)
+    )
     return cells if is_header and (row.upper() == row or len(cells) < 9) else None
 
 
 def columns(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of aligned columns: their names, the number of rows, and the values of the most telling column."""
+    """Preview of aligned columns: their names, the number of rows, and the values of the most
+    telling column."""
     first = uncoloured(text.head[:8_192]).split("\n", _LEAD + 3)[: _LEAD + 3]
     ruled = next(
-        (index - 1 for index, each in enumerate(first[:_LEAD]) if index and _RULE.fullmatch(each.strip())), None
+        (
+            index - 1
+            for index, each in enumerate(first[:_LEAD])
+            if index and _RULE.fullmatch(each.strip())
+        ),
+        None,
     )
-    at = next((index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), ruled)
+    at = next(
+        (index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), ruled
+    )
     if at is None or at + 2 >= len(first):
         return None
     is_ruled = at == ruled
-    names = (_GAP.split(first[at].lstrip("|/ ").rstrip()) if is_ruled else _columns_in(first[at])) or []
+    names = (
+        _GAP.split(first[at].lstrip("|/ ").rstrip()) if is_ruled else _columns_in(first[at])
+    ) or []
     if is_ruled and len(names) < 2:
         return None
     if not is_ruled and (first[at].upper() != first[at] or len(names) < 3):
@@ -130,7 +171,9 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
             tables.append((number, []))
             is_over = False
         elif not row.strip():
-            is_over = bool(tables[-1][1])  # what follows is not one of the rows, unless a header precedes it
+            is_over = bool(
+                tables[-1][1]
+            )  # what follows is not one of the rows, unless a header precedes it
         elif is_over or _FOOTER.fullmatch(row.strip()):
             others_after += 1
         else:
@@ -142,12 +185,21 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
     aligned = sum(all(row[at - 1 : at].strip() == "" for at in starts[1:]) for row in rows[:50])
     is_aligned = aligned * 5 >= len(rows[:50]) * 4
     cells = [_cells(row, starts, len(names), is_aligned=is_aligned) for row in rows]
-    values = {name: Counter(row[index] for row in cells if len(row) > index) for index, name in enumerate(names)}
+    values = {
+        name: Counter(row[index] for row in cells if len(row) > index)
+        for index, name in enumerate(names)
+    }
     telling = _telling(values, len(rows))
     named = [masked_line(name, 30) for name in names]
-    lead, shown_columns = pack(f"{_part(text, body)}{some(len(rows), 'row')} of ", named, len(named), limit // 2)
-    of_columns = "the columns" if shown_columns == len(named) else f"{shown_columns} of {len(named)} columns"
-    others = [f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner]
+    lead, shown_columns = pack(
+        f"{_part(text, body)}{some(len(rows), 'row')} of ", named, len(named), limit // 2
+    )
+    of_columns = (
+        "the columns" if shown_columns == len(named) else f"{shown_columns} of {len(named)} columns"
+    )
+    others = [
+        f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner
+    ]
     others += [some(others_after, "other line")] if others_after else []
     after = masked_line(f"; then {', '.join(others)}", limit // 2) if others else ""
     if telling is None:
@@ -156,7 +208,9 @@ def columns(text: Excerpt, limit: int) -> Preview | None:
         sample, kept = pack(f"{lead}; first: ", items, len(rows), limit - len(after))
         asked = grep(first_cells[0]) if first_cells and len(first_cells[0]) > 3 else 'lines="1:40"'
         return Preview(
-            sample + after, f"{of_columns} and {kept} of {len(rows)} rows by name{_scope(text, body)}", asked
+            sample + after,
+            f"{of_columns} and {kept} of {len(rows)} rows by name{_scope(text, body)}",
+            asked,
         )
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
@@ -178,7 +232,11 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     rows = [row for each in lines if len(row := _GAP.split(each.strip())) == width]
     values = {str(index): Counter(row[index] for row in rows) for index in range(width)}
     few = min(_FEW, len(rows) // 3)
-    several = [name for name, counts in values.items() if 1 < len(counts) <= few and not max(counts).isdigit()]
+    several = [
+        name
+        for name, counts in values.items()
+        if 1 < len(counts) <= few and not max(counts).isdigit()
+    ]
     if not several:
         return None
     telling = min(several, key=lambda name: len(values[name]))
@@ -188,18 +246,26 @@ def bare_columns(text: Excerpt, limit: int) -> Preview | None:
     lead = f"{_part(text, body)}{some(len(rows), 'row')}{of} × {width} columns, no header"
     lead += f"; column {int(telling) + 1}: "
     shape, kept = pack(lead, items, len(counts), limit)
-    example = masked_line("; first: " + ", ".join(rows[0]), limit - len(shape)) if limit - len(shape) > 40 else ""
+    example = (
+        masked_line("; first: " + ", ".join(rows[0]), limit - len(shape))
+        if limit - len(shape) > 40
+        else ""
+    )
     ask = grep(*_odd(counts)) or grep(counts[-1][0])
     return Preview(shape + example, f"{kept} of {len(counts)} values of one column", ask)
 
 
 def _odd(counts: list[tuple[str, int]]) -> list[str]:
-    """The values that an operator would look at: rare ones first, without those that mean that all is well."""
+    """The values that an operator would look at: rare ones first, without those that mean that all
+    is well."""
     usual = counts[0][0] if len(counts) > 1 else ""
     return [
         value
         for value, _ in reversed(counts)
-        if len(value) > 2 and value != usual and value.lower() not in _FINE and not _FULL.fullmatch(value)
+        if len(value) > 2
+        and value != usual
+        and value.lower() not in _FINE
+        and not _FULL.fullmatch(value)
     ][:4]
 
 
@@ -217,8 +283,13 @@ def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list
 
 
 def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
-    """The column whose values say most: one with a telling name, else the one with the fewest, but two or more."""
-    several = {name: len(counts) for name, counts in values.items() if 1 < len(counts) <= min(_FEW, rows // 2)}
+    """The column whose values say most: one with a telling name, else the one with the fewest, but
+    two or more."""
+    several = {
+        name: len(counts)
+        for name, counts in values.items()
+        if 1 < len(counts) <= min(_FEW, rows // 2)
+    }
     named = [name for name in _TELLING if name in several]
     named += [name for name in _TELLING if name in values and len(values[name]) == 1][:1]
     return named[0] if named else min(several, key=lambda name: several[name], default=None)
@@ -247,9 +318,18 @@ def listing(text: Excerpt, limit: int) -> Preview | None:
             if each[0] != "d":
                 files.append(ListedFile(f"{folder}/{parts[8]}" if folder else parts[8], parts[4]))
     where = f" in {some(sections, 'folder')}" if sections else f", {some(folders, 'folder')}"
-    largest = sorted((one for one in files if one.size is not None), key=lambda one: (one.size, one.name), reverse=True)
+    largest = sorted(
+        (one for one in files if one.size is not None),
+        key=lambda one: (one.size, one.name),
+        reverse=True,
+    )
     lead = f"{_part(text, body)}listing of {some(len(files), 'file')}{where}; largest: "
-    shape, kept = pack(lead, [f"{masked_line(one.name, 70)} {one.written}" for one in largest[:40]], len(files), limit)
+    shape, kept = pack(
+        lead,
+        [f"{masked_line(one.name, 70)} {one.written}" for one in largest[:40]],
+        len(files),
+        limit,
+    )
     shown = f"{kept} of {len(files)} files{_scope(text, body)}"
     return Preview(shape, shown, 'grep=":$"' if sections > 1 else 'lines="1:60"')
 
@@ -272,7 +352,11 @@ class ListedFile(NamedTuple):
 
 def _is_path(row: str) -> bool:
     is_rooted = row.startswith(("/", "./", "../")) or row[1:3] == ":\\"
-    return ("/" in row or "\\" in row) and (is_rooted or " " not in row) and _PATH.fullmatch(row) is not None
+    return (
+        ("/" in row or "\\" in row)
+        and (is_rooted or " " not in row)
+        and _PATH.fullmatch(row) is not None
+    )
 
 
 def paths(text: Excerpt, limit: int) -> Preview | None:
@@ -298,13 +382,17 @@ def paths(text: Excerpt, limit: int) -> Preview | None:
     lead = f"{_part(text, body)}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}: "
     common = suffixes.most_common(5)
     more = f", +{len(suffixes) - len(common)} more" if len(suffixes) > len(common) else ""
-    kinds = f"; {', '.join(f'{suffix} {times}' for suffix, times in common)}{more}" if common else ""
+    kinds = (
+        f"; {', '.join(f'{suffix} {times}' for suffix, times in common)}{more}" if common else ""
+    )
     items = [f"{masked_line(name, 40)} {times}" for name, times in folders.most_common(40)]
     shape, kept = pack(lead, items, len(folders), limit - len(kinds))
     largest = [name for name, _ in folders.most_common(2) if name != "(files)"]
     ask = f'grep="[.]{common[0][0][1:]}$"' if common else grep(*largest[:1]) or 'lines="1:60"'
     return Preview(
-        shape + kinds, f"{kept} of {some(len(folders), 'folder')} with the number of paths{_scope(text, body)}", ask
+        shape + kinds,
+        f"{kept} of {some(len(folders), 'folder')} with the number of paths{_scope(text, body)}",
+        ask,
     )
 
 
@@ -318,23 +406,32 @@ def drawn_tree(text: Excerpt, limit: int) -> Preview | None:
     lead = f"tree, {total[0].strip() if total else text.extent}"
     lead += f"; {_part(text, body)}" if body.least else ": "
     shape, kept = pack(lead, [masked_line(name, 40) for name in top[:_LISTED]], len(top), limit)
-    return Preview(shape, f"{kept} of {some(len(top), 'name')} of the upper level{_scope(text, body)}", 'grep="^[├└]"')
+    return Preview(
+        shape,
+        f"{kept} of {some(len(top), 'name')} of the upper level{_scope(text, body)}",
+        'grep="^[├└]"',
+    )
 
 
 # Lines with a file and a number: grep, rg, compilers, linters
 
 
 def _file_of(row: str) -> str:
-    """The file that a line begins with, followed by a number; empty if there is none. Times and addresses are not
-    files."""
+    """The file that a line begins with, followed by a number; empty if there is none. Times and
+    addresses are not files."""
     match = _LOCATION.match(row)
     name = next(one for one in match.groups() if one) if match else ""
-    is_file = ("." in name or "/" in name) and any(map(str.isalpha, name)) and not name.startswith(("http", "["))
+    is_file = (
+        ("." in name or "/" in name)
+        and any(map(str.isalpha, name))
+        and not name.startswith(("http", "["))
+    )
     return name if is_file else ""
 
 
 def locations(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of lines that begin with a file and a line number: the files with the most, and errors by code."""
+    """Preview of lines that begin with a file and a line number: the files with the most, and
+    errors by code."""
     first = _first_lines(text.head)
     if not any(_NUMBERED.search(each) for each in first[:8]):
         return None
@@ -366,15 +463,30 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
         parts = [some(severities[name], name) for name in ("error", "warning") if severities[name]]
         most = ", ".join(f"{code} ×{times}" for code, times in codes.most_common(4))
         most += f", +{len(codes) - 4} more" if len(codes) > 4 else ""
-        counted = f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{where}"
+        counted = (
+            f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{where}"
+        )
         counted += f"; {most}" if most else ""
-        ask = grep(" error") if errors and warnings else grep(codes.most_common(1)[0][0]) if codes else ""
+        ask = (
+            grep(" error")
+            if errors and warnings
+            else grep(codes.most_common(1)[0][0])
+            if codes
+            else ""
+        )
     else:
         counted, ask = f"{some(total, 'line')} from {some(len(files), 'file')}{where}", ""
-    items = [f"{masked_line(name.removeprefix(folder), 70)} {times}" for name, times in files.most_common(60)]
+    items = [
+        f"{masked_line(name.removeprefix(folder), 70)} {times}"
+        for name, times in files.most_common(60)
+    ]
     shape, kept = pack(f"{_part(text, body)}{counted}: ", items, len(files), limit)
     ask = ask or grep(files.most_common(1)[0][0].removeprefix(folder)[-60:])
-    return Preview(shape, f"{kept} of {some(len(files), 'file')} with the number of lines{_scope(text, body)}", ask)
+    return Preview(
+        shape,
+        f"{kept} of {some(len(files), 'file')} with the number of lines{_scope(text, body)}",
+        ask,
+    )
 
 
 def _merged(files: Counter[str]) -> Counter[str]:
@@ -408,8 +520,12 @@ def settings(text: Excerpt, limit: int) -> Preview | None:
     body = _read(text)
     names = [match[1] for each in lines_of(body) if (match := _SETTING.match(each))]
     items = [masked_line(name, 40) for name in names[:_LISTED]]
-    shape, kept = pack(f"{_part(text, body)}{some(len(names), 'setting')}: ", items, len(names), limit)
-    return Preview(shape, f"{kept} of {len(names)} names{_scope(text, body)}", grep(f"{names[0]}=", start="^"))
+    shape, kept = pack(
+        f"{_part(text, body)}{some(len(names), 'setting')}: ", items, len(names), limit
+    )
+    return Preview(
+        shape, f"{kept} of {len(names)} names{_scope(text, body)}", grep(f"{names[0]}=", start="^")
+    )
 
 
 def _outlined(body: Body, pattern: QuickPattern) -> Iterator[tuple[str, int]]:
@@ -422,7 +538,8 @@ def _outlined(body: Body, pattern: QuickPattern) -> Iterator[tuple[str, int]]:
 
 
 def described(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of `kubectl describe` and the like: the sections with their lines, and the warnings."""
+    """Preview of `kubectl describe` and the like: the sections with their lines, and the
+    warnings."""
     if re.search(r"^Name:[ \t]{2,}\S", text.head, re.MULTILINE) is None:
         return None
     body = _read(text)
@@ -439,9 +556,13 @@ def described(text: Excerpt, limit: int) -> Preview | None:
     items = [f"{masked_line(title, 30)}:{number}" for title, number in others[:_LISTED]]
     shape, kept = pack(lead, items, len(others), limit)
     events = [number for title, number in sections if title == "Events"]
-    ask = f'lines="{events[-1]}:{events[-1] + 60}"' if events else grep("Conditions:|State:|Reason:")
+    ask = (
+        f'lines="{events[-1]}:{events[-1] + 60}"' if events else grep("Conditions:|State:|Reason:")
+    )
     ask = grep("  Warning ") if warnings and objects > 1 else ask
-    return Preview(shape, f"{kept} of {len(others)} sections with their lines{_scope(text, body)}", ask)
+    return Preview(
+        shape, f"{kept} of {len(others)} sections with their lines{_scope(text, body)}", ask
+    )
 
 
 def yaml(text: Excerpt, limit: int) -> Preview | None:
@@ -449,7 +570,11 @@ def yaml(text: Excerpt, limit: int) -> Preview | None:
     start = text.head[:4_096]
     if ":" not in start and "-" not in start:
         return None
-    first = [each for each in start.split("\n", 40)[:40] if each.strip() and not each.lstrip().startswith("#")]
+    first = [
+        each
+        for each in start.split("\n", 40)[:40]
+        if each.strip() and not each.lstrip().startswith("#")
+    ]
     if len(first) < 5:
         return None
     formed = sum(bool(_YAML.match(each)) for each in first)
@@ -468,7 +593,11 @@ def yaml(text: Excerpt, limit: int) -> Preview | None:
     objects += f", +{len(kinds) - len(common)} more" if len(kinds) > len(common) else ""
     lead = f"YAML, {text.extent}; {_part(text, body)}{f'objects: {objects}; ' if objects else ''}keys: "
     shape, kept = pack(masked_line(lead, limit - 20) + " ", items, len(keys), limit)
-    ask = 'grep="^(- |  )*kind:|^ {2,4}name:"' if kinds else grep(*(name for name, _ in keys[:3]), start="^")
+    ask = (
+        'grep="^(- |  )*kind:|^ {2,4}name:"'
+        if kinds
+        else grep(*(name for name, _ in keys[:3]), start="^")
+    )
     shown = f"{kept} of {some(len(keys), 'upper key')} with their lines{_scope(text, body)}"
     return Preview(shape, shown, ask) if items else None
 
@@ -480,14 +609,22 @@ def _repeats(body: Body, keys: list[tuple[str, int]]) -> bool:
 
 
 def _records(text: Excerpt, body: Body, keys: list[tuple[str, int]], limit: int) -> Preview:
-    """Preview of records of lines `Key: value`, such as Debian's package lists: their number and keys."""
+    """Preview of records of lines `Key: value`, such as Debian's package lists: their number and
+    keys."""
     times = Counter(name for name, _ in keys)
     first = keys[0][0]
-    items = [masked_line(name, 40) + ("" if times[name] == times[first] else f" ×{times[name]}") for name in times]
+    items = [
+        masked_line(name, 40) + ("" if times[name] == times[first] else f" ×{times[name]}")
+        for name in times
+    ]
     lead = f"{_part(text, body)}{some(times[first], 'record')} of lines “key: value”"
     lead += f", each from {masked_line(first, 40)} on: "
     shape, kept = pack(lead, items[:_LISTED], len(items), limit)
-    return Preview(shape, f"{kept} of {some(len(items), 'key')}{_scope(text, body)}", grep(f"{first}:", start="^"))
+    return Preview(
+        shape,
+        f"{kept} of {some(len(items), 'key')}{_scope(text, body)}",
+        grep(f"{first}:", start="^"),
+    )
 
 
 KINDS: Final = (

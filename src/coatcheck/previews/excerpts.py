@@ -1,7 +1,8 @@
 """Excerpts: the two ends of a text, and what every form of preview is made with.
 
-A form gets an `Excerpt` and returns a `Preview`. `ends` is the preview of content without a known form. Control, bidi
-and invisible characters come out as escapes, and a cut never falls inside an escape.
+A form gets an `Excerpt` and returns a `Preview`. `ends` is the preview of content without a known
+form. Control, bidi and invisible characters come out as escapes, and a cut never falls inside an
+escape.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _ASK: Final = 90  # characters of an argument
 class Excerpt(NamedTuple):
     """A decoded sample. Whole content is all in `head`. Half characters at a cut edge are dropped.
 
-    `seen` is the size of the head in bytes. `read` returns the first bytes of the content. If `is_folded`, progress
-    bars in it are in their last state. If `is_part`, the content is what is left of a result that was cut before it
-    came here."""
+    `seen` is the size of the head in bytes. `read` returns the first bytes of the content. If
+    `is_folded`, progress bars in it are in their last state. If `is_part`, the content is what is
+    left of a result that was cut before it came here."""
 
     head: str
     tail: str
@@ -85,23 +86,27 @@ class Excerpt(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """Suffix for a count over the head, naming the bytes it covers; empty if they are the whole content."""
+        """Suffix for a count over the head, naming the bytes it covers; empty if they are the whole
+        content."""
         return "" if self.is_whole else f", {self.within(self.seen)}"
 
     def within(self, seen: int) -> str:
-        """The part of the content that figures and lists are from, if it is the first `seen` bytes."""
+        """The part of the content that figures and lists are from, if it is the first `seen`
+        bytes."""
         return f"in the first {seen} of {self.size} bytes"
 
 
 class Body(NamedTuple):
-    """The first bytes of content, not masked. Text to show goes through `line`, which masks. `least` is the prefix for
-    a count in them, empty if they are the whole content and the count is exact."""
+    """The first bytes of content, not masked. Text to show goes through `line`, which masks.
+    `least` is the prefix for a count in them, empty if they are the whole content and the count is
+    exact."""
 
     data: bytes
     least: str
 
     def occurrences(self, word: bytes) -> tuple[int, bool]:
-        """How often a text occurs, and whether that is exact: in large content it is an estimate from windows."""
+        """How often a text occurs, and whether that is exact: in large content it is an estimate
+        from windows."""
         data = self.data
         if len(data) <= _COUNTED:
             return data.count(word), True
@@ -115,7 +120,8 @@ class Body(NamedTuple):
         return b"".join(self.data[at : at + _WINDOW] for at in range(0, len(self.data), step))
 
     def number(self, at: int, lines: int | None = None) -> int:
-        """The number of the line at an offset. If the number of all lines is known, it is counted from the end."""
+        """The number of the line at an offset. If the number of all lines is known, it is counted
+        from the end."""
         if lines is None:
             return self.data.count(b"\n", 0, at) + 1
         return lines + self.data.endswith(b"\n") - self.data.count(b"\n", at)
@@ -126,7 +132,8 @@ class Body(NamedTuple):
         return self._line(at, room, masks=True)[0] if is_suspect(around) else shown
 
     def _line(self, at: int, room: int, *, masks: bool = False) -> tuple[str, str]:
-        """The line at an offset, and the text around it, to find a secret that the line would cut."""
+        """The line at an offset, and the text around it, to find a secret that the line would
+        cut."""
         data = self.data
         start = data.rfind(b"\n", 0, at) + 1
         end = data.find(b"\n", at)
@@ -138,8 +145,11 @@ class Body(NamedTuple):
             text = mask(around, first, first + len(text))
         return line(uncoloured(text), room), around
 
-    def errors(self, first: int, last: int, lines: int | None, room: int, *, masks: bool = False) -> str:
-        """The first and the last line with an error, masked, each on a line of its own with its number."""
+    def errors(
+        self, first: int, last: int, lines: int | None, room: int, *, masks: bool = False
+    ) -> str:
+        """The first and the last line with an error, masked, each on a line of its own with its
+        number."""
         is_last = room > 150 and not self.least and self.data.find(b"\n", first, last) >= 0
         lead, around = f"\nfirst error, line {self.number(first)}: ", ""
         text, near = self._line(first, (room // 2 if is_last else room) - len(lead), masks=masks)
@@ -177,9 +187,10 @@ Form = Callable[[Excerpt, int], Preview | None]
 class Kind(NamedTuple):
     """One kind of content, a row of the table that `preview` goes through until a form fits.
 
-    `cues` are texts, at least one of which is near the beginning or end of all such content. `begins` is a pattern for
-    how it begins. Without them, the form is always tried. `percent` is the maximum length of its preview relative to
-    the usual one; longer previews were measured to pay off."""
+    `cues` are texts, at least one of which is near the beginning or end of all such content.
+    `begins` is a pattern for how it begins. Without them, the form is always tried. `percent` is
+    the maximum length of its preview relative to the usual one; longer previews were measured to
+    pay off."""
 
     name: str
     cues: tuple[str, ...]
@@ -194,7 +205,10 @@ EMPTY: Final = Preview("(empty)", "all 0 characters")
 
 def visible(text: str) -> str:
     """Escape every character that would not show as itself, except line feeds and tabs."""
-    return _UNSEEN.sub(lambda match: "\n" if match[0] == "\r\n" else match[0].encode("unicode_escape").decode(), text)
+    return _UNSEEN.sub(
+        lambda match: "\n" if match[0] == "\r\n" else match[0].encode("unicode_escape").decode(),
+        text,
+    )
 
 
 def uncoloured(text: str) -> str:
@@ -203,10 +217,13 @@ def uncoloured(text: str) -> str:
 
 
 def grep(*words: str, start: str = "") -> str:
-    """The argument that searches for any of these texts, as many of them as fit; empty if there are none. A dot
-    replaces every special character, so that the pattern needs no escapes and no quotes."""
+    """The argument that searches for any of these texts, as many of them as fit; empty if there are
+    none. A dot replaces every special character, so that the pattern needs no escapes and no
+    quotes."""
     kept: list[str] = []
-    for word in dict.fromkeys(_NOT_LITERAL.sub(".", one) for one in words if one and one.isprintable()):
+    for word in dict.fromkeys(
+        _NOT_LITERAL.sub(".", one) for one in words if one and one.isprintable()
+    ):
         if sum(map(len, kept)) + len(kept) + len(word) > _ASK:
             break
         kept.append(word)
@@ -221,21 +238,24 @@ def is_installed(package: str) -> bool:
 
 
 def sql(columns: Iterable[str], telling: str = "", *, rows: int = 20) -> str:
-    """The argument with the first statement on a table: how often each value of a telling column occurs, else the
-    first rows. Only plain names are used; empty if SQL is not installed."""
+    """The argument with the first statement on a table: how often each value of a telling column
+    occurs, else the first rows. Only plain names are used; empty if SQL is not installed."""
     if not is_installed("duckdb"):
         return ""
     if _PLAIN_NAME.fullmatch(telling) and telling.lower() not in _RESERVED:
         return f'query="SELECT {telling}, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"'  # noqa: S608 - plain names
-    plain = [name for name in columns if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED]
+    plain = [
+        name for name in columns if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED
+    ]
     return f'query="SELECT {", ".join(plain[:4]) or "*"} FROM artifact LIMIT {rows}"'  # noqa: S608 - plain names
 
 
 def folded(text: str) -> tuple[str, int]:
-    """Return a text as a terminal shows it, without colours, and the number of lines of which only the end is left.
+    """Return a text as a terminal shows it, without colours, and the number of lines of which only
+    the end is left.
 
-    A line that was drawn again and again after carriage returns, such as a progress bar, is shown in its last state. A
-    carriage return between different texts stays."""
+    A line that was drawn again and again after carriage returns, such as a progress bar, is shown
+    in its last state. A carriage return between different texts stays."""
     if "\r" not in text or text.count("\r") == text.count("\r\n"):
         return uncoloured(text), 0
     lines, count = text.split("\n"), 0
@@ -249,8 +269,9 @@ def folded(text: str) -> tuple[str, int]:
 
 
 def _is_redrawn(drawn: Sequence[str], is_ended: bool) -> bool:
-    """Whether texts are states of one line: at least half begin with the same letters as the one before. Numbers
-    count as alike only in a line that ends, since some files end lines with carriage returns."""
+    """Whether texts are states of one line: at least half begin with the same letters as the one
+    before. Numbers count as alike only in a line that ends, since some files end lines with
+    carriage returns."""
     words = [_WORDLESS.sub("", uncoloured(each[:80]))[:6] for each in drawn]
     alike = sum(old == new and (is_ended or bool(new)) for old, new in pairwise(words))
     return 2 * alike >= len(drawn) - 1 or any(_ERASED.match(each) for each in drawn[1:])
@@ -269,7 +290,8 @@ def _overwritten(drawn: Sequence[str]) -> str:
 
 
 def line(text: str, room: int) -> str:
-    """Return the beginning of a text on one line of at most `room` characters, with an ellipsis if it is cut."""
+    """Return the beginning of a text on one line of at most `room` characters, with an ellipsis if
+    it is cut."""
     start = text[: 4 * room + 64]
     flat = visible(" ".join(start.split()))
     if len(flat) <= room and len(start) == len(text):
@@ -316,7 +338,8 @@ def count(number: int, noun: str) -> str:
 
 
 def pack(lead: str, items: Sequence[str], total: int, room: int) -> tuple[str, int]:
-    """Join `lead`, as many whole items as fit, and the number missing from `total`; also return the number shown."""
+    """Join `lead`, as many whole items as fit, and the number missing from `total`; also return the
+    number shown."""
     best, kept, length = f"+{total} more" if total else "", 0, 0
     for index, item in enumerate(items, 1):
         length += len(item) + (2 if index > 1 else 0)
@@ -332,7 +355,8 @@ def pack(lead: str, items: Sequence[str], total: int, room: int) -> tuple[str, i
 def ends(text: Excerpt, limit: int, note: str = "", *, mark: str = "", middle: str = "") -> Preview:
     """Preview of head and tail, with the size of the omitted part between them.
 
-    `note` is appended to `shown` and `mark` to the mark of the cut. `middle` is one line from the omitted part."""
+    `note` is appended to `shown` and `mark` to the mark of the cut. `middle` is one line from the
+    omitted part."""
     if (all_of_it := whole(text, limit, note)) is not None:
         return all_of_it
     tail = text.head if text.is_whole else text.tail
@@ -348,7 +372,8 @@ def ends(text: Excerpt, limit: int, note: str = "", *, mark: str = "", middle: s
 
 
 def whole(text: Excerpt, limit: int, note: str = "") -> Preview | None:
-    """Preview of the whole text, or None if it does not fit. A byte-order mark alone counts as empty."""
+    """Preview of the whole text, or None if it does not fit. A byte-order mark alone counts as
+    empty."""
     if text.is_whole and not text.head:
         return EMPTY
     if text.is_whole and len(text.head) <= 2 * limit and len(shown := visible(text.head)) <= limit:
@@ -362,7 +387,10 @@ def _cut(text: Excerpt, first: int, last: int, limit: int, mark: str, middle: st
         left_out, unit = str(len(text.head) - first - last), "characters"
     else:
         sides = text.head[:first] + text.tail[len(text.tail) - last :]
-        left_out, unit = str(text.size - len(sides.encode(text.look.encoding.name, "replace"))), "bytes"
+        left_out, unit = (
+            str(text.size - len(sides.encode(text.look.encoding.name, "replace"))),
+            "bytes",
+        )
     if limit < _ROOMY:
         return f"…[+{left_out} {unit}]…" if limit >= _ROOMY // 2 else f"…+{left_out}…"
     about = "" if text.is_whole or text.is_exact else "about "
@@ -371,7 +399,8 @@ def _cut(text: Excerpt, first: int, last: int, limit: int, mark: str, middle: st
 
 
 def _snap(text: str, used: int, room: int) -> int:
-    """Shorten the head to whole lines. A line that alone is too long is cut, after a word if one ends nearby."""
+    """Shorten the head to whole lines. A line that alone is too long is cut, after a word if one
+    ends nearby."""
     if used >= len(text) or text[used - 1 : used] == "\n":
         return used
     start = text.rfind("\n", 0, used) + 1

@@ -1,6 +1,7 @@
 """JSON and JSON lines: the shape of what parses, head and tail of what does not.
 
-JSON that was cut is parsed as far as it goes. The containers and the string around the cut become `Cut…` types.
+JSON that was cut is parsed as far as it goes. The containers and the string around the cut become
+`Cut…` types.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .listings import ask_for_level, counts_of, level_style, tally
 from .shape import SEEN, TELLING, CutDict, CutList, CutText, ShapeNode, describe, keys_of
 
 DEEPEST: Final = 200
-"""Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack is."""
+"""Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack
+is."""
 
 _MOST: Final = 2_000
 _KEYS: Final = 200
@@ -33,7 +35,9 @@ _PLAIN: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _TELLING_KEYS: Final = (
     "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
 )  # fmt: skip
-_BEGINS: Final = lazy_pattern(r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")')
+_BEGINS: Final = lazy_pattern(
+    r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")'
+)
 _STRINGS: Final = lazy_pattern(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
 _REPR_READ: Final = 512 << 10
@@ -42,7 +46,9 @@ _ESCAPES: Final = 13  # one more than the length of two escapes
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _CLOSING: Final = str.maketrans("[{", "]}")
 _SPACE: Final = lazy_pattern(r"[ \t\r\n]*")
-_DECODER: Final = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits))
+_DECODER: Final = json.JSONDecoder(
+    parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits)
+)
 
 
 class TooDeep(ValueError):
@@ -64,7 +70,9 @@ def json_document(text: Excerpt, limit: int) -> Preview:
         return _notebook(text, document, limit)
     path, items = find_largest(document)
     shape, root = describe([document], limit)
-    is_inside_row = isinstance(document, list) and bool(path)  # the rows of other rows would be counted too
+    is_inside_row = isinstance(document, list) and bool(
+        path
+    )  # the rows of other rows would be counted too
     if isinstance(items, CutList) and not is_inside_row:
         shape = _counted(text, items, shape)
     ask, part = _ask(document, path, items)
@@ -72,7 +80,8 @@ def json_document(text: Excerpt, limit: int) -> Preview:
 
 
 def _with_whole(text: Excerpt) -> Excerpt:
-    """Return an excerpt with the whole text as its head, masked, if that is not too large to be parsed."""
+    """Return an excerpt with the whole text as its head, masked, if that is not too large to be
+    parsed."""
     body = None if text.is_whole or text.size > _PARSED else text.body
     if body is None or body.least:
         return text
@@ -83,12 +92,18 @@ def _with_whole(text: Excerpt) -> Excerpt:
 
 
 def broken_json(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be read."""
+    """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be
+    read."""
     if _BEGINS.match(text.head) is None:
         return None
     text = _with_whole(text)
     document: object = None
-    for end in (len(text.head), text.head.rfind("}") + 1, len(text.head) - 100, len(text.head) // 2):
+    for end in (
+        len(text.head),
+        text.head.rfind("}") + 1,
+        len(text.head) - 100,
+        len(text.head) // 2,
+    ):
         try:
             document = parse_cut(text.head[:end])
             break
@@ -96,26 +111,42 @@ def broken_json(text: Excerpt, limit: int) -> Preview | None:
             continue
     if not isinstance(document, (dict, list)) or len(document) < 1:
         return None
-    what = "invalid" if text.is_whole and text.head.count("{") <= text.head.count("}") else "cut off or invalid"
+    what = (
+        "invalid"
+        if text.is_whole and text.head.count("{") <= text.head.count("}")
+        else "cut off or invalid"
+    )
     shape, root = describe([document], limit - 20)
     row = next(iter(find_largest(document)[1]), None)
     key = next(iter(document), "") if isinstance(document, dict) else ""
     key = _telling_key(row).rpartition(".")[2] if isinstance(row, dict) else key
     ask = grep(f'"{key}"') if key else ""
-    return Preview(f"JSON, {what}: {shape}", f"{_shown(text, document, root)} that can be read{text.scope}", ask)
+    return Preview(
+        f"JSON, {what}: {shape}",
+        f"{_shown(text, document, root)} that can be read{text.scope}",
+        ask,
+    )
 
 
 def _counted(text: Excerpt, items: list[object], shape: str) -> str:
-    """Replace the number of rows seen with the number in the whole, counted by the first key of a row, if that tells
-    rows apart. What they are is still that of the rows seen."""
+    """Replace the number of rows seen with the number in the whole, counted by the first key of a
+    row, if that tells rows apart. What they are is still that of the rows seen."""
     seen = f"[≥{len(items)}, {SEEN}"
     body = text.body
     if seen not in shape or body.least:
         return shape
     rows = [row for row in items if isinstance(row, dict) and row]
     first = next(iter(rows[0]), "") if len(rows) >= _FEW_ROWS // 2 else ""
-    begin = re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head) if first else None
-    if begin is None or not 0 <= text.head.count(begin[0]) - len(rows) <= 1 or len(rows) < len(items) - 1:
+    begin = (
+        re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head)
+        if first
+        else None
+    )
+    if (
+        begin is None
+        or not 0 <= text.head.count(begin[0]) - len(rows) <= 1
+        or len(rows) < len(items) - 1
+    ):
         return shape
     total, is_exact = body.occurrences(begin[0].encode())
     number = f"~{total}" if is_exact else about(total)
@@ -123,9 +154,12 @@ def _counted(text: Excerpt, items: list[object], shape: str) -> str:
 
 
 def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[str, str]:
-    """The first read of a document with its largest array, and the path to that array if the read is SQL on it."""
+    """The first read of a document with its largest array, and the path to that array if the read
+    is SQL on it."""
     if not items:
-        plain = [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
+        plain = (
+            [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
+        )
         largest = max(plain, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
         return (f'query="$.{largest}"' if largest and len(plain) < _KEYS else 'query="shape"'), ""
     if not all(key.isdigit() or _PLAIN.fullmatch(key) for key in keys):
@@ -138,9 +172,15 @@ def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[st
     if name and "." in name:  # what names a row is inside an object
         return f'query="${path}[*].{name}"', ""
     flat = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
-    flat.sort(key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS))
+    flat.sort(
+        key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS)
+    )
     is_large = len(items) > _FEW_ROWS
-    grouped = telling_column({key: list(map(methodcaller("get", key), rows)) for key in flat}) if is_large else ""
+    grouped = (
+        telling_column({key: list(map(methodcaller("get", key), rows)) for key in flat})
+        if is_large
+        else ""
+    )
     ask = sql(flat, grouped) if flat and is_large else ""
     if ask:
         return ask, "".join(f"/{key}" for key in keys)
@@ -148,20 +188,27 @@ def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[st
 
 
 def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
-    """The column with few values, but two or more, all short: one with a telling name first. Empty if there is none."""
+    """The column with few values, but two or more, all short: one with a telling name first. Empty
+    if there is none."""
 
     def few(key: str) -> bool:
         values = columns[key]
         kinds = set(map(type, values))
         if kinds.isdisjoint(_NAMING):
             return False
-        distinct = set(values) if kinds <= _NAMING else {value for value in values if type(value) in _NAMING}
+        distinct = (
+            set(values)
+            if kinds <= _NAMING
+            else {value for value in values if type(value) in _NAMING}
+        )
         most = min(12, len(values) // 3)
         return 1 < len(distinct) <= most and all(len(str(value)) <= 40 for value in distinct)
 
     found = [key for key in columns if few(key)]
     named = [key for key in found if key.lower() in TELLING]
-    return min(named or found, key=lambda key: len({str(value) for value in columns[key]}), default="")
+    return min(
+        named or found, key=lambda key: len({str(value) for value in columns[key]}), default=""
+    )
 
 
 def _telling_key(row: Mapping[str, object]) -> str:
@@ -183,9 +230,14 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     cells = [cell for cell in cast("list[object]", document["cells"]) if isinstance(cell, dict)]
     types = Counter(str(cell.get("cell_type")) for cell in cells)
     least = "" if text.is_whole else "≥"
-    sources = [source if isinstance(source := cell.get("source"), list) else [source or ""] for cell in cells]
+    sources = [
+        source if isinstance(source := cell.get("source"), list) else [source or ""]
+        for cell in cells
+    ]
     lines = [each for source in sources for each in "".join(map(str, source)).split("\n")]
-    titles = [each.lstrip("# ") for each in lines if each.startswith("#") and each.lstrip("#")[:1] == " "]
+    titles = [
+        each.lstrip("# ") for each in lines if each.startswith("#") and each.lstrip("#")[:1] == " "
+    ]
     outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
     errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
     lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
@@ -193,12 +245,21 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     lead += f"; errors: {', '.join(errors[:3])}{more}" if errors else ""
     items = [line(title, 50) for title in titles]
     of = "; headings" if text.is_whole else f"; headings in the first {text.seen} bytes"
-    shape, kept = pack(f"{line(lead, limit * 2 // 3)}{of}: ", items, len(items), limit) if items else (lead, 0)
-    return Preview(shape, f"cells by type and {kept} of {len(items)} headings{text.scope}", 'query="$.cells[*].source"')
+    shape, kept = (
+        pack(f"{line(lead, limit * 2 // 3)}{of}: ", items, len(items), limit)
+        if items
+        else (lead, 0)
+    )
+    return Preview(
+        shape,
+        f"cells by type and {kept} of {len(items)} headings{text.scope}",
+        'query="$.cells[*].source"',
+    )
 
 
 def python_rows(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the repr of Python rows: the number of rows and columns, and the first row. A lead stays."""
+    """Preview of the repr of Python rows: the number of rows and columns, and the first row. A lead
+    stays."""
     match = _REPR.search(text.head, 0, 2_000)
     if match is None:
         return None
@@ -217,7 +278,9 @@ def python_rows(text: Excerpt, limit: int) -> Preview | None:
     before = f"{masked_line(lead, 60)} " if lead.strip() else ""
     if all(isinstance(row, dict) for row in rows):
         is_all = str(len(rows)) == total
-        lead = f"{before}{total} rows (Python repr)" + (" × " if is_all else f", the first {len(rows)}: ")
+        lead = f"{before}{total} rows (Python repr)" + (
+            " × " if is_all else f", the first {len(rows)}: "
+        )
         shape, root = describe(rows, limit - len(lead))
         keys = [str(key) for key in cast("dict[object, object]", rows[0])]
         of = text.all_of(f"{total} rows") if is_all else f"the first {len(rows)} of {total} rows"
@@ -257,7 +320,9 @@ def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:
     close = "]" if source[0] == "[" else ")"
     end = len(source)
     for _ in range(12):
-        end = max(source.rfind("), (", 0, end), source.rfind("}, {", 0, end), source.rfind("], [", 0, end))
+        end = max(
+            source.rfind("), (", 0, end), source.rfind("}, {", 0, end), source.rfind("], [", 0, end)
+        )
         if end < 0:
             return
         yield source[: end + 1] + close
@@ -301,7 +366,9 @@ def json_lines(text: Excerpt, limit: int) -> Preview:
         lead += f"{counts} · " if len(lead + counts + of + shape) + 3 <= limit else ""
     else:
         flat = keys_of(records)
-        grouped = telling_column({key: values for key, values in flat.items() if len(values) == len(records)})
+        grouped = telling_column(
+            {key: values for key, values in flat.items() if len(values) == len(records)}
+        )
         ask = sql(flat, grouped) or (grep(next(iter(flat))) if flat else "")
     return Preview(lead + of + shape, f"shape of {shown}{_keys(root)}{note}", ask)
 
@@ -309,14 +376,19 @@ def json_lines(text: Excerpt, limit: int) -> Preview:
 def _level_counts(text: Excerpt, records: list[object]) -> tuple[str, str] | None:
     """The lines of each level of a log in JSON, and the read that shows the worst."""
     style = level_style(text.head.split("\n", 20)[:20])
-    if style is None or len(style.left) < 5 or not all(isinstance(one, dict) for one in records[:20]):
+    if (
+        style is None
+        or len(style.left) < 5
+        or not all(isinstance(one, dict) for one in records[:20])
+    ):
         return None
     levels = tally(text.body, style, text.head[:8_192].encode("utf-8", "replace"))
     return (counts_of(levels, text.body.least), ask_for_level(levels)) if levels else None
 
 
 def _several_values(text: Excerpt, limit: int) -> Preview:
-    """Preview of several JSON values one after another, as programs print them. `parse` has checked their depth."""
+    """Preview of several JSON values one after another, as programs print them. `parse` has checked
+    their depth."""
     found: list[object] = []
     at = _SPACE.match(text.head).end()  # type: ignore[union-attr]
     try:
@@ -333,8 +405,14 @@ def _several_values(text: Excerpt, limit: int) -> Preview:
         if len(lead + shape) <= limit:
             keys = list(keys_of(found))
             values = f"{len(found)} values"
-            shown = f"shape of {text.all_of(values) if is_all else f'the first {values}'}{_keys(root)}"
-            return Preview(lead + shape, shown, grep(f'"{_telling_key(dict.fromkeys(keys, ""))}"') if keys else "")
+            shown = (
+                f"shape of {text.all_of(values) if is_all else f'the first {values}'}{_keys(root)}"
+            )
+            return Preview(
+                lead + shape,
+                shown,
+                grep(f'"{_telling_key(dict.fromkeys(keys, ""))}"') if keys else "",
+            )
     return ends(text, limit, ", not valid JSON" if text.is_whole else "")
 
 
@@ -363,7 +441,9 @@ def _keys(root: ShapeNode) -> str:
 
 def parse(text: str) -> object:
     """Parse a JSON text. Raises ValueError if it is invalid."""
-    from pydantic_core import from_json  # twice as fast as `json`, and bounded in depth; imported on demand
+    from pydantic_core import (
+        from_json,
+    )  # twice as fast as `json`, and bounded in depth; imported on demand
 
     try:
         value: object = from_json(text)
@@ -374,15 +454,16 @@ def parse(text: str) -> object:
 
 
 def _outside(text: str) -> list[str]:
-    """Split a JSON text into the parts outside and inside its strings, in turn. An even number of parts means that the
-    last string is cut. The parts keep their lengths."""
+    """Split a JSON text into the parts outside and inside its strings, in turn. An even number of
+    parts means that the last string is cut. The parts keep their lengths."""
     if "\\" in text:
         text = text.replace("\\\\", "__").replace('\\"', "__")
     return text.split('"')
 
 
 def _unclosed(outside: str) -> str:
-    """The brackets still open at the end. Raises ValueError if one is closed that was not open, or for too many."""
+    """The brackets still open at the end. Raises ValueError if one is closed that was not open, or
+    for too many."""
     left = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
     for _ in range(DEEPEST + 1):
         inner = left.replace(b"[]", b"").replace(b"{}", b"")  # the innermost pairs, all at once
@@ -399,7 +480,8 @@ def _unclosed(outside: str) -> str:
 
 
 def parse_cut(text: str) -> object:
-    """Parse the beginning of a JSON text: its complete values, and the containers around the cut as `Cut…` types."""
+    """Parse the beginning of a JSON text: its complete values, and the containers around the cut as
+    `Cut…` types."""
     parts = _outside(text)
     if len(parts) % 2 == 0:
         start = len(text) - len(parts[-1]) - 1

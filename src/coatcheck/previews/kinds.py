@@ -1,11 +1,14 @@
-"""Previews: content of any size in a few characters, for a model that decides whether and what to read.
+"""Previews: content of any size in a few characters, for a model that decides whether and what to
+read.
 
-Pure functions: the same bytes, media type and limit always make the same preview. Every preview states exactly how
-much of the content it shows, and names the first read that a careful engineer would make. A `Sample` is cut in the same
-place wherever the content comes from, so a value in memory and the same bytes in a store have the same preview.
+Pure functions: the same bytes, media type and limit always make the same preview. Every preview
+states exactly how much of the content it shows, and names the first read that a careful engineer
+would make. A `Sample` is cut in the same place wherever the content comes from, so a value in
+memory and the same bytes in a store have the same preview.
 
-A kind of content is one row of a table: `KINDS` for text without a known media type, `_BY_TYPE` for media types. To
-add one, write a form (`excerpts.Form`) in the module of its family and a row for it.
+A kind of content is one row of a table: `KINDS` for text without a known media type, `_BY_TYPE` for
+media types. To add one, write a form (`excerpts.Form`) in the module of its family and a row for
+it.
 """
 
 from __future__ import annotations
@@ -36,27 +39,36 @@ EDGE: Final = 64 * 1024
 """Bytes of the head and of the tail in a sample. Content up to twice this size is sampled whole."""
 
 SCANNED: Final = 16 << 20
-"""Bytes from the beginning of content in which previews count and find lines. Counts of larger content say "≥"."""
+"""Bytes from the beginning of content in which previews count and find lines. Counts of larger
+content say "≥"."""
 
 LEAST: Final = 20
 """Minimum limit for a preview with any text."""
 
 _RUN: Final = "".join((string.ascii_letters, string.digits, "_.+/=~-"))
 _CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
-_WHOLE, _HEAD, _TAIL = 16 * 1_024, 5 * 1_024, 2 * 1_024  # bytes that the preview of a stub is made from
+_WHOLE, _HEAD, _TAIL = (
+    16 * 1_024,
+    5 * 1_024,
+    2 * 1_024,
+)  # bytes that the preview of a stub is made from
 _JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
 _START: Final = 256  # characters whose tokens are estimated
 _PART: Final = "the part that arrived: "
-_TOKENS: Final = 52  # of a preview with its description, besides one for every two characters of the limit
+_TOKENS: Final = (
+    52  # of a preview with its description, besides one for every two characters of the limit
+)
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The first and the last bytes of content of `size` bytes. Overlapping bytes are removed from the tail.
+    """The first and the last bytes of content of `size` bytes. Overlapping bytes are removed from
+    the tail.
 
-    `lines` counts the lines, including a last one without a line feed; None if they were not counted. `read` returns
-    the first `SCANNED` bytes of the content; without it, they are what the sample has."""
+    `lines` counts the lines, including a last one without a line feed; None if they were not
+    counted. `read` returns the first `SCANNED` bytes of the content; without it, they are what the
+    sample has."""
 
     head: bytes
     tail: bytes
@@ -73,7 +85,8 @@ class Sample:
 
     @classmethod
     def of(cls, data: bytes, feeds: int | None = None) -> Sample:
-        """Return the sample of content in memory, given the number of its line feeds if that is known."""
+        """Return the sample of content in memory, given the number of its line feeds if that is
+        known."""
         feeds = data.count(b"\n") if feeds is None else feeds
         lines = feeds + (not data.endswith(b"\n") if data else 0)
         read: Callable[[], bytes] = partial(data.__getitem__, slice(SCANNED))  # type: ignore[assignment]  # overloaded
@@ -83,7 +96,9 @@ class Sample:
         """Return a sample with less of both ends."""
         end = self.head + self.tail if len(self.tail) < tail else self.tail
         known = self.head + self.tail if self.is_whole else self.head
-        return Sample(self.head[:head], end[-tail:], self.size, self.lines, self.read or (lambda: known))
+        return Sample(
+            self.head[:head], end[-tail:], self.size, self.lines, self.read or (lambda: known)
+        )
 
     @property
     def is_whole(self) -> bool:
@@ -92,8 +107,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The fields of a stub besides its pointer. `lines` and `tokens` are None for binary content. `cut` is what was cut
-    out of the content before it came here; then all figures are those of the part that arrived."""
+    """The fields of a stub besides its pointer. `lines` and `tokens` are None for binary content.
+    `cut` is what was cut out of the content before it came here; then all figures are those of the
+    part that arrived."""
 
     kind: str
     media_type: str
@@ -115,9 +131,10 @@ def facts(
     tokens: float | None = None,
     cut: Truncation | None = None,
 ) -> Facts:
-    """Describe content for a stub. `tokens` is the estimate for head and tail together, if it is known. `cut` is what
-    was cut out of it, if the content itself does not say so. The preview is made from less than the sample, which is
-    faster, and has no more tokens than `limit` characters of prose."""
+    """Describe content for a stub. `tokens` is the estimate for head and tail together, if it is
+    known. `cut` is what was cut out of it, if the content itself does not say so. The preview is
+    made from less than the sample, which is faster, and has no more tokens than `limit` characters
+    of prose."""
     cut = _truncation(sample, media_type) or cut
     room, short = _TOKENS + limit // 2, sample
     most, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
@@ -128,11 +145,16 @@ def facts(
         text, lines = decode(short), sample.lines
         if text.look.encoding.name != "UTF-8":
             decoded = decode(sample)
-            lines, tokens = decoded.lines, roughly((decoded.head + decoded.tail).encode("utf-8", "replace"))
+            lines, tokens = (
+                decoded.lines,
+                roughly((decoded.head + decoded.tail).encode("utf-8", "replace")),
+            )
         elif tokens is None:
             tokens = roughly(sample.head + sample.tail)
         total = round(tokens * sample.size / max(1, len(sample.head) + len(sample.tail)))
-        if limit > LEAST and not (start := text.head[:_START]).isascii():  # each character may be a token
+        if (
+            limit > LEAST and not (start := text.head[:_START]).isascii()
+        ):  # each character may be a token
             limit = max(LEAST, min(limit, limit * _START * 3 // (4 * estimate(start) or 1)))
     while True:
         shown = _preview(short, media_type, limit, text=text, grows=True, is_part=cut is not None)
@@ -144,8 +166,8 @@ def facts(
 
 
 def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
-    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`, which says so if the
-    content was cut before it came here."""
+    """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`,
+    which says so if the content was cut before it came here."""
     cut = _truncation(content, media_type)
     if cut is None:
         return _preview(content, media_type, limit)
@@ -169,8 +191,9 @@ def _preview(
     grows: bool = False,
     is_part: bool = False,
 ) -> Preview:
-    """Return a preview. `text` is the decoded content, if it is known. If `grows`, some kinds of content get more
-    characters, as `Kind.percent` says. If `is_part`, the preview says that it is one of the part that arrived."""
+    """Return a preview. `text` is the decoded content, if it is known. If `grows`, some kinds of
+    content get more characters, as `Kind.percent` says. If `is_part`, the preview says that it is
+    one of the part that arrived."""
     if limit < LEAST:
         return Preview("", f"nothing of {content.size} bytes")
     if content.size == 0:
@@ -196,7 +219,11 @@ def decode(sample: Sample) -> Excerpt:
     raw = sample.head + sample.tail if is_whole else sample.head
     head = codecs.getincrementaldecoder(encoding)("replace").decode(raw[mark:], final=is_whole)
     end = b"" if is_whole else sample.tail
-    end = end[:3].lstrip(_CONTINUED) + end[3:] if unit == 1 else end[-(sample.size - len(end)) % unit :]
+    end = (
+        end[:3].lstrip(_CONTINUED) + end[3:]
+        if unit == 1
+        else end[-(sample.size - len(end)) % unit :]
+    )
     tail = end.decode(encoding, "replace")
     if unit == 2:
         tail = tail.removeprefix("\ufffd")  # the second half of a character
@@ -209,16 +236,22 @@ def decode(sample: Sample) -> Excerpt:
         bars += others
     is_exact = "\ufffd" not in head and "\ufffd" not in tail and not bars
     read = sample.read
-    return Excerpt(head, tail, is_whole, sample.size, len(sample.head), lines, is_exact, look, read, bool(bars))
+    return Excerpt(
+        head, tail, is_whole, sample.size, len(sample.head), lines, is_exact, look, read, bool(bars)
+    )
 
 
 def _looks_like_text(content: Sample, text: Excerpt) -> bool:
-    """Whether content of an unknown type looks like text, without a control or invalid character."""
-    return not text.look.has_odd and media.is_text(media.sniff_bytes(content.head[: media.HEAD], b""))
+    """Whether content of an unknown type looks like text, without a control or invalid
+    character."""
+    return not text.look.has_odd and media.is_text(
+        media.sniff_bytes(content.head[: media.HEAD], b"")
+    )
 
 
 def _of_text(text: Excerpt, kinds: Sequence[Kind], limit: int, *, grows: bool) -> Preview:
-    """Preview of a text by the first kind whose form it has, with secrets masked; its ends if it has none."""
+    """Preview of a text by the first kind whose form it has, with secrets masked; its ends if it
+    has none."""
     text, secrets = _masked(text)
     found = whole(text, limit) if text.is_whole else None
     if found is None:
@@ -239,21 +272,28 @@ def _of_text(text: Excerpt, kinds: Sequence[Kind], limit: int, *, grows: bool) -
         found = replace(found, ask="", part="")
     if is_suspect(f"{found.text}\n{found.ask}"):
         is_safe = not is_suspect(found.ask)
-        found = Preview(mask(found.text), found.shown, *((found.ask, found.part) if is_safe else ()))
+        found = Preview(
+            mask(found.text), found.shown, *((found.ask, found.part) if is_safe else ())
+        )
     notes = ["progress bars are folded"] if text.is_folded else []
     if secrets:
         least = "" if text.is_whole else "at least "
-        notes.append(f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what you read")
+        notes.append(
+            f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what you read"
+        )
     return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
 
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:
-    """Mask secrets and count them. A token at a cut is removed, since it may be part of a secret."""
+    """Mask secrets and count them. A token at a cut is removed, since it may be part of a
+    secret."""
     head, tail = text.head, text.tail
     secrets = 0
     if is_suspect(f"{head}\n{tail}"):
         head, tail = mask(head), mask(tail)
-        secrets = max(0, head.count(MARK) + tail.count(MARK) - text.head.count(MARK) - text.tail.count(MARK))
+        secrets = max(
+            0, head.count(MARK) + tail.count(MARK) - text.head.count(MARK) - text.tail.count(MARK)
+        )
     if text.is_whole and not secrets:
         return text, 0
     if not text.is_whole:
@@ -271,14 +311,18 @@ def _kinds_of(essence: str) -> Sequence[Kind]:
     if essence.endswith(("/xml", "+xml")):
         return (Kind("XML", (), outlines.tree),)
     if essence.startswith("text/x-") and essence != "text/x-log":
-        return (Kind("code", (), partial(outlines.code, language=essence.removeprefix("text/x-")), 125),)
+        return (
+            Kind("code", (), partial(outlines.code, language=essence.removeprefix("text/x-")), 125),
+        )
     return KINDS
 
 
 def _table(text: Excerpt, limit: int) -> Preview | None:
     separator = separator_of(text)
     found = None if separator is None else table(text, limit, separator=separator)
-    return found and replace(found, ask='lines="1:30"')  # SQL is for content that is known to be a table
+    return found and replace(
+        found, ask='lines="1:30"'
+    )  # SQL is for content that is known to be a table
 
 
 def _rows(text: Excerpt, limit: int) -> Preview | None:
@@ -314,7 +358,9 @@ KINDS: Final[tuple[Kind, ...]] = (
 
 
 _CUES: Final = QuickPattern(
-    "|".join("".join(f"\\x{byte:02x}" for byte in cue.encode()) for kind in KINDS for cue in kind.cues)
+    "|".join(
+        "".join(f"\\x{byte:02x}" for byte in cue.encode()) for kind in KINDS for cue in kind.cues
+    )
 )
 """A quick check whether a text has any cue at all."""
 

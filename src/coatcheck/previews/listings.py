@@ -14,7 +14,20 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, Preview, about, ends, grep, line, line_pattern, pack, some, sql, uncoloured
+from .excerpts import (
+    Body,
+    Excerpt,
+    Preview,
+    about,
+    ends,
+    grep,
+    line,
+    line_pattern,
+    pack,
+    some,
+    sql,
+    uncoloured,
+)
 from .reports import TRACES, exception_note
 
 _STAMP: Final = lazy_pattern(
@@ -27,21 +40,25 @@ _WORDS: Final = {
     "PANIC": ("PANIC",), "FATAL": ("FATAL",), "CRITICAL": ("CRITICAL",), "ERROR": ("ERROR",),
     "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",), "TRACE": ("TRACE",),
 }  # fmt: skip
-"""The levels, worst first, and the words for them. Some logs write them in capitals, but each in one way only."""
+"""The levels, worst first, and the words for them. Some logs write them in capitals, but each in
+one way only."""
 _OTHER_WORDS: Final = {
     "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"), "WARN": ("WRN",),
     "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
 }  # fmt: skip
 """What some logs write instead."""
 _LETTERS: Final = {"FATAL": "F", "ERROR": "E", "WARN": "W", "INFO": "I"}
-_LEFT: Final = r"""((?:["']?(?:level|severity|lvl|levelname|log\.level)["']?\s?[=:]\s?["']?)|[\s\[(|<]|^)"""
+_LEFT: Final = (
+    r"""((?:["']?(?:level|severity|lvl|levelname|log\.level)["']?\s?[=:]\s?["']?)|[\s\[(|<]|^)"""
+)
 _RIGHT: Final = r"""(?=([\s\])|>:,"'}])|$)"""
 _OTHERS: Final = frozenset(word for words in _OTHER_WORDS.values() for word in words)
 _ALL_WORDS: Final = [*(word for words in _WORDS.values() for word in words), *sorted(_OTHERS)]
 _LEVEL: Final = lazy_pattern(
     rf"{_LEFT}({'|'.join([*_ALL_WORDS, *map(str.lower, _ALL_WORDS), *map(str.title, _ALL_WORDS)])}){_RIGHT}"
 )
-# Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading `\\b`.
+# Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading
+# `\\b`.
 _CAPITALS: Final = lazy_pattern(
     "|".join(rf"{word[0]}(?<![\w.-]{word[0]}){word[1:]}(?=[\s\])|>:,])" for word in _ALL_WORDS)
 )
@@ -50,7 +67,9 @@ _MARKED: Final = lazy_pattern(
     r"|[IWEF][01]\d[0-3]\d \d\d:"
 )
 _KLOG: Final = lazy_pattern(r"(^|\s)([IWEF])[01]\d[0-3]\d \d\d:\d\d:\d\d\.\d{6}()")
-_TROUBLE: Final = line_pattern(r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)")
+_TROUBLE: Final = line_pattern(
+    r"(?i)(?:^|[\s\[(:])(error|fail(?:ed|ure)?|panic|exception|fatal)(?:[\s:!\])]|$)"
+)
 _A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
     r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
@@ -69,13 +88,17 @@ _NEAR: Final = 120  # characters of a line in which its level is looked for
 _LATEST: Final = 200  # bytes at the start of a line in which a counted level begins
 _SPARSE: Final = 2_000  # minimum bytes per occurrence of a rare byte
 _SHORT: Final = 64 << 10  # up to this many bytes, every byte of a word is looked for first
-_COUNTED: Final = 2 << 20  # bytes of a log that are searched for frequent levels; beyond, they are estimated
+_COUNTED: Final = (
+    2 << 20
+)  # bytes of a log that are searched for frequent levels; beyond, they are estimated
 _SAMPLED: Final = 3_072
 _FREQUENT: Final = 4  # times in the sample
 _MANY: Final = 1_000
 _ROOMY: Final = 160
 _SEPARATORS: Final = (",", "\t", ";", "|")
-_STRAY_QUOTE: Final = QuickPattern(r'[^,;|\t\r\n"]"[^,;|\t\r\n"]', captures=True)  # neither begins nor ends a cell
+_STRAY_QUOTE: Final = QuickPattern(
+    r'[^,;|\t\r\n"]"[^,;|\t\r\n"]', captures=True
+)  # neither begins nor ends a cell
 _ROWS: Final = 30  # rows of a large table that are parsed
 _CELL: Final = 24
 
@@ -87,7 +110,11 @@ def _looks_like_log(head: str) -> bool:
         return False
     missing = len(lines) // 2 + 1
     for each in lines:
-        missing -= not (_STAMP.search(each, 0, 60) or _CAPITALS.search(each, 0, 60) or _MARKED.search(each, 0, 60))
+        missing -= not (
+            _STAMP.search(each, 0, 60)
+            or _CAPITALS.search(each, 0, 60)
+            or _MARKED.search(each, 0, 60)
+        )
         if not missing:
             return False
     return True
@@ -110,7 +137,10 @@ class LevelStyle(NamedTuple):
     def spellings(self) -> dict[str, list[bytes]]:
         """The words for each level as this log writes them."""
         if self.case is str.strip:  # one letter, as klog writes it
-            return {name: [f"{self.left}{letter}{self.right}".encode()] for name, letter in _LETTERS.items()}
+            return {
+                name: [f"{self.left}{letter}{self.right}".encode()]
+                for name, letter in _LETTERS.items()
+            }
         found = {}
         for name, words in _WORDS.items():
             used = (*words, *_OTHER_WORDS.get(name, ())) if self.has_others else words
@@ -119,7 +149,8 @@ class LevelStyle(NamedTuple):
 
     @lru_cache(maxsize=32)  # noqa: B019 - styles are few and small
     def several(self) -> QuickPattern:
-        """A pattern for lines that may have two levels: a message may name one. It may match other lines too."""
+        """A pattern for lines that may have two levels: a message may name one. It may match other
+        lines too."""
         words = [re.escape(word.decode()) for words in self.spellings().values() for word in words]
         first = [word.removesuffix(re.escape(self.right)) for word in words]
         return QuickPattern(rf"(?:{'|'.join(first)})[^\n]*(?:{'|'.join(words)})", captures=True)
@@ -134,7 +165,8 @@ class LevelStyle(NamedTuple):
 
 
 class LevelCount(NamedTuple):
-    """The lines of one level: their number, the offsets of the first and the last, and the words for it."""
+    """The lines of one level: their number, the offsets of the first and the last, and the words
+    for it."""
 
     lines: int
     first: int
@@ -157,7 +189,9 @@ def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | 
     for each in lines:
         if (match := _CAPITALS.search(each, 0, _NEAR)) is not None:
             at = match.start()
-            around = ("m", "\x1b") if is_coloured else (each[at - 1] if at else "\n", each[match.end()])
+            around = (
+                ("m", "\x1b") if is_coloured else (each[at - 1] if at else "\n", each[match.end()])
+            )
             styles[LevelStyle(*around, str.upper)] += 1
             has_others = has_others or match[0] in _OTHERS
         elif (match := _KLOG.search(each, 0, _NEAR)) is not None:
@@ -173,13 +207,17 @@ def level_style(lines: list[str], *, is_coloured: bool = False) -> LevelStyle | 
         return None
     style, times = styles.most_common(1)[0]
     is_loose = style.case is not str.upper and style.case is not str.strip and len(style.left) < 2
-    return style._replace(has_others=has_others) if times * (2 if is_loose else 5) >= len(lines) else None
+    return (
+        style._replace(has_others=has_others)
+        if times * (2 if is_loose else 5) >= len(lines)
+        else None
+    )
 
 
 def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]:
-    """Count the lines of each level in the whole, the worst level first. The level of a line is the first that it has
-    near its beginning. Levels that are rare in the sample are counted exactly; frequent ones are estimated in large
-    content."""
+    """Count the lines of each level in the whole, the worst level first. The level of a line is the
+    first that it has near its beginning. Levels that are rare in the sample are counted exactly;
+    frequent ones are estimated in large content."""
     found: dict[str, LevelCount] = {}
     frequent: list[tuple[str, bytes]] = []
     often = cache(sample.count)
@@ -193,7 +231,9 @@ def tally(body: Body, style: LevelStyle, sample: bytes) -> dict[str, LevelCount]
             at = None
             if not (sample.count(word) > _FREQUENT and _is_near(sample, sample.find(word))):
                 byte = min(word, key=often)
-                at = _offsets(data, word, byte if often(byte) * _SPARSE < len(sample) else None, style)
+                at = _offsets(
+                    data, word, byte if often(byte) * _SPARSE < len(sample) else None, style
+                )
             if at is None:
                 frequent.append((name, word))
             elif at:
@@ -229,7 +269,8 @@ def _named_in_messages(data: bytes, style: LevelStyle) -> Counter[bytes]:
 
 
 def _first_and_last(data: bytes, word: bytes, style: LevelStyle) -> tuple[int, int]:
-    """The offsets of the first and the last line of a level; of a word named in a message, if many are before it."""
+    """The offsets of the first and the last line of a level; of a word named in a message, if many
+    are before it."""
     first, last = data.find(word), data.rfind(word)
     for _ in range(_MANY):
         if style.is_first(data, first):
@@ -243,8 +284,8 @@ def _first_and_last(data: bytes, word: bytes, style: LevelStyle) -> tuple[int, i
 
 
 def _offsets(data: bytes, word: bytes, byte: int | None, style: LevelStyle) -> list[int] | None:
-    """The offsets of a word that is the level of a line, or None if there are many. If it has a rare byte, hopping from
-    one of these to the next is many times as fast."""
+    """The offsets of a word that is the level of a line, or None if there are many. If it has a
+    rare byte, hopping from one of these to the next is many times as fast."""
     offset = 0 if byte is None else word.index(byte)
     key, at, left = word if byte is None else bytes([byte]), -1, 2 * _MANY + len(data) // _SPARSE
     found: list[int] = []
@@ -268,19 +309,24 @@ def _is_near(data: bytes, at: int) -> bool:
 def counts_of(levels: dict[str, LevelCount], least: str) -> str:
     """`ERROR 3 INFO ~8,900`: an estimate has two digits."""
     return " ".join(
-        f"{name} {f'{least}{one.lines}' if one.is_exact else about(one.lines)}" for name, one in levels.items()
+        f"{name} {f'{least}{one.lines}' if one.is_exact else about(one.lines)}"
+        for name, one in levels.items()
     )
 
 
 def log(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the number of lines of each level, the first and last time, and the first and last error. None if too
-    few of the first lines have a time or a level."""
+    """Preview of the number of lines of each level, the first and last time, and the first and last
+    error. None if too few of the first lines have a time or a level."""
     head, tail = text.head, text.tail
     if is_coloured := "\x1b" in head or "\x1b" in tail:
         head, tail = uncoloured(head), uncoloured(tail)
     if not _looks_like_log(head):
         return None
-    near = [each for each in (*head[:16_384].split("\n", 12)[:12], *(tail or head)[-400:].split("\n")[1:]) if each]
+    near = [
+        each
+        for each in (*head[:16_384].split("\n", 12)[:12], *(tail or head)[-400:].split("\n")[1:])
+        if each
+    ]
     style = level_style(near, is_coloured=is_coloured and "\x1b[" in text.head)
     body, extent = text.body, text.extent
     levels = tally(body, style, text.head[:_SAMPLED].encode("utf-8", "replace")) if style else {}
@@ -295,7 +341,9 @@ def log(text: Excerpt, limit: int) -> Preview | None:
     while len(shape := " · ".join(parts)) > limit:
         parts.pop()
     bad = [levels[name] for name in _BAD if name in levels]
-    first_bad, last_bad = (min(one.first for one in bad), max(one.last for one in bad)) if bad else (0, 0)
+    first_bad, last_bad = (
+        (min(one.first for one in bad), max(one.last for one in bad)) if bad else (0, 0)
+    )
     ask, what = ask_for_level(levels), "levels and times"
     if bad and limit - len(shape) >= 50:
         shape += body.errors(first_bad, last_bad, text.lines, limit - len(shape))
@@ -304,10 +352,17 @@ def log(text: Excerpt, limit: int) -> Preview | None:
         shape += exception_note(body, limit - len(shape))
     if not levels and (match := next(iter(_TROUBLE.found(body.data, 1)), None)) is not None:
         lead = f"\nfirst “{match[1].decode()}”, line {body.number(match.start(1))}: "
-        shape += lead + body.line(match.start(1), limit - len(shape + lead)) if limit - len(shape + lead) > 20 else ""
+        shape += (
+            lead + body.line(match.start(1), limit - len(shape + lead))
+            if limit - len(shape + lead) > 20
+            else ""
+        )
         ask = 'grep="(?i)error|fail|panic|exception|fatal"'
     elif not levels and limit - len(shape) > 100:
-        first_line, last_line = head.lstrip().partition("\n")[0], (tail or head).rstrip().rpartition("\n")[2]
+        first_line, last_line = (
+            head.lstrip().partition("\n")[0],
+            (tail or head).rstrip().rpartition("\n")[2],
+        )
         shape += "\n" + line(first_line, (limit - len(shape)) // 2 - 1)
         shape += "\n" + line(last_line, limit - len(shape) - 1)
         what = "times, first and last line"
@@ -318,11 +373,14 @@ def log(text: Excerpt, limit: int) -> Preview | None:
 def ask_for_level(levels: dict[str, LevelCount]) -> str:
     """The read that shows the worst lines, or else the last ones."""
     names = [name for name in levels if name in _BAD] or [name for name in levels if name == "WARN"]
-    return grep(*(word for name in names for word in levels[name].words)) if names else 'lines="-40:"'
+    return (
+        grep(*(word for name in names for word in levels[name].words)) if names else 'lines="-40:"'
+    )
 
 
 def output(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of program output: its ends, and between them the first line that reports a failure."""
+    """Preview of program output: its ends, and between them the first line that reports a
+    failure."""
     plain = uncoloured(text.head)
     is_suspect = limit >= _ROOMY and _FAILS(plain)
     failures = list(islice(_FAILURE.finditer(f"\n{plain}"), _MANY)) if is_suspect else []
@@ -333,26 +391,35 @@ def output(text: Excerpt, limit: int) -> Preview | None:
     number = plain.count("\n", 0, first.start()) + 1
     found = f"; {least}{some(len(failures), 'failure line')}, first at {number}"
     failure = line(_FOLDERS.sub("…/", first.group().strip(), count=1), limit // 3)
-    shown = ends(text, limit, found, mark=found, middle=failure if first.end() >= limit // 4 else "")
+    shown = ends(
+        text, limit, found, mark=found, middle=failure if first.end() >= limit // 4 else ""
+    )
     return replace(shown, ask=f'lines="{max(1, number - 5)}:{number + 30}"')
 
 
 def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview | None:
-    """Preview of the columns, the number of rows and the first rows of a table with any separator. One that does not
-    parse is shown as text."""
+    """Preview of the columns, the number of rows and the first rows of a table with any separator.
+    One that does not parse is shown as text."""
     separator = separator or _separator(text.head) or ","
-    lines = text.head.removesuffix("\n").split("\n") if text.is_whole else text.head.split("\n", _ROWS)
+    lines = (
+        text.head.removesuffix("\n").split("\n") if text.is_whole else text.head.split("\n", _ROWS)
+    )
     if not text.is_whole and len(lines) > 1:
         lines.pop()
     rows, complete = _parsed([each + "\n" for each in lines], separator)
     if not text.is_whole:
-        rows, complete = rows[:-1] if len(rows) > 2 else rows, False  # the last row may be cut inside its quotes
+        rows, complete = (
+            rows[:-1] if len(rows) > 2 else rows,
+            False,
+        )  # the last row may be cut inside its quotes
     if not rows:
         return None
     columns, header = rows[0], _is_header(rows)
     total = str(len(rows) - header)
     if not complete:
-        total = f"at least {total}" if text.lines is None else _rows_by_lines(text, text.lines - header)
+        total = (
+            f"at least {total}" if text.lines is None else _rows_by_lines(text, text.lines - header)
+        )
     shape = f"{total} rows × {some(len(columns), 'column')}{'' if header else ', no header'}:"
     named = len(columns)
     if header:
@@ -360,7 +427,9 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
         shape, named = pack(f"{shape} ", names, len(columns), limit)
     shown, part = 0, ""
     for row in rows[header:]:
-        cells, kept = pack("", [line(cell, _CELL) for cell in row[:limit]], len(row), limit - len(shape) - 1)
+        cells, kept = pack(
+            "", [line(cell, _CELL) for cell in row[:limit]], len(row), limit - len(shape) - 1
+        )
         if kept < min(len(row), 3) or len(shape) + len(cells) + 1 > limit or "\n" in cells:
             break
         shape += "\n" + cells
@@ -377,8 +446,8 @@ def table(text: Excerpt, limit: int, *, separator: str | None = None) -> Preview
 
 
 def _rows_by_lines(text: Excerpt, lines: int) -> str:
-    """The number of rows of a table that was not parsed as a whole, by its lines. Line feeds in quotes end no row. It
-    is an estimate if quotes or empty lines leave a doubt."""
+    """The number of rows of a table that was not parsed as a whole, by its lines. Line feeds in
+    quotes end no row. It is an estimate if quotes or empty lines leave a doubt."""
     body = text.body
     parts = body.data.split(b'"')  # those in quotes are at odd places
     if body.least or len(parts) % 2 == 0 or _STRAY_QUOTE.found(body.data, 1):
@@ -394,15 +463,22 @@ def _grouped(names: list[str], rows: list[list[str]]) -> str:
     for index, name in enumerate(names[:60]):
         values = {row[index] for row in rows[:200] if len(row) > index}
         is_text = not any(map(_is_number, values - {""}))
-        if 1 < len(values) < min(fewest, len(rows[:200]) // 3 + 1) and is_text and max(map(len, values)) <= 40:
+        if (
+            1 < len(values) < min(fewest, len(rows[:200]) // 3 + 1)
+            and is_text
+            and max(map(len, values)) <= 40
+        ):
             best, fewest = name, len(values)
     return best
 
 
 def separator_of(text: Excerpt) -> str | None:
-    """Return the separator if the text is clearly a table: at least five rows with the same three columns or more."""
+    """Return the separator if the text is clearly a table: at least five rows with the same three
+    columns or more."""
     first = text.head[:16_384].split("\n", 5)[:5]
-    if len(first) < 5 or not any(all(each.count(mark) > 1 for each in first) for mark in _SEPARATORS[:3]):
+    if len(first) < 5 or not any(
+        all(each.count(mark) > 1 for each in first) for mark in _SEPARATORS[:3]
+    ):
         return None
     separator = _separator(text.head)
     if separator is None or separator == "|":
@@ -421,7 +497,10 @@ def _separator(head: str) -> str | None:
     marks = [mark for mark in _SEPARATORS if all(mark in each for each in lines)]
     if len(marks) == 1 or not lines:
         return marks[0] if lines else None
-    best = max(marks or _SEPARATORS, key=lambda mark: min(sum(map(len, _parsed([each], mark)[0])) for each in lines))
+    best = max(
+        marks or _SEPARATORS,
+        key=lambda mark: min(sum(map(len, _parsed([each], mark)[0])) for each in lines),
+    )
     return best if any(best in each for each in lines) else None
 
 
@@ -438,7 +517,11 @@ def _parsed(lines: list[str], separator: str) -> tuple[list[list[str]], bool]:
 def _is_header(rows: list[list[str]]) -> bool:
     """Whether the first row has the column names: all different, no numbers."""
     named = [cell for cell in rows[0] if cell.strip()]
-    if len(rows) < 2 or len(named) < len(rows[0]) - (len(named) > 2) or len(set(named)) < len(named):
+    if (
+        len(rows) < 2
+        or len(named) < len(rows[0]) - (len(named) > 2)
+        or len(set(named)) < len(named)
+    ):
         return False
     return not any(_is_number(cell) or len(cell) > 80 for cell in islice(named, 200))
 

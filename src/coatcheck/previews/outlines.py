@@ -1,7 +1,8 @@
 """Outlines: definitions of a source file, files of a diff, headings of a document or a web page.
 
-Light patterns instead of parsers: a missed name is harmless, so counts are those of what was found. Every pattern is
-linear on hostile text: each repetition is bounded, or cannot match what follows it.
+Light patterns instead of parsers: a missed name is harmless, so counts are those of what was found.
+Every pattern is linear on hostile text: each repetition is bounded, or cannot match what follows
+it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,23 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, Preview, ends, grep, line, line_pattern, masked_line, pack, some, visible
+from .excerpts import (
+    Body,
+    Excerpt,
+    Preview,
+    ends,
+    grep,
+    line,
+    line_pattern,
+    masked_line,
+    pack,
+    some,
+    visible,
+)
 
 _NUMBERED: Final = lazy_pattern(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
-# These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times faster.
+# These begin with the line feed before the line instead of "^": `re` skips ahead to it, many times
+# faster.
 _DEFINITION: Final = lazy_pattern(
     r"\n([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
@@ -38,7 +52,9 @@ _METHOD: Final = lazy_pattern(
 _CONSTANT: Final = lazy_pattern(
     r"\n()(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]"
 )
-_C_FUNCTION: Final = lazy_pattern(r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\(")
+_C_FUNCTION: Final = lazy_pattern(
+    r"\n()()(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\("
+)
 _SHELL: Final = lazy_pattern(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
 _DEFINES: Final = QuickPattern(
     r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module"
@@ -47,7 +63,9 @@ _DEFINES: Final = QuickPattern(
     r"|^[ \t]+[^\n;{}]*\)[^\n;{}()]*\{$|^(?:export )?(?:const|let|var) [^\n]*=|^[A-Za-z_][\w\x80-\xff-]* ?\(\) ?\{"
     r"|^(?:[A-Za-z_][\w:<>\x80-\xff]*[ \t*&]+)+[A-Za-z_][\w:\x80-\xff]*\("
 )
-_KEYWORDS: Final = frozenset({"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"})
+_KEYWORDS: Final = frozenset(
+    {"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"}
+)
 _IMPORT: Final = lazy_pattern(
     r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
     r"|(?:const|let|var) [^\n]{0,80}require\(|export |module |#!/)",
@@ -58,9 +76,15 @@ _LANGUAGES: Final = tuple(
     for name, pattern in (
         ("go", r"^package [a-z]\w{0,60}$|^func (?:\([^()\n]{0,80}\) )?\w{1,80}\("),
         ("rust", r"^(?:pub )?(?:use [a-z_]{1,40}::|fn \w{1,80}[(<]|impl\b)"),
-        ("python", r"^(?:from [\w.]{1,80} import |def \w{1,80}\([^\n]{0,200}:$|class \w{1,80}[(:])"),
+        (
+            "python",
+            r"^(?:from [\w.]{1,80} import |def \w{1,80}\([^\n]{0,200}:$|class \w{1,80}[(:])",
+        ),
         ("java", r"^package [a-z][\w.]{0,80};|^import java\."),
-        ("typescript", r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}|[^\n]{0,80}\): (?:void|Promise<))"),
+        (
+            "typescript",
+            r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}|[^\n]{0,80}\): (?:void|Promise<))",
+        ),
         ("javascript", r"^(?:import [^\n]{0,200} from |(?:const|let|var) \w|(?:async )?function )"),
         ("c", r"^#include\b"),
     )
@@ -77,7 +101,9 @@ _OUTLINED: Final = 256 << 10  # bytes of a source file that are outlined
 _DIFFED: Final = 4 << 20
 _PARTS: Final = 5_000  # commits or files that are counted
 _COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
-_ONE_LINE: Final = lazy_pattern(r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)")
+_ONE_LINE: Final = lazy_pattern(
+    r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)"
+)
 _FILE_IN_DIFF: Final = line_pattern(
     r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
@@ -86,7 +112,11 @@ _EDITED: Final = lazy_pattern(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
 _BLANK_LINES: Final = r"(?:(?:[^\S\n]|\.)*+\n)*+"
 NUMBERED_LINES, NUMBERED_DIFF, SHORT_HISTORY = (
     lazy_pattern(rf"(?:{_BLANK_LINES}[^\n]*+\n){{0,2}}?{_BLANK_LINES}{one}", re.MULTILINE)
-    for one in (_NUMBERED.pattern + r"(?![^\n]*+\n[ \t]{0,8}\1[→\t:|-])", _EDITED.pattern, _ONE_LINE.pattern)
+    for one in (
+        _NUMBERED.pattern + r"(?![^\n]*+\n[ \t]{0,8}\1[→\t:|-])",
+        _EDITED.pattern,
+        _ONE_LINE.pattern,
+    )
 )
 _DAY: Final = lazy_pattern(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
 _AUTHOR: Final = line_pattern(r"^Author:\s+([^<\n]{1,80}?) *<")
@@ -95,8 +125,12 @@ _TAG: Final = lazy_pattern(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = lazy_pattern(r"<[^<>]{0,500}>")
 _TITLE: Final = lazy_pattern(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
 _HEADING: Final = line_pattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
-_SILENT: Final = line_pattern(r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->")
-_SCRIPT: Final = lazy_pattern(r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE)
+_SILENT: Final = line_pattern(
+    r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->"
+)
+_SCRIPT: Final = lazy_pattern(
+    r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE
+)
 _MARKS: Final = 20_000
 
 _ROLE: Final = line_pattern(
@@ -107,7 +141,9 @@ _UID: Final = line_pattern(
     r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
 )
 _URL: Final = lazy_pattern(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
-_NAME: Final = lazy_pattern(r"(?:Page Title|Title): ([^\n]{1,200})|RootWebArea \"([^\"\n]{1,200})\"")
+_NAME: Final = lazy_pattern(
+    r"(?:Page Title|Title): ([^\n]{1,200})|RootWebArea \"([^\"\n]{1,200})\""
+)
 SNAPSHOT_CUES: Final = ("[ref=", "Page URL:", "RootWebArea", "uid=", "]<button", "]<a ")
 _PLURAL: Final = {
     "a": "link", "input": "field", "textarea": "field", "textbox": "field", "searchbox": "field", "select": "field",
@@ -117,15 +153,19 @@ _SHOWN: Final = ("link", "button", "field", "heading", "tab", "row", "img", "lis
 
 
 class OutlineEntry(NamedTuple):
-    """One entry of an outline: level, text, and a keyword that is shown once for several entries in a row."""
+    """One entry of an outline: level, text, and a keyword that is shown once for several entries in
+    a row."""
 
     level: int
     text: str
     word: str = ""
 
 
-def outline(lead: str, entries: list[OutlineEntry], limit: int, *, sep: str = "; ") -> tuple[str, int]:
-    """Join as many entries as fit, upper levels first, in document order; also return their number."""
+def outline(
+    lead: str, entries: list[OutlineEntry], limit: int, *, sep: str = "; "
+) -> tuple[str, int]:
+    """Join as many entries as fit, upper levels first, in document order; also return their
+    number."""
     by_level = sorted(range(len(entries)), key=lambda index: entries[index].level)
     low, high = 0, min(len(entries), limit)
     while low < high:
@@ -143,7 +183,9 @@ def _join(lead: str, entries: list[OutlineEntry], chosen: list[int], sep: str) -
     parts, before = [], ""
     for index in sorted(chosen):
         entry = entries[index]
-        parts.append(f"{entry.word} {entry.text}" if entry.word and entry.word != before else entry.text)
+        parts.append(
+            f"{entry.word} {entry.text}" if entry.word and entry.word != before else entry.text
+        )
         before = entry.word
     if len(chosen) < len(entries):
         parts.append(f"+{len(entries) - len(chosen)} more")
@@ -151,16 +193,22 @@ def _join(lead: str, entries: list[OutlineEntry], chosen: list[int], sep: str) -
 
 
 def unnumber(text: Excerpt, read: str | None = None) -> tuple[str, int] | None:
-    """Strip line numbers that a tool put before each line; also return the first number. None if there are none. `read`
-    is the text to strip, if it is not only the head."""
+    """Strip line numbers that a tool put before each line; also return the first number. None if
+    there are none. `read` is the text to strip, if it is not only the head."""
     first = text.head[:4_096].split("\n", 9)[:8]
     found = [int(match.group(1)) for each in first if (match := _NUMBERED.match(each)) is not None]
-    if len(found) < 3 or len(found) < len(first) - 2 or found != list(range(found[0], found[0] + len(found))):
+    if (
+        len(found) < 3
+        or len(found) < len(first) - 2
+        or found != list(range(found[0], found[0] + len(found)))
+    ):
         return None
     lines = (text.head if read is None else read).split("\n")
     while _NUMBERED.match(lines[0]) is None:
         del lines[0]
-    return "\n".join(each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines), found[0]
+    return "\n".join(
+        each[match.end() :] if (match := _NUMBERED.match(each)) else each for each in lines
+    ), found[0]
 
 
 def numbered(text: Excerpt, limit: int) -> Preview | None:
@@ -181,12 +229,15 @@ def _numbered_document(text: Excerpt, limit: int) -> Preview | None:
     if found is None:
         return None
     body, start = found
-    shown = _headings(text, _markdown_headings(body, start), limit, noun="# heading", scope=read.scope)
+    shown = _headings(
+        text, _markdown_headings(body, start), limit, noun="# heading", scope=read.scope
+    )
     return replace(shown, ask='grep="^ *[0-9]+.{1,2}#"') if shown and "^#" in shown.ask else shown
 
 
 class ReadText(NamedTuple):
-    """As much of a text as is outlined, and the suffix for a count in it; empty if it is the whole text."""
+    """As much of a text as is outlined, and the suffix for a count in it; empty if it is the whole
+    text."""
 
     text: str
     scope: str
@@ -198,20 +249,29 @@ def _outlined(text: Excerpt) -> ReadText:
     body = text.body
     data = body.data[:_OUTLINED]
     is_whole = len(data) == len(body.data) and not body.least
-    return ReadText(data.decode("utf-8", "replace"), "" if is_whole else f", {text.within(len(data))}")
+    return ReadText(
+        data.decode("utf-8", "replace"), "" if is_whole else f", {text.within(len(data))}"
+    )
 
 
-def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1) -> Preview | None:
-    """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the text without the
-    numbers that a tool added. Without a language, returns None for text that does not look like code."""
+def code(
+    text: Excerpt, limit: int, *, language: str = "", body: str | None = None, start: int = 1
+) -> Preview | None:
+    """Preview of the definitions in a source file, with line numbers from `start` on. `body` is the
+    text without the numbers that a tool added. Without a language, returns None for text that does
+    not look like code."""
     source = text.head if body is None else body
     definitions = _definitions(source)
     if not language:
         if not definitions:
             return None
         early = sum(each[0] < _LOOK for each in definitions)
-        language = next((name for name, pattern in _LANGUAGES if pattern.search(source, 0, _LOOK)), "")
-        is_known = bool(language) and (body is not None or _IMPORT.search(source, 0, _LOOK) is not None)
+        language = next(
+            (name for name, pattern in _LANGUAGES if pattern.search(source, 0, _LOOK)), ""
+        )
+        is_known = bool(language) and (
+            body is not None or _IMPORT.search(source, 0, _LOOK) is not None
+        )
         if not (is_known or early >= 6):
             return None
         language = language or "code"
@@ -231,13 +291,17 @@ def code(text: Excerpt, limit: int, *, language: str = "", body: str | None = No
     shape, kept = outline(f"{language}, {text.extent}{scope}: ", entries, limit, sep=", ")
     if not kept:
         return ends(text, limit)
-    words = [word for word, _ in Counter(entry.word for entry in entries if entry.word).most_common(3)]
+    words = [
+        word for word, _ in Counter(entry.word for entry in entries if entry.word).most_common(3)
+    ]
     if kept == len(entries) or not words:
         first = 1 + source.count("\n", 0, definitions[0][0])
         ask = f'lines="{first}:{first + 79}"'
     else:
         ask = grep(*(f"{word} " for word in words), start="" if body is not None else "^[a-z ]*")
-    return Preview(shape, f"{kept} of {_at_least(entries)} lines that look like definitions{scope}", ask)
+    return Preview(
+        shape, f"{kept} of {_at_least(entries)} lines that look like definitions{scope}", ask
+    )
 
 
 def _definitions(body: str) -> list[tuple[int, int, str, str]]:
@@ -288,10 +352,16 @@ class ChangedFile(NamedTuple):
 
 
 def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
-    """The first `_PARTS` files of a diff in order. A part ends where the next file or commit begins."""
+    """The first `_PARTS` files of a diff in order. A part ends where the next file or commit
+    begins."""
     starts: list[tuple[int, str]] = []
     for match in _FILE_IN_DIFF.found(data, 2 * _PARTS + 2):  # a file has up to two
-        named = match[1] or match[2] or (match[4] if match[4] and match[4] != b"/dev/null" else match[3]) or b""
+        named = (
+            match[1]
+            or match[2]
+            or (match[4] if match[4] and match[4] != b"/dev/null" else match[3])
+            or b""
+        )
         is_header = not (match[1] or match[2])
         if is_header and starts and data.find(b"\n@@ ", starts[-1][0], match.start()) < 0:
             continue  # the header of the file that has just begun
@@ -301,7 +371,9 @@ def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
     for at, name in starts[:_PARTS]:
         end = ends_[bisect_right(ends_, at)]
         first = data.find(b"\n@@ ", at, end)
-        plus, minus = (data.count(mark, first, end) if first >= 0 else 0 for mark in (b"\n+", b"\n-"))
+        plus, minus = (
+            data.count(mark, first, end) if first >= 0 else 0 for mark in (b"\n+", b"\n-")
+        )
         files.append(ChangedFile(name, plus, minus, at, end))
     return files
 
@@ -342,7 +414,10 @@ def _changes(files: list[ChangedFile]) -> tuple[str, list[str]]:
     shared = commonprefix(list(merged)) if len(merged) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
     folder = shared[: shared.rfind("/") + 1]
     largest = sorted(merged.items(), key=lambda file: -sum(file[1]))
-    items = [f"{masked_line(path.removeprefix(folder), 80)} +{plus} -{minus}" for path, (plus, minus) in largest[:200]]
+    items = [
+        f"{masked_line(path.removeprefix(folder), 80)} +{plus} -{minus}"
+        for path, (plus, minus) in largest[:200]
+    ]
     items += [""] * (len(largest) - len(items))
     added, removed = (sum(counts[side] for counts in merged.values()) for side in (0, 1))
     where = f", in {masked_line(folder, 60)}" if folder else ""
@@ -367,15 +442,23 @@ def history(text: Excerpt, limit: int) -> Preview | None:
     lead += f", by {', '.join(names)}{' …' if len(authors) > 2 else ''}" if names else ""
     if files:
         totals, items = _changes(files)
-        shape, kept = pack(line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit)
-        return Preview(shape, f"{kept} of {some(len(items), 'file')}{part}", grep("commit ", "diff --git", start="^"))
+        shape, kept = pack(
+            line(f"{lead}; {totals}", limit * 2 // 3) + ": ", items, len(items), limit
+        )
+        return Preview(
+            shape,
+            f"{kept} of {some(len(items), 'file')}{part}",
+            grep("commit ", "diff --git", start="^"),
+        )
     subjects = []
     for match in commits[:40]:
         start = body.data.find(b"\n    ", match.end(), match.end() + 2_000)
         subject = masked_line(body.line(start + 1, 100), 60) if start >= 0 else ""
         subjects.append(f"{match[1][:7].decode()} {subject}")
     shape, kept = pack(line(lead, limit * 2 // 3) + ": ", subjects, len(commits), limit)
-    return Preview(shape, f"{kept} of {some(len(commits), 'commit')}{part}", 'grep="^commit |^    [^ ]"')
+    return Preview(
+        shape, f"{kept} of {some(len(commits), 'commit')}{part}", 'grep="^commit |^    [^ ]"'
+    )
 
 
 def short_history(text: Excerpt, limit: int) -> Preview | None:
@@ -384,7 +467,9 @@ def short_history(text: Excerpt, limit: int) -> Preview | None:
     if len(first) < 5 or sum(bool(_ONE_LINE.match(each)) for each in first) * 10 < len(first) * 9:
         return None
     shown = [masked_line(each, 60) for each in first]
-    shape, kept = pack(f"git log, one commit a line, {text.extent}: ", shown, text.lines or len(shown), limit)
+    shape, kept = pack(
+        f"git log, one commit a line, {text.extent}: ", shown, text.lines or len(shown), limit
+    )
     return Preview(shape, f"{kept} of {text.extent}", 'lines="1:60"')
 
 
@@ -434,8 +519,11 @@ def _markdown_headings(body: str, start: int = 1) -> list[OutlineEntry]:
     return entries
 
 
-def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int, *, noun: str, scope: str) -> Preview | None:
-    """Preview of headings, each with the number of its line. `scope` is the part of the text that they are from."""
+def _headings(
+    text: Excerpt, entries: list[OutlineEntry], limit: int, *, noun: str, scope: str
+) -> Preview | None:
+    """Preview of headings, each with the number of its line. `scope` is the part of the text that
+    they are from."""
     lead = f"{scope.removeprefix(', ')}:\n" if scope else ""
     shape, kept = outline(lead, entries, limit, sep="\n")
     if not kept:
@@ -443,7 +531,9 @@ def _headings(text: Excerpt, entries: list[OutlineEntry], limit: int, *, noun: s
     size = f" of {text.lines} lines" if text.lines is not None else ""
     is_all = kept == len(entries) or any(not entry.text[:1].isdigit() for entry in entries)
     ask = 'lines="1:60"' if is_all else 'grep="^#"'
-    return Preview(shape, f"{kept} of {_at_least(entries)} {noun}s with their lines{size}{scope}", ask)
+    return Preview(
+        shape, f"{kept} of {_at_least(entries)} {noun}s with their lines{size}{scope}", ask
+    )
 
 
 def tree(text: Excerpt, limit: int) -> Preview | None:
@@ -461,7 +551,11 @@ def tree(text: Excerpt, limit: int) -> Preview | None:
     part = "" if text.is_whole else f", in the first {text.seen} bytes"
     shape, kept = pack(f"XML {start}{part}: ", items, len(items), limit)
     often = names.most_common(1)[0][0]
-    return Preview(shape, f"the root and {kept} of {len(items)} names of elements{text.scope}", grep(f"<{often}"))
+    return Preview(
+        shape,
+        f"the root and {kept} of {len(items)} names of elements{text.scope}",
+        grep(f"<{often}"),
+    )
 
 
 def page(text: Excerpt, limit: int) -> Preview | None:
@@ -477,18 +571,28 @@ def page(text: Excerpt, limit: int) -> Preview | None:
         last = silent[at - 1] if (at := bisect_left(begins, match.start())) else None
         content = _plain(data[match.end() : _end_of(data, match.end(), match[1])], 60)
         if content and not (last is not None and (last[1] or last[0] == b"<!--")):
-            entries.append(OutlineEntry(int(match[1][1:]), f"{match[1].decode().lower()} {content}"))
+            entries.append(
+                OutlineEntry(int(match[1][1:]), f"{match[1].decode().lower()} {content}")
+            )
     lead = f"HTML “{title}”" if title else "HTML"
     shape, kept = outline(lead + "\n", entries, limit, sep="; ") if entries else (lead, 0)
     if not kept and not title:
-        words = masked_line(html.unescape(_ANY_TAG.sub(" ", _SCRIPT.sub(" ", text.head))), limit - 6)
+        words = masked_line(
+            html.unescape(_ANY_TAG.sub(" ", _SCRIPT.sub(" ", text.head))), limit - 6
+        )
         return (
-            Preview(f"HTML: {words}", "the first words of a page without headings", 'query="text"') if words else None
+            Preview(f"HTML: {words}", "the first words of a page without headings", 'query="text"')
+            if words
+            else None
         )
     if kept == len(entries) and limit - len(shape) > 40 and (first := _first_paragraph(text.head)):
         shape += "\n" + masked_line(first, limit - len(shape) - 1)
     least = body.least or ("≥" if len(entries) >= _MANY else "")
-    return Preview(shape, f"{'title and ' if title else ''}{kept} of {least}{len(entries)} headings", 'query="text"')
+    return Preview(
+        shape,
+        f"{'title and ' if title else ''}{kept} of {least}{len(entries)} headings",
+        'query="text"',
+    )
 
 
 def _plain(source: bytes, room: int) -> str:
@@ -507,14 +611,19 @@ def _first_paragraph(source: str) -> str:
     for match in _TAG.finditer(source):
         if match[1].lower() == "p":
             end = source.find("</p", match.end(), match.end() + 2_000)
-            content = masked_line(html.unescape(_ANY_TAG.sub("", source[match.end() : end])), 400) if end >= 0 else ""
+            content = (
+                masked_line(html.unescape(_ANY_TAG.sub("", source[match.end() : end])), 400)
+                if end >= 0
+                else ""
+            )
             if len(content) >= 100:
                 return content
     return ""
 
 
 def snapshot(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of an accessibility snapshot: address, title, and the number of links, buttons and fields."""
+    """Preview of an accessibility snapshot: address, title, and the number of links, buttons and
+    fields."""
     body = text.body
     roles: Counter[str] = Counter()
     for pattern in (_ROLE, _UID):
@@ -538,8 +647,14 @@ def snapshot(text: Excerpt, limit: int) -> Preview | None:
         total = max(len(headings), roles["heading"])
         shape, kept = pack(f"{shape}\nheadings: ", headings, total, limit)
         shown += f", {kept} of {least}{total} headings"
-    asked = [role for role in ("textbox", "searchbox", "combobox", "button") if roles[_PLURAL.get(role, role)]]
-    return Preview(shape, shown, grep(*(asked[:4] if roles["field"] or roles["button"] else ["link"])))
+    asked = [
+        role
+        for role in ("textbox", "searchbox", "combobox", "button")
+        if roles[_PLURAL.get(role, role)]
+    ]
+    return Preview(
+        shape, shown, grep(*(asked[:4] if roles["field"] or roles["button"] else ["link"]))
+    )
 
 
 def _names(body: Body, start: bytes) -> list[str]:
@@ -548,5 +663,10 @@ def _names(body: Body, start: bytes) -> list[str]:
     at = -1
     while len(found) < 40 and (at := body.data.find(start, at + 1)) >= 0:
         end = body.data.find(b'"', at + len(start), at + 200)
-        found.append(masked_line(body.data[at + len(start) : max(end, at + len(start))].decode("utf-8", "replace"), 60))
+        found.append(
+            masked_line(
+                body.data[at + len(start) : max(end, at + len(start))].decode("utf-8", "replace"),
+                60,
+            )
+        )
     return [one for one in dict.fromkeys(found) if one]

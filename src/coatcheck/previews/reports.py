@@ -1,8 +1,10 @@
-"""What test runners, compilers, package managers and crashing programs report: totals, what failed, the last cause.
+"""What test runners, compilers, package managers and crashing programs report: totals, what failed,
+the last cause.
 
-Each program is one row of `REPORTS`. To add one: its name, some text that its output always has, a pattern for the line
-of totals, a pattern for what failed with its name as the first group, and the pattern to search for. Patterns are in
-RE2 syntax and see the whole content, so that a failure in the middle of a megabyte counts.
+Each program is one row of `REPORTS`. To add one: its name, some text that its output always has, a
+pattern for the line of totals, a pattern for what failed with its name as the first group, and the
+pattern to search for. Patterns are in RE2 syntax and see the whole content, so that a failure in
+the middle of a megabyte counts.
 """
 
 from __future__ import annotations
@@ -15,11 +17,21 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import Body, Excerpt, Form, Kind, Preview, line_pattern, masked_line, pack, some, uncoloured
-
-_AT: Final = (
-    r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"  # after a time or a container's name
+from .excerpts import (
+    Body,
+    Excerpt,
+    Form,
+    Kind,
+    Preview,
+    line_pattern,
+    masked_line,
+    pack,
+    some,
+    uncoloured,
 )
+
+# after a time or a container's name
+_AT: Final = r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"
 _ITEMS: Final = 1_000
 _TOTALS: Final = 10_000
 _DIGITS: Final = lazy_pattern(r"\d+")
@@ -28,7 +40,8 @@ _NEAR_END: Final = 1 << 18
 
 
 class Reporter(NamedTuple):
-    """How to read the output of one program. `ask` is the pattern that finds what failed, `noun` what is listed."""
+    """How to read the output of one program. `ask` is the pattern that finds what failed, `noun`
+    what is listed."""
 
     name: str
     cues: tuple[str, ...]
@@ -99,7 +112,9 @@ REPORTS: Final = (
 )  # fmt: skip
 
 
-def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, failed: QuickPattern) -> Preview | None:
+def report(
+    text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, failed: QuickPattern
+) -> Preview | None:
     """Preview of the totals and the names of what failed. None if there is neither."""
     body = text.body
     near_end = totals.found(body.data[-_NEAR_END:], _TOTALS)
@@ -117,7 +132,8 @@ def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, fai
     elif names:
         whole = f"{least}{len(names)} {of.noun}"
     elif "FAIL" in every:
-        whole = f"FAIL in {every.count('FAIL')} of {some(len(every), 'package')}"  # only Go's totals are so short
+        # only Go's totals are so short
+        whole = f"FAIL in {every.count('FAIL')} of {some(len(every), 'package')}"
     else:
         whole = f"no failures {text.within(len(body.data))}" if body.least else "no failures"
     lead = f"{of.name}, {text.extent}: {masked_line(whole, 120)}"
@@ -126,7 +142,9 @@ def report(text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, fai
     shape = f"{lead}\n{of.noun}: "
     items = [f"{name} ×{least}{times}" if times > 1 else name for name, times in names.items()]
     packed, kept = pack(shape, items, len(items), limit)
-    return Preview(packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"')
+    return Preview(
+        packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"'
+    )
 
 
 def _form(of: Reporter) -> Form:
@@ -162,7 +180,8 @@ TRACES: Final = ("Traceback (most", "\tat ", "Caused by: ", "\npanic: ")
 
 
 class Cause(NamedTuple):
-    """An exception: the offset of its line, the line, and the innermost frame of the program's own code."""
+    """An exception: the offset of its line, the line, and the innermost frame of the program's own
+    code."""
 
     at: int
     text: str
@@ -192,7 +211,8 @@ def last_cause(body: Body) -> Cause | None:
 
 
 def trace(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of a stack trace: its last cause, and where in the program's own code it came from."""
+    """Preview of a stack trace: its last cause, and where in the program's own code it came
+    from."""
     body = text.body if is_trace(text) else None
     cause = last_cause(body) if body else None
     if body is None or cause is None:
@@ -202,7 +222,9 @@ def trace(text: Excerpt, limit: int) -> Preview | None:
     frame += f"\ndirect cause: {masked_line(cause.before, limit // 3)}" if cause.before else ""
     lead = f"stack trace, {text.extent}; last cause, line {number}: "
     shape = lead + masked_line(cause.text, limit - len(lead) - len(frame)) + frame
-    return Preview(shape, "the last cause and its frame", f'lines="{max(1, number - 15)}:{number + 15}"')
+    return Preview(
+        shape, "the last cause and its frame", f'lines="{max(1, number - 15)}:{number + 15}"'
+    )
 
 
 def is_trace(text: Excerpt) -> bool:

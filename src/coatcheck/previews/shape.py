@@ -1,9 +1,11 @@
-"""The shape of JSON values: keys, types and sizes, as one line for a preview or as an outline for a page.
+"""The shape of JSON values: keys, types and sizes, as one line for a preview or as an outline for a
+page.
 
-`[30 × {id: int, state: "open"|"closed", user: {18 keys}, body?: str|null}]` reads: thirty objects, not all of them
-with a body. Values at equal paths are merged, so a thousand rows take no more room than one. Room is given to upper
-levels first, in a preview to the largest part of each level. Of an array that was not seen to its end, types and values
-are only those of the members that were seen: `[≥30, those seen: {id: int}]`.
+`[30 × {id: int, state: "open"|"closed", user: {18 keys}, body?: str|null}]` reads: thirty objects,
+not all of them with a body. Values at equal paths are merged, so a thousand rows take no more room
+than one. Room is given to upper levels first, in a preview to the largest part of each level. Of an
+array that was not seen to its end, types and values are only those of the members that were seen:
+`[≥30, those seen: {id: int}]`.
 """
 
 from __future__ import annotations
@@ -84,8 +86,8 @@ class _Node:
 
 
 class ShapeNode(_Node):
-    """One path in the line of a preview, with the number of its keys. `hidden` nodes show their key alone unless they
-    have a `detail`."""
+    """One path in the line of a preview, with the number of its keys. `hidden` nodes show their key
+    alone unless they have a `detail`."""
 
     total: int = 0
     hidden: bool = False
@@ -95,7 +97,9 @@ class ShapeNode(_Node):
     def __init__(self, values: Sequence[object], depth: int = 0, label: str = "") -> None:
         super().__init__(values, depth, label)
         # Number of members of the objects and of the arrays at this path.
-        self.sizes = {name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type}
+        self.sizes = {
+            name: extent(self.by_type[name]) for name in ("object", "array") if name in self.by_type
+        }
         self.is_scalar = not self.sizes
 
     def text(self) -> str:
@@ -109,13 +113,21 @@ class ShapeNode(_Node):
             if size == "0":
                 return "[]"
             return f"[{_members(size, inner)}]" if inner else f"[{size}]"
-        if name == "str" and len(values) == 1 and isinstance(value := values[0], str) and len(value) > _SHORT:
+        if (
+            name == "str"
+            and len(values) == 1
+            and isinstance(value := values[0], str)
+            and len(value) > _SHORT
+        ):
             return f"str({'≥' if isinstance(value, CutText) else ''}{len(value)} chars)"
         if name != "object":
             return name
         if not self.children:
             return "{}" if size == "0" else "{1 key}" if size == "1" else f"{{{size} keys}}"
-        parts = [one.label if one.hidden and not one.detail else f"{one.label}: {one.text()}" for one in self.children]
+        parts = [
+            one.label if one.hidden and not one.detail else f"{one.label}: {one.text()}"
+            for one in self.children
+        ]
         cut = size.startswith("≥")
         if self.total > len(parts):
             parts.append(f"+{self.total - len(parts)} {'or more' if cut else 'more'}")
@@ -125,11 +137,16 @@ class ShapeNode(_Node):
 
 
 def extent(containers: Sequence[object], digits: str = "") -> str:
-    """Number of members of containers: `3`, `0-12`, or `≥31` if one of them is cut. `digits` formats the numbers."""
+    """Number of members of containers: `3`, `0-12`, or `≥31` if one of them is cut. `digits`
+    formats the numbers."""
     sizes = set(map(len, cast("Sequence[Sized]", containers)))
     cut = not _CUT.isdisjoint(map(type, containers))
     low, high = min(sizes), max(sizes)
-    return f"{'≥' if cut else ''}{high:{digits}}" if low == high or cut else f"{low:{digits}}-{high:{digits}}"
+    return (
+        f"{'≥' if cut else ''}{high:{digits}}"
+        if low == high or cut
+        else f"{low:{digits}}-{high:{digits}}"
+    )
 
 
 def _members(size: str, inner: str) -> str:
@@ -138,7 +155,8 @@ def _members(size: str, inner: str) -> str:
 
 
 def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
-    """Every key in order of appearance, with its values: those of objects with equal keys together."""
+    """Every key in order of appearance, with its values: those of objects with equal keys
+    together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
     last: tuple[str, ...] | None = None
     same: list[dict[str, object]] = []
@@ -156,16 +174,22 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
 
 
 def elements_of(arrays: Sequence[object]) -> list[object]:
-    """The members of arrays, without a member that is cut unless it is the only one. Only a `CutList` has one."""
+    """The members of arrays, without a member that is cut unless it is the only one. Only a
+    `CutList` has one."""
     found: list[object] = []
     for each in cast("Sequence[list[object]]", arrays):
-        is_cut = type(each) is CutList and len(each) > 1 and isinstance(each[-1], (CutDict, CutList, CutText))
+        is_cut = (
+            type(each) is CutList
+            and len(each) > 1
+            and isinstance(each[-1], (CutDict, CutList, CutText))
+        )
         found += each[:-1] if is_cut else each
     return found
 
 
 def describe(values: Sequence[object], room: int) -> tuple[str, ShapeNode]:
-    """The shape of values at one path on one line, in at most `room` characters if at all possible."""
+    """The shape of values at one path on one line, in at most `room` characters if at all
+    possible."""
     root = ShapeNode(values)
     spare = room - len(root.text())
     nodes = [root]
@@ -229,19 +253,24 @@ def _member(node: ShapeNode, key: str, values: Sequence[object], complete: int) 
 def _weight(values: Sequence[object]) -> int:
     kinds = set(map(type, values))
     if not kinds <= _CONTAINERS:
-        values = [each for each in values if type(each) in _CONTAINERS] if kinds & _CONTAINERS else ()
+        values = (
+            [each for each in values if type(each) in _CONTAINERS] if kinds & _CONTAINERS else ()
+        )
     return sum(map(len, cast("Sequence[Sized]", values)))
 
 
 def _quoted(text: str, room: int) -> str:
     """A string in quotes, with an ellipsis at its end if it is cut."""
     used = fit(text, room)
-    plain = visible(text[:used].replace("\n", "⏎").replace("\t", " ").replace("\r", "")).replace('"', "'")
+    plain = visible(text[:used].replace("\n", "⏎").replace("\t", " ").replace("\r", "")).replace(
+        '"', "'"
+    )
     return f'"{plain}"' if used == len(text) else f'"{plain}…"'
 
 
 def _fill(nodes: Sequence[ShapeNode], spare: int) -> None:
-    """Use the remaining room for values: where there are few distinct ones, then the beginnings of long strings."""
+    """Use the remaining room for values: where there are few distinct ones, then the beginnings of
+    long strings."""
     for node in sorted(nodes, key=lambda node: not node.is_telling):
         is_list = len(node.values) == 1 and isinstance(node.values[0], list)
         is_open = bool(node.children) and not (is_list and node.children[0].is_scalar)
@@ -290,7 +319,11 @@ def _few(node: ShapeNode) -> str:
         distinct[_scalar(value)] = None
         if len(distinct) > _FEW:
             return "|".join([*list(distinct)[: _FEW - 1], "…"]) if node.is_telling else ""
-    return "|".join(distinct) if node.is_telling or len(node.values) == 1 or len(distinct) < len(node.values) else ""
+    return (
+        "|".join(distinct)
+        if node.is_telling or len(node.values) == 1 or len(distinct) < len(node.values)
+        else ""
+    )
 
 
 def _scalar(value: object) -> str:
@@ -300,7 +333,8 @@ def _scalar(value: object) -> str:
 
 
 def outline(values: Sequence[object], max_chars: int, lead: str = "") -> tuple[str, int]:
-    """An indented outline of values at one path, `lead` first, and the number of paths that did not fit.
+    """An indented outline of values at one path, `lead` first, and the number of paths that did not
+    fit.
 
     Room is given out breadth first, and every node states how much is left out below it."""
     top = _OutlineNode(values)
@@ -343,7 +377,11 @@ class _OutlineNode(_Node):
 
     def line(self) -> str:
         types = " | ".join(filter(None, [self.lead, *self._types()]))
-        more = f", {count(self.hidden, 'more place')} below" if self.hidden and not self.children else ""
+        more = (
+            f", {count(self.hidden, 'more place')} below"
+            if self.hidden and not self.children
+            else ""
+        )
         return f"{'  ' * self.depth}{self.label}{': ' if self.label else ''}{types}{self.sampled}{more}"
 
     def tail(self) -> str:
@@ -371,7 +409,8 @@ class _OutlineNode(_Node):
         return nodes
 
     def _types(self) -> Iterator[str]:
-        """The types of the values: `string "a", "b"`, `object of 3 keys`, `array of 0-12 strings`."""
+        """The types of the values: `string "a", "b"`, `object of 3 keys`, `array of 0-12
+        strings`."""
         kinds = dict(self.by_type)
         if "object" in kinds:
             size = extent(kinds.pop("object"), ",")
@@ -381,9 +420,16 @@ class _OutlineNode(_Node):
             size = extent(arrays, ",")
             items = chain.from_iterable(cast("Iterable[list[object]]", arrays))
             names = sorted({self.type_names.get(kind, "null") for kind in set(map(type, items))})
-            samples = f" {_samples(self.items)}" if names and not {"object", "array"}.intersection(names) else ""
+            samples = (
+                f" {_samples(self.items)}"
+                if names and not {"object", "array"}.intersection(names)
+                else ""
+            )
             yield f"array of {size} {'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
-        yield from (name if name == "null" else f"{name} {_samples(values)}" for name, values in kinds.items())
+        yield from (
+            name if name == "null" else f"{name} {_samples(values)}"
+            for name, values in kinds.items()
+        )
 
 
 def _samples(values: Sequence[object]) -> str:
@@ -393,7 +439,9 @@ def _samples(values: Sequence[object]) -> str:
         if len(samples) == 3:
             return ", ".join(samples) + ", …"
         if isinstance(value, str) and len(value) > _SHORT:
-            samples[f'{json.dumps(value[:_SHORT], ensure_ascii=False)[:-1]}…" ({len(value):,} characters)'] = None
+            samples[
+                f'{json.dumps(value[:_SHORT], ensure_ascii=False)[:-1]}…" ({len(value):,} characters)'
+            ] = None
         else:
             samples[json.dumps(value, ensure_ascii=False)[: 2 * _SHORT]] = None
     return ", ".join(samples)

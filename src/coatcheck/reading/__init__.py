@@ -1,7 +1,9 @@
-"""Look inside an artifact one bounded page at a time: `read` is the entry, one module per kind of request.
+"""Look inside an artifact one bounded page at a time: `read` is the entry, one module per kind of
+request.
 
-A result that is too large for a page becomes an artifact of its own, with its parents and the request on record, and
-the page points to it. The session notes which bytes of an artifact were shown.
+A result that is too large for a page becomes an artifact of its own, with its parents and the
+request on record, and the page points to it. The session notes which bytes of an artifact were
+shown.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from coatcheck.errors import CoatcheckError, InvalidArgument
 from coatcheck.ids import clip, digest_of, is_pointer, parse_pointer
 from coatcheck.media import JSON, is_json, is_jsonl, is_text, look, sniff_text
 from coatcheck.reading.page import Page, QueryResult, Request, misfit, seal, unseal
-from coatcheck.reading.text import HEAD, DecodedText, Form, by_chars, by_lines, recognized, sample_of
+from coatcheck.reading.text import (
+    HEAD,
+    DecodedText,
+    Form,
+    by_chars,
+    by_lines,
+    recognized,
+    sample_of,
+)
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.truncation import EDGE, Truncation, truncation_of
@@ -32,7 +42,11 @@ __all__ = ["Page", "Request", "Source", "preview_of", "read", "read_text", "samp
 TOOL: Final = "read"
 _HEAD: Final = 4_096
 _SHAPE: Final = "shape"
-_AS_TEXT: Final = ("pdf", "office", "sheets")  # documents that are sliced, searched and compared as their text
+_AS_TEXT: Final = (
+    "pdf",
+    "office",
+    "sheets",
+)  # documents that are sliced, searched and compared as their text
 _NO_TABLE: Final = lazy_pattern(r"there is no table ['\"](.{1,80})['\"]$")
 _OTHER_TABLES: Final = 4
 
@@ -44,14 +58,20 @@ class Source(NamedTuple):
     pointer: str
 
 
-def read(session: CoreSession, target: Ref | str | Source, request: Request, cursor: str | None = None) -> Page:
-    """Return the requested page, or the next one after a cursor. Raises what opening the artifact raises.
+def read(
+    session: CoreSession, target: Ref | str | Source, request: Request, cursor: str | None = None
+) -> Page:
+    """Return the requested page, or the next one after a cursor. Raises what opening the artifact
+    raises.
 
-    To open an artifact once and read several pages, pass a `source_of` in a `with` block of its content."""
+    To open an artifact once and read several pages, pass a `source_of` in a `with` block of its
+    content."""
     source, position = target if isinstance(target, Source) else source_of(session, target), None
     with source.content as content:
         if cursor is not None:
-            request, position = unseal(session.store.secret, content.ref.artifact_id, cursor, request)
+            request, position = unseal(
+                session.store.secret, content.ref.artifact_id, cursor, request
+            )
         if request.query is not None:
             found: Page | QueryResult = _query(session, content, request)
         elif request.diff is not None:
@@ -68,7 +88,8 @@ def read(session: CoreSession, target: Ref | str | Source, request: Request, cur
 
 
 def _truncation(content: Content) -> Truncation | None:
-    """What was cut out of an artifact before it came here: a page of it is not a page of the whole result."""
+    """What was cut out of an artifact before it came here: a page of it is not a page of the whole
+    result."""
     if not is_text(content.ref.media_type):
         return None
     head = content.read(0, EDGE)
@@ -104,7 +125,9 @@ def _slice(
     is_slice = request.lines or request.chars or request.grep
 
     def paged(text: Content, position: tuple[int, ...] | None) -> Page:
-        return read_text(text, request, pointer, key=lambda: session.store.secret, position=position)
+        return read_text(
+            text, request, pointer, key=lambda: session.store.secret, position=position
+        )
 
     def paged_text() -> Page:
         from coatcheck.reading import documents
@@ -119,14 +142,22 @@ def _slice(
         from coatcheck.reading import documents
 
         described = documents.describe(content, max_chars=request.max_chars)
-        return replace(described, note="binary content has no lines to read or search") if is_slice else described
+        return (
+            replace(described, note="binary content has no lines to read or search")
+            if is_slice
+            else described
+        )
     if form != "page" or request.grep is None or request.invert or request.lines:
         return paged(content, position)
     page = paged(content, None)
     if page.matches or not page.matches_exact:
         return page if position is None else paged(content, position)
     in_text = paged_text()
-    return replace(in_text, shown=f"no match in the source, {in_text.shown}") if in_text.matches else page
+    return (
+        replace(in_text, shown=f"no match in the source, {in_text.shown}")
+        if in_text.matches
+        else page
+    )
 
 
 def _has_sheets() -> bool:
@@ -145,8 +176,8 @@ def read_text(
 ) -> Page:
     """Return a page of the artifact's text: lines, characters, a grep, or all of it.
 
-    `pointer` is the artifact's pointer, for the page. `position` comes with the request from `unseal`. The key signs
-    the cursor of the next page, if there is one."""
+    `pointer` is the artifact's pointer, for the page. `position` comes with the request from
+    `unseal`. The key signs the cursor of the next page, if there is one."""
     if request.query is not None or request.diff is not None:
         raise InvalidArgument("a query or a diff cannot be read as text", hint="use lines or grep")
     spans: tuple[tuple[int, int], ...] = ()
@@ -179,7 +210,11 @@ def preview_of(content: Content, *, limit: int) -> Preview:
 def source_of(session: CoreSession, target: Ref | str) -> Source:
     """Return what a target names. A part of a JSON artifact is a content of its own."""
     content = session.content(target)
-    if isinstance(target, Ref) or not is_pointer(target) or not (fragment := parse_pointer(target).fragment):
+    if (
+        isinstance(target, Ref)
+        or not is_pointer(target)
+        or not (fragment := parse_pointer(target).fragment)
+    ):
         return Source(content, content.ref.pointer)
     data, media_type = session.part(content, fragment), JSON
     if data.startswith(b'"'):  # a string is read as plain text
@@ -187,7 +222,9 @@ def source_of(session: CoreSession, target: Ref | str) -> Source:
 
         text = json.loads(data)
         data, media_type = encode_text(text), sniff_text(text[:_HEAD], text[-_HEAD:], None, text)
-    part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type)
+    part = replace(
+        content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=media_type
+    )
     return Source(Content.of(part, data), f"{content.ref.pointer}#{fragment}")
 
 
@@ -215,7 +252,11 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
         path, there = heavy.nearest(content, query)
         if path or there:
             text, hint = f"{clip(query)} is not a JSONPath", f"write {path}" if path else there
-            raise misfit(text, hint=hint, instead={"query": path}) if path else InvalidArgument(text, hint=hint)
+            raise (
+                misfit(text, hint=hint, instead={"query": path})
+                if path
+                else InvalidArgument(text, hint=hint)
+            )
     words = {"grep": query, "literal": True, "ignore_case": True}
     raise misfit(f"unknown query: {clip(query)}", hint=_queries(), instead=words)
 
@@ -252,8 +293,12 @@ def _found(content: Content, path: str) -> QueryResult:
 
 
 def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
-    """The content that SQL reads, and a note. For a JSON object, it is the largest array of objects in it."""
-    if is_json(content.ref.media_type) and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{":
+    """The content that SQL reads, and a note. For a JSON object, it is the largest array of objects
+    in it."""
+    if (
+        is_json(content.ref.media_type)
+        and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
+    ):
         with suppress(CoatcheckError):
             from coatcheck.reading import heavy
 
@@ -265,9 +310,11 @@ def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
     return content, ""
 
 
-def _rows(session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack) -> QueryResult:
-    """Run a statement. An unknown table name means the artifact of that name, else the artifact that is read. In a
-    workbook it can only be a sheet or another artifact."""
+def _rows(
+    session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack
+) -> QueryResult:
+    """Run a statement. An unknown table name means the artifact of that name, else the artifact
+    that is read. In a workbook it can only be a sheet or another artifact."""
     from coatcheck.reading.sql import TABLE, run_sql
 
     named: list[str] = []
@@ -292,25 +339,36 @@ def _rows(session: CoreSession, query: str, tables: dict[str, Content], stack: E
 
 
 def _fit(session: CoreSession, source: Source, request: Request, result: QueryResult) -> Page:
-    """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all of it."""
+    """Make a page of a result: all of it, or its beginning and the pointer of an artifact with all
+    of it."""
     shown = "; ".join(filter(None, (result.shown, result.note)))
     if len(result.text) <= request.max_chars:
         return Page(result.text, shown, source.pointer, None, instead=result.instead or None)
     from coatcheck.intake import About
 
-    asked = {name: getattr(request, name) for name in ("query", "diff") if getattr(request, name) is not None}
+    asked = {
+        name: getattr(request, name)
+        for name in ("query", "diff")
+        if getattr(request, name) is not None
+    }
     ref = session.put_about(
         result.text,
         About(
             tool=TOOL,
             media_type=result.media_type,
-            summary=clip(next(iter(asked.values()), ""), 200) + f" of {source.pointer}: {result.shown}"[:250],
+            summary=clip(next(iter(asked.values()), ""), 200)
+            + f" of {source.pointer}: {result.shown}"[:250],
             parents=(source.content.ref.artifact_id,),
             request=mask(json.dumps({**asked, "max_chars": request.max_chars}, ensure_ascii=False)),
         ),
     )
     with session.content(ref) as whole:
-        first = read_text(whole, Request(max_chars=request.max_chars), ref.pointer, key=lambda: session.store.secret)
+        first = read_text(
+            whole,
+            Request(max_chars=request.max_chars),
+            ref.pointer,
+            key=lambda: session.store.secret,
+        )
     session.note_shown(ref, first.spans)
     shown = f"{shown}; {first.shown} of the result, the full result is {ref.pointer}"
     return Page(first.text, shown, source.pointer, None, ref.pointer)

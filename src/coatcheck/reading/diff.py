@@ -1,8 +1,8 @@
 """Unified diff of two texts, deterministic and in time that grows with their size.
 
-Equal heads and tails are removed first, then lines that occur once on both sides anchor the rest, as in patience diff.
-Only small pieces between anchors are compared line by line. A piece that would take too much work is shown as fully
-replaced, which is still a correct diff, and the note says so.
+Equal heads and tails are removed first, then lines that occur once on both sides anchor the rest,
+as in patience diff. Only small pieces between anchors are compared line by line. A piece that would
+take too much work is shown as fully replaced, which is still a correct diff, and the note says so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESUL
         shown += all(kept)
     notes = []
     if lines.full:
-        notes.append(f"{count(hunks - shown, 'changed place')} left out or cut; read both with lines to see them")
+        notes.append(
+            f"{count(hunks - shown, 'changed place')} left out or cut; read both with lines to see them"
+        )
     if matcher.coarse:
         notes.append(
             f"{count(matcher.coarse, 'large piece')} shown as fully replaced: "
@@ -78,7 +80,8 @@ class _Matcher(SequenceMatcher[str]):
         self.coarse = 0
 
     def get_matching_blocks(self) -> list[Match]:
-        """Return the runs of equal lines in order, no two of them adjacent, and an empty one at the end."""
+        """Return the runs of equal lines in order, no two of them adjacent, and an empty one at the
+        end."""
         budget = WORK
         found: list[tuple[int, int, int]] = []
         pending = [(0, len(self._old), 0, len(self._new))]
@@ -104,7 +107,10 @@ class _Matcher(SequenceMatcher[str]):
                 self.coarse += 1
         blocks: list[Match] = []
         for i, j, size in sorted(one for one in found if one[2]):
-            if blocks and (blocks[-1].a + blocks[-1].size, blocks[-1].b + blocks[-1].size) == (i, j):
+            if blocks and (blocks[-1].a + blocks[-1].size, blocks[-1].b + blocks[-1].size) == (
+                i,
+                j,
+            ):
                 i, j, size = blocks[-1].a, blocks[-1].b, blocks.pop().size + size
             blocks.append(Match(i, j, size))
         return [*blocks, Match(len(self._old), len(self._new), 0)]
@@ -113,12 +119,15 @@ class _Matcher(SequenceMatcher[str]):
         """Number of equal lines at the start of two pieces, or at their end."""
         old, new = self._old, self._new
         most, size = min(b - a, d - c), 0
-        while size < most and (old[b - 1 - size] == new[d - 1 - size] if backwards else old[a + size] == new[c + size]):
+        while size < most and (
+            old[b - 1 - size] == new[d - 1 - size] if backwards else old[a + size] == new[c + size]
+        ):
             size += 1
         return size
 
     def _anchors(self, a: int, b: int, c: int, d: int) -> list[tuple[int, int]]:
-        """Pairs of equal lines that occur once on each side: the longest run that is in order on both."""
+        """Pairs of equal lines that occur once on each side: the longest run that is in order on
+        both."""
         old, new = self._old[a:b], self._new[c:d]
         once = {line for line, times in Counter(old).items() if times == 1}
         once &= {line for line, times in Counter(new).items() if times == 1}
@@ -126,7 +135,9 @@ class _Matcher(SequenceMatcher[str]):
             return []
         where = {line: index for line, index in zip(new, numbers(c)) if line in once}
         pairs = [(index, where[line]) for line, index in zip(old, numbers(a)) if line in once]
-        tails: list[int] = []  # for each length of a run, the smallest index in `new` at which one ends
+        tails: list[
+            int
+        ] = []  # for each length of a run, the smallest index in `new` at which one ends
         last: list[int] = []
         back: list[int] = []
         for number, (_, place) in enumerate(pairs):
@@ -142,7 +153,9 @@ class _Matcher(SequenceMatcher[str]):
         return run[::-1]
 
 
-def _lines(hunk: list[tuple[str, int, int, int, int]], old: list[str], new: list[str]) -> Iterator[str]:
+def _lines(
+    hunk: list[tuple[str, int, int, int, int]], old: list[str], new: list[str]
+) -> Iterator[str]:
     yield f"@@ -{_range(hunk[0][1], hunk[-1][2])} +{_range(hunk[0][3], hunk[-1][4])} @@"
     for tag, a, b, c, d in hunk:
         marked = [(" ", old[a:b])] if tag == "equal" else [("-", old[a:b]), ("+", new[c:d])]

@@ -1,14 +1,15 @@
-"""Readable text of documents (`query="text"`): PDF, web pages, and Word, PowerPoint and OpenDocument files.
+"""Readable text of documents (`query="text"`): PDF, web pages, and Word, PowerPoint and
+OpenDocument files.
 
-Headings are lines with `#`, items begin with `-` or a number, cells of a row are separated by ` | `, a link is
-`[text](address)` the first time. Scripts, styles and hidden parts are left out. A PDF or an office file is sliced and
-searched as this text, a web page as its source.
+Headings are lines with `#`, items begin with `-` or a number, cells of a row are separated by ` |
+`, a link is `[text](address)` the first time. Scripts, styles and hidden parts are left out. A PDF
+or an office file is sliced and searched as this text, a web page as its source.
 
-Documents are hostile: they are parsed in a child process, no external entity is loaded, and a file that unpacks to
-more than the limit is an error. Texts are kept for the next page.
+Documents are hostile: they are parsed in a child process, no external entity is loaded, and a file
+that unpacks to more than the limit is an error. Texts are kept for the next page.
 
-`describe` is for binary content: type, size, dimensions of an image, pages of a PDF, names in an archive. It reads only
-heads, tails and directories, and unpacks nothing.
+`describe` is for binary content: type, size, dimensions of an image, pages of a PDF, names in an
+archive. It reads only heads, tails and directories, and unpacks nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from coatcheck.reading.text import Form, recognized, sample_of
 
 MAX_HTML: Final = 16 << 20
 MAX_UNPACKED: Final = 64 << 20  # bytes of XML in an office file
-_PART: Final = lazy_pattern(r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE)
+_PART: Final = lazy_pattern(
+    r"\s*(?:page|slide)s?\s+(\d{1,7})(?:\s*(?:-|to|:)\s*(\d{1,7}))?\s*", re.IGNORECASE
+)
 _SLIDE: Final = lazy_pattern(r"^--- slide (\d+) ---$", re.MULTILINE)
 _BETWEEN: Final = lazy_pattern(r"^--- (?:page|slide) \d+(?::[^\n]*)? ---$", re.MULTILINE)
 _DIRECTORY: Final = 4 << 20
@@ -74,9 +77,13 @@ def text_query(content: Content, query: str) -> QueryResult | None:
     content, form = recognized(content)
     media_type = clip(content.ref.media_type, 60)
     if form == "text":
-        raise InvalidArgument(f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"')
+        raise InvalidArgument(
+            f"{media_type} is text already", hint='read it with lines="1:80" or grep="…"'
+        )
     if form == "other":
-        raise InvalidArgument(f"{media_type} has no text to read", hint="read it without a query to see what it is")
+        raise InvalidArgument(
+            f"{media_type} has no text to read", hint="read it without a query to see what it is"
+        )
     if match is None:
         return text_of(content, form)
     first, last = int(match[1]), int(match[2] or match[1])
@@ -85,9 +92,13 @@ def text_query(content: Content, query: str) -> QueryResult | None:
     whole = text_of(content, form)
     starts = [mark.start() for mark in _SLIDE.finditer(whole.text)]
     if not starts:
-        raise InvalidArgument("this document has no pages", hint='query="text" gives all of its text')
+        raise InvalidArgument(
+            "this document has no pages", hint='query="text" gives all of its text'
+        )
     if not 1 <= first <= min(last, len(starts)):
-        raise InvalidArgument(f"invalid slides: {first} to {last}", hint=f"it has {count(len(starts), 'slide')}")
+        raise InvalidArgument(
+            f"invalid slides: {first} to {last}", hint=f"it has {count(len(starts), 'slide')}"
+        )
     last = min(last, len(starts))
     text = whole.text[starts[first - 1] : starts[last] if last < len(starts) else None].rstrip("\n")
     shown = f"slide {first}" if first == last else f"slides {first}-{last}"
@@ -95,14 +106,17 @@ def text_query(content: Content, query: str) -> QueryResult | None:
 
 
 def as_text(content: Content, form: Form, *, is_searched: bool) -> tuple[Content, str]:
-    """Return the text of a document as a content that can be sliced or searched, and a note for its pages. In a text to
-    search, the lines between pages are form feeds: they match nothing, and show which page a match is on."""
+    """Return the text of a document as a content that can be sliced or searched, and a note for its
+    pages. In a text to search, the lines between pages are form feeds: they match nothing, and show
+    which page a match is on."""
     result = text_of(content, form)
     text = result.text
     if is_searched:
         text = sheets.searched(text) if form == "sheets" else _BETWEEN.sub("\f", text)
     data = text.encode()
-    note = {"pdf": f"of the text of {result.shown}", "sheets": f"of {result.shown}"}.get(form, "of its text")
+    note = {"pdf": f"of the text of {result.shown}", "sheets": f"of {result.shown}"}.get(
+        form, "of its text"
+    )
     ref = replace(content.ref, size_bytes=len(data), media_type=TEXT)
     return Content.of(ref, data), "; ".join(filter(None, (note, result.note)))
 
@@ -112,7 +126,9 @@ def extract(content: Content, form: Form) -> QueryResult:
     lines = _Writer()
     if form == "page":
         if content.size > MAX_HTML:
-            raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit is {MAX_HTML:,}")
+            raise TooLarge(
+                f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit is {MAX_HTML:,}"
+            )
         _WebPage(lines).write(decoded(content.read(0, content.size)))
     else:
         _office(content, lines)
@@ -123,8 +139,9 @@ def extract(content: Content, form: Form) -> QueryResult:
 
 
 class _Writer:
-    """Lines of text, made of pieces. White space is collapsed, except in `verbatim` text. `mark` begins the next line
-    that has text. The address of a link comes after its text, or after the first line of it."""
+    """Lines of text, made of pieces. White space is collapsed, except in `verbatim` text. `mark`
+    begins the next line that has text. The address of a link comes after its text, or after the
+    first line of it."""
 
     def __init__(self) -> None:
         self.kept = BoundedLines(MAX_RESULT)
@@ -159,7 +176,8 @@ class _Writer:
             self._open_link()
 
     def end(self, *, gap: bool = False) -> None:
-        """End the current line, if it has any text. With `gap`, an empty line comes before the next one."""
+        """End the current line, if it has any text. With `gap`, an empty line comes before the next
+        one."""
         self._close_link()
         text = "".join(self._pieces)
         self._pieces.clear()
@@ -209,7 +227,8 @@ class _Writer:
 
 
 def _decoded_address(match: re.Match[str]) -> str:
-    """Decode the letters of an address: percent-encoded, they would take many times as many tokens."""
+    """Decode the letters of an address: percent-encoded, they would take many times as many
+    tokens."""
     try:
         return bytes.fromhex(match[0].replace("%", "")).decode()
     except UnicodeDecodeError:
@@ -223,9 +242,26 @@ _LONG: Final = 160  # characters; a block in a cell ends a line that is longer
 _LONGEST_LINK: Final = 500
 _NO_LINK: Final = lazy_pattern(r"\s*(?:#|javascript:|data:|blob:|about:|$)", re.IGNORECASE)
 _VOID: Final = frozenset(
-    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
+    (
+        "area",
+        "base",
+        "br",
+        "col",
+        "embed",
+        "hr",
+        "img",
+        "input",
+        "link",
+        "meta",
+        "param",
+        "source",
+        "track",
+        "wbr",
+    )
 )
-_IN_HEAD: Final = frozenset(("base", "link", "meta", "noscript", "script", "style", "template", "title"))
+_IN_HEAD: Final = frozenset(
+    ("base", "link", "meta", "noscript", "script", "style", "template", "title")
+)
 _SILENT: Final = frozenset(
     ("audio", "canvas", "datalist", "head", "iframe", "math", "noscript", "object", "script", "select", "style", "svg",
      "template", "title", "video")
@@ -238,7 +274,8 @@ _BLOCKS: Final = frozenset(
      "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", *_LISTS)
 )  # fmt: skip
 _CELLS: Final = frozenset(("td", "th", "tr", "tbody", "tfoot"))
-_CLOSED_BY: Final[Mapping[str, Container[str]]] = {  # an element without an end tag ends where one of these begins
+# an element without an end tag ends where one of these begins
+_CLOSED_BY: Final[Mapping[str, Container[str]]] = {
     "p": _BLOCKS | _HEADINGS.keys(), "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "td": _CELLS, "th": _CELLS,
     "tr": {"tr", "tbody", "tfoot"}, "thead": {"tbody", "tfoot"}, "tbody": {"tbody", "tfoot"},
 }  # fmt: skip
@@ -264,8 +301,8 @@ class _Tag(NamedTuple):
 
 
 def _tokens(source: str) -> Iterator[str | _Tag]:
-    """Yield the tags and texts of a page in linear time, unlike the parser of the standard library. As in a browser, a
-    comment or tag that is not closed includes all of the rest."""
+    """Yield the tags and texts of a page in linear time, unlike the parser of the standard library.
+    As in a browser, a comment or tag that is not closed includes all of the rest."""
     at = 0
     while (start := source.find("<", at)) >= 0:
         yield source[at:start]
@@ -314,7 +351,8 @@ def _attributes(source: str, at: int) -> tuple[dict[str, str], int]:
 
 
 class _WebPage:
-    """Writes the text of a page. Open elements are on a stack, so that hidden ones end where they do in a browser."""
+    """Writes the text of a page. Open elements are on a stack, so that hidden ones end where they
+    do in a browser."""
 
     def __init__(self, lines: _Writer) -> None:
         self._lines = lines
@@ -322,7 +360,9 @@ class _WebPage:
         self._names: Counter[str] = Counter()
         self._hidden: int | None = None  # number of elements around the hidden one
         self._menus: list[int] = []  # number of elements around each menu
-        self._items: list[int | None] = []  # for each open list: the number of its last item, or None
+        self._items: list[
+            int | None
+        ] = []  # for each open list: the number of its last item, or None
         self._is_first_cell = True
         self._title = ""
 
@@ -339,16 +379,21 @@ class _WebPage:
 
     def _start(self, tag: str, given: Mapping[str, str]) -> None:
         while self._open and (
-            tag in _CLOSED_BY.get(self._open[-1], ()) or (self._open[-1] == "head" and tag not in _IN_HEAD)
+            tag in _CLOSED_BY.get(self._open[-1], ())
+            or (self._open[-1] == "head" and tag not in _IN_HEAD)
         ):
             self._pop()
         if tag not in _VOID:
             self._open.append(tag)
             self._names[tag] += 1
             is_hidden = (
-                "hidden" in given or given.get("aria-hidden") == "true" or _INVISIBLE.search(given.get("style", ""))
+                "hidden" in given
+                or given.get("aria-hidden") == "true"
+                or _INVISIBLE.search(given.get("style", ""))
             )
-            if self._hidden is None and (tag in _SILENT or (is_hidden and tag not in ("html", "body"))):
+            if self._hidden is None and (
+                tag in _SILENT or (is_hidden and tag not in ("html", "body"))
+            ):
                 self._hidden = len(self._open) - 1
             if tag == "nav" or given.get("role") == "navigation":
                 self._menus.append(len(self._open) - 1)
@@ -398,7 +443,11 @@ class _WebPage:
             lines.add(f"[image: {alt[:200]}]")
         elif tag == "input" and given.get("type") not in ("hidden", "radio", "checkbox"):
             is_button = given.get("type") in ("submit", "button")
-            name = given.get("value") if is_button else next((given[key] for key in _LABELS if given.get(key)), "")
+            name = (
+                given.get("value")
+                if is_button
+                else next((given[key] for key in _LABELS if given.get(key)), "")
+            )
             lines.add(f" [{'button' if is_button else 'field'}: {name[:100]}] " if name else " ")
         elif tag == "br" and lines.verbatim:
             lines.add("\n")
@@ -414,7 +463,9 @@ class _WebPage:
             number = self._items[-1] if self._items else None
             if number is not None:
                 self._items[-1] = number + 1
-            lines.mark = "  " * min(max(0, len(self._items) - 1), 8) + ("- " if number is None else f"{number + 1}. ")
+            lines.mark = "  " * min(max(0, len(self._items) - 1), 8) + (
+                "- " if number is None else f"{number + 1}. "
+            )
         elif tag == "pre":
             lines.verbatim = True
 
@@ -455,19 +506,29 @@ def _office(content: Content, lines: _Writer) -> None:
                 _slides(package, main, lines)
             else:
                 package.parse("content.xml", _OpenDocument(lines))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        zlib.error,
+    ) as error:
         if isinstance(error, CoatcheckError):
             raise
         raise InvalidArgument(f"the document cannot be read: {clip(str(error))}") from error
 
 
 def _archive(content: Content) -> zipfile.ZipFile:
-    """Open a zip archive. It needs a buffered stream: a raw one may return less than it was asked for."""
+    """Open a zip archive. It needs a buffered stream: a raw one may return less than it was asked
+    for."""
     return zipfile.ZipFile(io.BufferedReader(ArtifactStream(content), EDGE))
 
 
 class _Package:
-    """The XML files inside an office file. The total unpacked size of those that are parsed is limited."""
+    """The XML files inside an office file. The total unpacked size of those that are parsed is
+    limited."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
@@ -491,7 +552,9 @@ class _Package:
                 while piece := file.read(EDGE):
                     self._left -= len(piece)
                     if self._left < 0:
-                        raise LimitExceeded(f"the document unpacks to more than {MAX_UNPACKED >> 20} MiB")
+                        raise LimitExceeded(
+                            f"the document unpacks to more than {MAX_UNPACKED >> 20} MiB"
+                        )
                     parser.Parse(piece, False)
                 parser.Parse(b"", True)
         except expat.ExpatError as error:
@@ -504,7 +567,8 @@ class _Package:
         return found.all
 
     def relations(self, name: str) -> dict[str, Relation]:
-        """The relations of a file by their ids. A target inside the package is a path from its root."""
+        """The relations of a file by their ids. A target inside the package is a path from its
+        root."""
         folder, _, file = name.rpartition("/")
         found = {}
         for tag, given in self.elements(posixpath.join(folder, "_rels", f"{file}.rels")):
@@ -512,7 +576,9 @@ class _Package:
                 target = given.get("Target", "")
                 if given.get("TargetMode") != "External":
                     target = posixpath.normpath(posixpath.join("/", folder, target)).lstrip("/")
-                found[given.get("Id", "")] = Relation(given.get("Type", "").rpartition("/")[2], target)
+                found[given.get("Id", "")] = Relation(
+                    given.get("Type", "").rpartition("/")[2], target
+                )
         return found
 
 
@@ -552,13 +618,16 @@ class _StartTags(_Elements):
 
 
 _HEADING: Final = lazy_pattern(r"heading (\d)|title", re.IGNORECASE)
-_REMOVED: Final = frozenset(("del", "moveFrom", "Fallback"))  # the last repeats content for older programs
+_REMOVED: Final = frozenset(
+    ("del", "moveFrom", "Fallback")
+)  # the last repeats content for older programs
 _FURNITURE: Final = frozenset(("dt", "ftr", "hdr", "sldImg", "sldNum"))
 _DEPTHS: Final = frozenset("012345678")
 
 
 class _Prose(_Elements):
-    """Writes paragraphs and tables. Each format has its names for a table, a row, a cell and what is left out."""
+    """Writes paragraphs and tables. Each format has its names for a table, a row, a cell and what
+    is left out."""
 
     table, row, cell = "table", "table-row", "table-cell"
     left_out: Container[str] = ("tracked-changes", "note-citation")
@@ -614,7 +683,9 @@ class _OfficeXml(_Prose):
 
     table, row, cell, left_out = "tbl", "tr", "tc", _REMOVED
 
-    def __init__(self, lines: _Writer, relations: Mapping[str, Relation], levels: Mapping[str, int]) -> None:
+    def __init__(
+        self, lines: _Writer, relations: Mapping[str, Relation], levels: Mapping[str, int]
+    ) -> None:
         super().__init__(lines)
         self._relations, self._levels = relations, levels
         self._is_text = self._is_muted = False
@@ -704,7 +775,9 @@ class _OpenDocument(_Prose):
         if tag in ("p", "h"):
             self._paragraphs += 1
             level = given.get("outline-level", "1")
-            self._heading(min(max(1, int(level)) if level in _DEPTHS else 1, 6) if tag == "h" else 0)
+            self._heading(
+                min(max(1, int(level)) if level in _DEPTHS else 1, 6) if tag == "h" else 0
+            )
         elif tag in ("s", "tab"):
             lines.add(" " if tag == "s" else "\t")
         elif tag == "line-break":
@@ -748,7 +821,11 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
         lines.append("It is empty.")
     elif media.startswith("image/"):
         size = pixels(head) or _bitmap_size(head)
-        lines.append(f"{size[0]:,} x {size[1]:,} pixels" if size else "Its first bytes do not have its dimensions.")
+        lines.append(
+            f"{size[0]:,} x {size[1]:,} pixels"
+            if size
+            else "Its first bytes do not have its dimensions."
+        )
     elif media == "application/pdf":
         lines.extend(_pdf(content))
     elif media in _NOTES:
@@ -759,11 +836,18 @@ def describe(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
         lines.extend(_gzip(content, head))
     elif about := header(sample, media):
         lines.append(about)
-    if not media.startswith("image/") and media != "application/pdf" and content.size and not head.startswith(b"PK"):
+    if (
+        not media.startswith("image/")
+        and media != "application/pdf"
+        and content.size
+        and not head.startswith(b"PK")
+    ):
         lines.extend(_dump(head))
     text = "\n".join(lines)
     cut = len(text) > max_chars
-    return QueryResult(text[:max_chars], TEXT, "description", note="the description is cut" if cut else "")
+    return QueryResult(
+        text[:max_chars], TEXT, "description", note="the description is cut" if cut else ""
+    )
 
 
 def _bitmap_size(head: bytes) -> tuple[int, int] | None:
@@ -810,7 +894,9 @@ def _zip(content: Content, sample: Sample) -> Iterator[str]:
     tail = (sample.head + sample.tail)[-EDGE:]
     at = tail.rfind(b"PK\x05\x06")
     claimed = int.from_bytes(tail[at + 12 : at + 16], "little")
-    if at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail:  # the last: ZIP64, unlimited
+    if (
+        at < 0 or len(tail) < at + 22 or claimed > _DIRECTORY or b"PK\x06\x07" in tail
+    ):  # the last: ZIP64, unlimited
         yield "Its directory is missing or too large to list."
         return
     try:

@@ -1,19 +1,22 @@
 """grep over an artifact of any size with RE2: linear time for any pattern, in bounded memory.
 
-A page looks like `grep -n`: `12:` before a line that matches, `11-` before a line of context, `--` between groups. A
-line counts once, however often it matches, if it has at most `LONG` bytes. On a longer line, and in a text of a single
-line, every occurrence counts and is shown: in its record (see `long_lines`), else with the characters around it. If
-that takes more than `RICH` characters, the page shows each match in brief.
+A page looks like `grep -n`: `12:` before a line that matches, `11-` before a line of context, `--`
+between groups. A line counts once, however often it matches, if it has at most `LONG` bytes. On a
+longer line, and in a text of a single line, every occurrence counts and is shown: in its record
+(see `long_lines`), else with the characters around it. If that takes more than `RICH` characters,
+the page shows each match in brief.
 
-The text is searched in pieces of many lines. A pattern sees one line at a time: it is compiled so that it never matches
-a line feed and `^` and `$` match at every line; the few patterns for which that is not enough run line by line. A line
-that spans pieces is joined up to a limit; a longer one is searched in overlapping windows. JSON and long lines are
-searched as written and with the escapes of their strings decoded. Offsets always refer to the written line.
+The text is searched in pieces of many lines. A pattern sees one line at a time: it is compiled so
+that it never matches a line feed and `^` and `$` match at every line; the few patterns for which
+that is not enough run line by line. A line that spans pieces is joined up to a limit; a longer one
+is searched in overlapping windows. JSON and long lines are searched as written and with the escapes
+of their strings decoded. Offsets always refer to the written line.
 
-Counting all matches is limited in time: a full page counts for one more second, or for a few milliseconds if nearly
-all lines match, and then says "at least". A position is the next line, the number of matches before it, the lines of
-context still due after the last match, the known count (twice the number, plus one if exact) and, if the page ended
-inside a line, the offset of the next occurrence.
+Counting all matches is limited in time: a full page counts for one more second, or for a few
+milliseconds if nearly all lines match, and then says "at least". A position is the next line, the
+number of matches before it, the lines of context still due after the last match, the known count
+(twice the number, plus one if exact) and, if the page ended inside a line, the offset of the next
+occurrence.
 """
 
 from __future__ import annotations
@@ -34,7 +37,16 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.previews.excerpts import count, folded, uncoloured
-from coatcheck.reading.long_lines import LEVELS, RECORD, SMALL, Decoded, Extract, Structure, boundary, decoded_lines
+from coatcheck.reading.long_lines import (
+    LEVELS,
+    RECORD,
+    SMALL,
+    Decoded,
+    Extract,
+    Structure,
+    boundary,
+    decoded_lines,
+)
 from coatcheck.reading.page import AUTO, MAX_CONTEXT, PageDraft, Request, lines_of
 from coatcheck.reading.text import REPLACEMENT, DecodedText, decode, visible
 from coatcheck.storage import merged
@@ -61,9 +73,13 @@ _REJECTIONS: Final = (
     (tuple(f"sequence: \\{name}" for name in "123456789k"),
      "RE2 has no back-references", "spell the text out: (foo|bar)"),
 )  # fmt: skip
-_PLAIN: Final = lazy_pattern(r"[\w !\"#%&',/:;<=>@`~-]+", re.ASCII)  # printable ASCII without a special meaning in RE2
+_PLAIN: Final = lazy_pattern(
+    r"[\w !\"#%&',/:;<=>@`~-]+", re.ASCII
+)  # printable ASCII without a special meaning in RE2
 _FEED: Final = lazy_pattern(r"(\\[^n])|\\n|\n", re.DOTALL)
-_ESCAPE_HINT: Final = "check the pattern, and put a backslash before special characters that you search for"
+_ESCAPE_HINT: Final = (
+    "check the pattern, and put a backslash before special characters that you search for"
+)
 LONG_LINE: Final = 2 << 20
 OVERLAP: Final = 64 << 10
 LINE_SECONDS: Final = 10.0  # maximum time without a match in one line
@@ -107,10 +123,14 @@ _LEFT_OUT: Final = len("[999,999,999,999 characters left out]")
 _Views: TypeAlias = "dict[int, _LineView | _HugeLineView]"  # by the offset of the line
 
 
-def search(text: DecodedText, request: Request, position: tuple[int, ...] | None = None, base: str = "") -> PageDraft:
-    """One page of matching lines, from the position on. `base` is the fragment of a text that is part of an artifact.
+def search(
+    text: DecodedText, request: Request, position: tuple[int, ...] | None = None, base: str = ""
+) -> PageDraft:
+    """One page of matching lines, from the position on. `base` is the fragment of a text that is
+    part of an artifact.
 
-    Few matches are shown with whole records. If those do not fit in a part of the page, each is shown in brief."""
+    Few matches are shown with whole records. If those do not fit in a part of the page, each is
+    shown in brief."""
     assert request.grep is not None
     if not text.lines:
         Pattern(request.grep, ignore_case=request.ignore_case, literal=request.literal)
@@ -122,7 +142,12 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
     start, before, due, known, *inside = position or (ranges[0][0], 0, 0, 0)
     with closing(_Found(text, request, ranges, start, *inside)) as found:
         page, seconds = _best_form(found, due, base, is_counted=not known)
-        is_first = position is None and page.found + page.more > 0 and page.stopped is None and seconds < SLOW_SECONDS
+        is_first = (
+            position is None
+            and page.found + page.more > 0
+            and page.stopped is None
+            and seconds < SLOW_SECONDS
+        )
         tallies = _tallies(found) if is_first and not (request.literal or request.invert) else []
     seen = before + page.found
     matches, exact = max(seen + page.more, known >> 1), page.is_finished or bool(known & 1)
@@ -138,7 +163,9 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         slices = ", ".join(f"{first}-{last}" for first, last in ranges)
         where = f"lines {slices} of {text.lines:,}"
     if page.records:
-        where += f", {count(page.records, 'record')}" + " on this page" * (following is not None or before > 0)
+        where += f", {count(page.records, 'record')}" + " on this page" * (
+            following is not None or before > 0
+        )
     total = f"{matches:,}" if exact else f"at least {matches:,}"
     if page.found:
         numbers = f"match {seen}" if page.found == 1 else f"matches {before + 1}-{seen}"
@@ -149,19 +176,25 @@ def search(text: DecodedText, request: Request, position: tuple[int, ...] | None
         shown = f"no {'further ' if before else ''}match in {where}"
     notes = page.notes()
     if page.stopped is not None:
-        notes.insert(0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there")
+        notes.insert(
+            0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there"
+        )
     return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact,
                      total=text.lines, hits=tuple(page.hits))  # fmt: skip
 
 
-def _best_form(found: _Found, due: int, base: str, *, is_counted: bool) -> tuple[_PageBuilder, float]:
+def _best_form(
+    found: _Found, due: int, base: str, *, is_counted: bool
+) -> tuple[_PageBuilder, float]:
     """The page in the form that shows the most, and the seconds that the first form took."""
     text, request = found.text, found.request
     given = request.context if isinstance(request.context, int) else None
     usual = _usual_context(text) if given is None else given
 
     def filled(width: int, room: int, context: int) -> _PageBuilder:
-        page = _PageBuilder(found, due=min(due, context), base=base, room=room, context=context, width=width)
+        page = _PageBuilder(
+            found, due=min(due, context), base=base, room=room, context=context, width=width
+        )
         page.fill(is_counted=is_counted and width == _WIDTHS[-1])
         return page
 
@@ -192,7 +225,8 @@ def _usual_context(text: DecodedText) -> int:
 
 
 def alternatives(pattern: str) -> list[str]:
-    """The alternatives of a pattern like `A|B|C` or `(A|B)`, if it has any; flags at its start apply to each."""
+    """The alternatives of a pattern like `A|B|C` or `(A|B)`, if it has any; flags at its start
+    apply to each."""
     flags = _FLAGS.match(pattern)
     lead, body = (flags[0], pattern[flags.end() :]) if flags else ("", pattern)
     parts = _split(body)
@@ -202,7 +236,8 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def _split(pattern: str) -> list[str]:
-    """Split a pattern at each `|` outside of brackets. An unbalanced one, or one with `\\Q`, stays whole."""
+    """Split a pattern at each `|` outside of brackets. An unbalanced one, or one with `\\Q`, stays
+    whole."""
     parts, start, depth = [], 0, 0
     for token in _PARTS.finditer(pattern):
         sign = token[0]
@@ -216,7 +251,8 @@ def _split(pattern: str) -> list[str]:
 
 
 def _tallies(found: _Found) -> list[str]:
-    """A note on how often each alternative of the pattern matches, unless the few matches show it, or it takes long."""
+    """A note on how often each alternative of the pattern matches, unless the few matches show it,
+    or it takes long."""
     parts = alternatives(found.request.grep or "")
     deadline = monotonic() + TALLY_SECONDS
     try:
@@ -238,14 +274,17 @@ def _tallies(found: _Found) -> list[str]:
                 if not is_whole or monotonic() > deadline:
                     return []
     named = zip(parts, counts, strict=True)
-    note = ", ".join(f"{part if len(part) <= 40 else part[:39] + '…'}: {number or 'none'}" for part, number in named)
+    note = ", ".join(
+        f"{part if len(part) <= 40 else part[:39] + '…'}: {number or 'none'}"
+        for part, number in named
+    )
     is_plain = all(counts) and sum(counts) <= _FEW
     return [note] if note and len(note) <= _TALLY and not is_plain else []
 
 
 class _Lines:
-    """Searched lines. Their matches, and those inside a long line, are found when they are first asked for, and kept
-    for every form of the page. `is_first` is True at the start of a range."""
+    """Searched lines. Their matches, and those inside a long line, are found when they are first
+    asked for, and kept for every form of the page. `is_first` is True at the start of a range."""
 
     def __init__(self, found: _Found, group: LineGroup | HugeLine, is_first: bool) -> None:
         self.group, self.is_first = group, is_first
@@ -258,11 +297,16 @@ class _Lines:
 
 
 class _Found:
-    """The lines of a search from its start on. Each form of the page goes through them, but they are read and searched
-    once: lines with matches, and those after them, are kept up to a limit."""
+    """The lines of a search from its start on. Each form of the page goes through them, but they
+    are read and searched once: lines with matches, and those after them, are kept up to a limit."""
 
     def __init__(
-        self, text: DecodedText, request: Request, ranges: list[tuple[int, int]], start: int, inside: int = 0
+        self,
+        text: DecodedText,
+        request: Request,
+        ranges: list[tuple[int, int]],
+        start: int,
+        inside: int = 0,
     ) -> None:
         self.text, self.request, self.start, self.inside = text, request, start, inside
         self.long = LONG if text.lines > 1 else 0
@@ -274,7 +318,12 @@ class _Found:
         self._next = start  # the last of the kept lines, or those after them
 
     def compiled(self, pattern: str, *, literal: bool = False) -> Pattern:
-        return Pattern(pattern, ignore_case=self.request.ignore_case, literal=literal, escapes=self._has_escapes)
+        return Pattern(
+            pattern,
+            ignore_case=self.request.ignore_case,
+            literal=literal,
+            escapes=self._has_escapes,
+        )
 
     def inside_at(self, number: int) -> int:
         """Offset in a line that the page continues from, 0 for all lines but the first."""
@@ -298,7 +347,10 @@ class _Found:
         is_inverted = self.request.invert
         if isinstance(group, HugeLine):
             spans = self.view(group, views, 0, 0, group.number).occurrences()
-            if self.inside_at(group.number) or any(span is not None for span in spans) is not is_inverted:
+            if (
+                self.inside_at(group.number)
+                or any(span is not None for span in spans) is not is_inverted
+            ):
                 yield LineHit(0, 0, 0)
             return
         if group.absent:
@@ -317,7 +369,8 @@ class _Found:
         self._kept.clear()
 
     def lines(self, *, keep: bool) -> Generator[_Lines, None, None]:
-        """Yield the lines in order: the kept ones, then others, which are kept if `keep` is True."""
+        """Yield the lines in order: the kept ones, then others, which are kept if `keep` is
+        True."""
         yield from self._kept
         start = self._next
         if self._kept and self._kept[-1].group.number == start:
@@ -362,7 +415,14 @@ class _LineView:
 
     unit = "characters"
 
-    def __init__(self, group: LineGroup, start: int, end: int, pattern: Pattern | None = None, inside: int = 0) -> None:
+    def __init__(
+        self,
+        group: LineGroup,
+        start: int,
+        end: int,
+        pattern: Pattern | None = None,
+        inside: int = 0,
+    ) -> None:
         self._raw = group.data[start:end]
         self._body = self._raw.decode()
         self._near = (0, 0)
@@ -372,7 +432,8 @@ class _LineView:
         self.is_repaired = group.repaired
 
     def occurrences(self) -> Iterator[tuple[int, int] | None]:
-        """Yield the occurrences from the byte offset where a page continues, and None from time to time."""
+        """Yield the occurrences from the byte offset where a page continues, and None from time to
+        time."""
         self._structure = None
         return copy(self._spans)
 
@@ -389,7 +450,9 @@ class _LineView:
     def cut(self, low: int, high: int) -> str:
         return self._body[low:high]
 
-    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, width: int) -> Extract | None:
+    def record(
+        self, span: tuple[int, int], limit: int, *, is_json: bool, width: int
+    ) -> Extract | None:
         """The record around a match. The spans must come in order."""
         if self._structure is None:
             self._structure = Structure(self._raw, is_json=is_json)
@@ -402,7 +465,9 @@ class _HugeLineView:
     unit = "bytes"
     is_repaired = False
 
-    def __init__(self, text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int = 0) -> None:
+    def __init__(
+        self, text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int = 0
+    ) -> None:
         self._text, self._start = text, huge.start
         self._spans = tee(_occurrences_in(text, huge, pattern, inside), 1)[0]
         self.length = huge.end - huge.start
@@ -417,25 +482,30 @@ class _HugeLineView:
         data = self._text.read(self._start + low, high - low)
         return visible(uncoloured(decode(data)))[0].strip(REPLACEMENT)
 
-    def record(self, span: tuple[int, int], limit: int, *, is_json: bool, width: int) -> Extract | None:
-        """The record around a match, if one begins shortly before it: the line is not scanned from its start."""
+    def record(
+        self, span: tuple[int, int], limit: int, *, is_json: bool, width: int
+    ) -> Extract | None:
+        """The record around a match, if one begins shortly before it: the line is not scanned from
+        its start."""
         low = max(0, span[0] - 2 * limit)
         data = self._text.read(self._start + low, min(self.length - low, span[1] - low + limit))
         begin = _NEXT_RECORD.search(data, 0, span[0] - low)
         if begin is None or span[1] - span[0] > limit:
             return None
-        found = Structure(data, at=begin.end() - 1).record_at(span[0] - low, span[1] - low, limit=limit, width=width)
+        found = Structure(data, at=begin.end() - 1).record_at(
+            span[0] - low, span[1] - low, limit=limit, width=width
+        )
         return found and found._replace(start=found.start + low, end=found.end + low, label="")
 
 
 def _occurrences_in(
     text: DecodedText, huge: HugeLine, pattern: Pattern, inside: int
 ) -> Iterator[tuple[int, int] | None]:
-    """Yield the occurrences as offsets from the start of the line, and None after each window. `inside` is the
-    start of an earlier match to continue from.
+    """Yield the occurrences as offsets from the start of the line, and None after each window.
+    `inside` is the start of an earlier match to continue from.
 
-    A match longer than the overlap may be missed, or found in parts that count as one. Invalid UTF-8 matches
-    nothing. Raises `LimitExceeded` if the pattern is too slow."""
+    A match longer than the overlap may be missed, or found in parts that count as one. Invalid
+    UTF-8 matches nothing. Raises `LimitExceeded` if the pattern is too slow."""
     done, is_cut = huge.start + inside, False
     deadline = monotonic() + LINE_SECONDS
     for base in range(huge.start + inside // _STEP * _STEP, huge.end, _STEP):
@@ -467,12 +537,15 @@ def _occurrences_in(
 
 
 class _PageBuilder:
-    """A page being filled. `resume` is the first line that did not fit, None while there is room; `inside` is the
-    offset of the first occurrence in it that did not. `due` counts the lines of context left to show after a match, and
-    `more` the matches beyond the page. `is_finished` is True if the end was reached, and `stopped` is the line at which
-    time ran out before the page was full."""
+    """A page being filled. `resume` is the first line that did not fit, None while there is room;
+    `inside` is the offset of the first occurrence in it that did not. `due` counts the lines of
+    context left to show after a match, and `more` the matches beyond the page. `is_finished` is
+    True if the end was reached, and `stopped` is the line at which time ran out before the page was
+    full."""
 
-    def __init__(self, found: _Found, *, due: int, base: str, room: int, context: int, width: int) -> None:
+    def __init__(
+        self, found: _Found, *, due: int, base: str, room: int, context: int, width: int
+    ) -> None:
         self._search, self._text, self._request = found, found.text, found.request
         self._base, self._width_of_most, self._context = base, width, context
         self.records = 0
@@ -500,9 +573,15 @@ class _PageBuilder:
                     if monotonic() > self._deadline:
                         self.stopped = group.number
                         return
-                    if lines.is_first and group.number > self._floor:  # no context reaches from one range to another
+                    if (
+                        lines.is_first and group.number > self._floor
+                    ):  # no context reaches from one range to another
                         self._floor, self.due = group.number, 0
-                    at = self._add_huge(lines, group) if isinstance(group, HugeLine) else self._add(lines, group)
+                    at = (
+                        self._add_huge(lines, group)
+                        if isinstance(group, HugeLine)
+                        else self._add(lines, group)
+                    )
                     if at is None:
                         continue
                     if not is_counted:
@@ -526,12 +605,14 @@ class _PageBuilder:
             most = f"a match over {OVERLAP >> 10} KiB may be missed"
             notes.append(f"lines over {LONG_LINE >> 20} MiB were searched in parts, {most}")
         if not self.found and self._search.pattern.has_feed:
-            notes.append("a pattern sees one line at a time, so \\n never matches: use context=N for the lines around")
+            notes.append(
+                "a pattern sees one line at a time, so \\n never matches: use context=N for the lines around"
+            )
         return notes + self._text.notes() if self._text.is_scanned else notes
 
     def _count(self, group: LineGroup | HugeLine, at: int, inside: int, full_at: float) -> bool:
-        """Count the matches in these lines from the offset `at` on, in the first line from `inside` on. Return whether
-        there is time for more."""
+        """Count the matches in these lines from the offset `at` on, in the first line from `inside`
+        on. Return whether there is time for more."""
         inverted, deadline = self._request.invert, full_at + COUNT_SECONDS
         if isinstance(group, HugeLine):
             self._has_huge = True
@@ -540,24 +621,34 @@ class _PageBuilder:
             self.more += is_whole and not found if inverted else found
         else:
             passed = group.number - self._search.start + group.data.count(b"\n", group.start, at)
-            if 0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed:  # a larger count includes occurrences
+            if (
+                0 < 9 * passed <= 10 * (self.found + self.more) <= 10 * passed
+            ):  # a larger count includes occurrences
                 deadline = full_at + DENSE_SECONDS
             long = None if inverted else self._search.long
-            found, upto = self._search.pattern.count(group.data, at, group.end, deadline, long=long, inside=inside)
+            found, upto = self._search.pattern.count(
+                group.data, at, group.end, deadline, long=long, inside=inside
+            )
             self.more += _line_count(group.data, at, upto) - found if inverted else found
             is_whole = upto == group.end
         return is_whole and monotonic() <= deadline
 
     def _add(self, lines: _Lines, group: LineGroup) -> int | None:
-        """Show the matches in these lines. None while there is room, else the offset from which to count."""
+        """Show the matches in these lines. None while there is room, else the offset from which to
+        count."""
         at, number = group.start, group.number
         for hit in lines.hits():
             gap = group.data.count(b"\n", at, hit.start)
-            if not (self._show_due(group, at, number, hit.start) and self._before(group, hit.start, number + gap)):
+            if not (
+                self._show_due(group, at, number, hit.start)
+                and self._before(group, hit.start, number + gap)
+            ):
                 return hit.start
             number += gap
             if not self._request.invert and hit.end - hit.start > self._search.long:
-                if not self._occurrences(self._search.view(group, lines.views, hit.start, hit.end, number), number):
+                if not self._occurrences(
+                    self._search.view(group, lines.views, hit.start, hit.end, number), number
+                ):
                     return hit.start
             elif not self._line(group, number, ":", hit.start, hit.end, hit.match):
                 return hit.start
@@ -612,25 +703,34 @@ class _PageBuilder:
     def _distant(self, number: int, mark: str = "-") -> bool:
         """Show a line that is not in the current group."""
         begin, width = self._text.line_start(number), self._width(number)
-        head = visible(uncoloured(self._text.take(begin, width + 1)))[0].partition("\n")[0].rstrip("\r")
+        head = (
+            visible(uncoloured(self._text.take(begin, width + 1)))[0]
+            .partition("\n")[0]
+            .rstrip("\r")
+        )
         if len(head) <= width:
             return self._entry(number, mark, head)
         body = head[: width - _LEFT_OUT]
         left = self._text.line_end(begin) - begin - len(body.encode())
         return self._entry(number, mark, f"{body}[{left:,} bytes left out]", cut_from=left + width)
 
-    def _line(self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int = -1) -> bool:
+    def _line(
+        self, group: LineGroup, number: int, mark: str, start: int, end: int, match: int = -1
+    ) -> bool:
         line = _LineView(group, start, end)
         body, low, high = self._excerpt(line, number, max(0, match - start))
         cut_from = line.length if high - low < line.length else 0
         return self._entry(number, mark, body, cut_from=cut_from, is_repaired=line.is_repaired)
 
     def _occurrences(self, line: _LineView | _HugeLineView, number: int) -> bool:
-        """Show the occurrences in a line. Those in the same record or near one another share an entry."""
+        """Show the occurrences in a line. Those in the same record or near one another share an
+        entry."""
         inside = self._search.inside_at(number)
         spans = (span for span in line.occurrences() if span is not None)
         span: tuple[int, int] | None = next(spans, (inside, inside))
-        if span is not None and span[0] == span[1]:  # an empty match counts only if there is no other
+        if (
+            span is not None and span[0] == span[1]
+        ):  # an empty match counts only if there is no other
             span = next(spans, span)
         while span is not None:
             first, record, edge = span[0], self._record(line, number, span), 0
@@ -643,7 +743,8 @@ class _PageBuilder:
                 is_cut = record.is_cut
             count = 0
             while span is not None and (
-                count == 0 or (line.measure(span[1]) <= edge if record is None else span[0] < record.end)
+                count == 0
+                or (line.measure(span[1]) <= edge if record is None else span[0] < record.end)
             ):
                 count += 1
                 span = next(spans, None)
@@ -651,9 +752,16 @@ class _PageBuilder:
                     break
             cut_from = line.length if is_cut else 0
             label, shown_at = self._last
-            if record is not None and self._wide and record.label == label != "" and record.start <= shown_at + _AGAIN:
+            if (
+                record is not None
+                and self._wide
+                and record.label == label != ""
+                and record.start <= shown_at + _AGAIN
+            ):
                 pass  # a brief page shows a record once; a very large one is shown again further on
-            elif not self._entry(number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired):
+            elif not self._entry(
+                number, ":", body, cut_from=cut_from, is_repaired=line.is_repaired
+            ):
                 self.inside = first
                 return False
             elif record is not None:
@@ -670,27 +778,42 @@ class _PageBuilder:
         """The width of the next match; 0 for a whole record, which the first match always gets."""
         return self._width_of_most if self.found else 0
 
-    def _record(self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]) -> Extract | None:
+    def _record(
+        self, line: _LineView | _HugeLineView, number: int, span: tuple[int, int]
+    ) -> Extract | None:
         """The record around an occurrence, unless the whole line fits."""
         limit = min(RECORD, self._room_for(number))
         is_only = self._text.lines == 1  # otherwise the line is a record itself
         if line.length <= (self._wide or (SMALL if is_only else limit)) or span[0] == span[1]:
             return None
-        found = line.record(span, limit, is_json=is_only and self._text.is_document, width=self._wide)
-        if found is None or len(found.text) + len(found.label) + len(self._base) >= self._room_for(number):
+        found = line.record(
+            span, limit, is_json=is_only and self._text.is_document, width=self._wide
+        )
+        if found is None or len(found.text) + len(found.label) + len(self._base) >= self._room_for(
+            number
+        ):
             return None
-        label = f"#{self._base}{found.label[1:]}" if self._base and found.label.startswith("#") else found.label
+        label = (
+            f"#{self._base}{found.label[1:]}"
+            if self._base and found.label.startswith("#")
+            else found.label
+        )
         return found._replace(label=label)
 
-    def _excerpt(self, line: _LineView | _HugeLineView, number: int, offset: int) -> tuple[str, int, int]:
-        """As much of a line as may be shown around a byte offset, and where that begins and ends."""
+    def _excerpt(
+        self, line: _LineView | _HugeLineView, number: int, offset: int
+    ) -> tuple[str, int, int]:
+        """As much of a line as may be shown around a byte offset, and where that begins and
+        ends."""
         width = self._width(number)
         if not self._wide and line.length <= min(RECORD, self._room_for(number)):
             width = line.length
         room = line.length if line.length <= width else width - 2 * _LEFT_OUT
         low = max(0, min(line.measure(offset) - room // 4, line.length - room))
         high = min(low + room, line.length)
-        left, right = (f"[{size:,} {line.unit} left out]" if size else "" for size in (low, line.length - high))
+        left, right = (
+            f"[{size:,} {line.unit} left out]" if size else "" for size in (low, line.length - high)
+        )
         return left + line.cut(low, high) + right, low, high
 
     def _label(self, number: int) -> str:
@@ -700,9 +823,13 @@ class _PageBuilder:
         return self._request.max_chars - len(self._label(number)) - 1
 
     def _width(self, number: int) -> int:
-        return min(self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number))
+        return min(
+            self._wide + _MARKS if self._wide else LINE_CHARS, LINE_CHARS, self._room_for(number)
+        )
 
-    def _entry(self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False) -> bool:
+    def _entry(
+        self, number: int, mark: str, body: str, *, cut_from: int = 0, is_repaired: bool = False
+    ) -> bool:
         entry = f"{self._label(number)}{mark}{body}"
         if self.out and self._context and number > self._floor:
             entry = "--\n" + entry
@@ -724,8 +851,8 @@ class _PageBuilder:
 def _tally(
     spans: Iterator[tuple[int, int] | None], deadline: float, *, is_hit: bool, stops: bool = False
 ) -> tuple[int, bool]:
-    """Number of occurrences in a line, at least one if it matches, and whether all were counted. With `stops`, one is
-    enough."""
+    """Number of occurrences in a line, at least one if it matches, and whether all were counted.
+    With `stops`, one is enough."""
     total = 0
     for span in spans:
         if span is not None:
@@ -762,7 +889,8 @@ def _line_count(data: bytes, at: int, end: int) -> int:
 
 
 class LineHit(NamedTuple):
-    """A line that matches: its start, its end and the start of the match, as offsets into the searched lines."""
+    """A line that matches: its start, its end and the start of the match, as offsets into the
+    searched lines."""
 
     start: int
     end: int
@@ -770,32 +898,50 @@ class LineHit(NamedTuple):
 
 
 class Pattern:
-    """Finds matching lines in whole lines of valid UTF-8. With `escapes`, JSON escapes are decoded too."""
+    """Finds matching lines in whole lines of valid UTF-8. With `escapes`, JSON escapes are decoded
+    too."""
 
     def __init__(
-        self, pattern: str, *, ignore_case: bool = False, literal: bool = False, escapes: bool = False
+        self,
+        pattern: str,
+        *,
+        ignore_case: bool = False,
+        literal: bool = False,
+        escapes: bool = False,
     ) -> None:
-        program_size(pattern, ignore_case=ignore_case, literal=literal)  # alone first: it must not close our brackets
+        program_size(
+            pattern, ignore_case=ignore_case, literal=literal
+        )  # alone first: it must not close our brackets
         source = _escaped(pattern) if literal else pattern
         self.has_feed = "\n" in pattern or (not literal and "\\n" in pattern)
-        self._break = b"\f" if self.has_feed else b" "  # replaces a line break in a string; \s matches both
+        self._break = (
+            b"\f" if self.has_feed else b" "
+        )  # replaces a line break in a string; \s matches both
         if escapes and self.has_feed:
             source = _FEED.sub(lambda match: match[1] or r"\f", source)
         self._by_line = not literal and _LINE_BY_LINE.search(source) is not None
         self._one: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
         self._run: Any = None if self._by_line else _run(source, ignore_case)
         self._escapes = escapes
-        self._is_plain = pattern.isascii() and pattern.isprintable() if literal else bool(_PLAIN.fullmatch(pattern))
-        self._matches_nothing = self._one.search(b"") is not None  # then it matches every line, without occurrences
+        self._is_plain = (
+            pattern.isascii() and pattern.isprintable()
+            if literal
+            else bool(_PLAIN.fullmatch(pattern))
+        )
+        self._matches_nothing = (
+            self._one.search(b"") is not None
+        )  # then it matches every line, without occurrences
 
     def search(self, data: bytes, start: int, end: int) -> tuple[int, int] | None:
-        """The first match between two offsets. The bytes around them count for `^`, `$` and word boundaries."""
+        """The first match between two offsets. The bytes around them count for `^`, `$` and word
+        boundaries."""
         found = self._one.search(data, start, end)
         return None if found is None else found.span()
 
     def is_absent(self, lines: bytes, start: int, end: int) -> bool:
-        """Whether no line between two offsets can match, whatever is done to invalid UTF-8 in it. Only known for
-        plain text in lines without colours, carriage returns and escapes: nothing is removed from them."""
+        """Whether no line between two offsets can match, whatever is done to invalid UTF-8 in it.
+        Only known for plain text in lines without colours, carriage returns and escapes: nothing is
+        removed from them."""
         return (
             self._is_plain
             and lines.find(b"\x1b", start, end) < 0
@@ -813,8 +959,14 @@ class Pattern:
         while start < end:
             stop = end
             if end - start > _RUN:
-                stop = (lines.rfind(b"\n", start, start + _RUN) + 1 or lines.find(b"\n", start + _RUN, end) + 1) or end
-            decoded = (self._decoded_hits(level, lines, start, stop) for level in self._levels(lines[start:stop]))
+                stop = (
+                    lines.rfind(b"\n", start, start + _RUN) + 1
+                    or lines.find(b"\n", start + _RUN, end) + 1
+                ) or end
+            decoded = (
+                self._decoded_hits(level, lines, start, stop)
+                for level in self._levels(lines[start:stop])
+            )
             for hit in heapq.merge(self._hits(lines, start, stop), *decoded):
                 if hit.start != last:
                     yield hit
@@ -822,8 +974,9 @@ class Pattern:
             start = stop
 
     def occurrences(self, data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the matches between two offsets of one line, without overlaps. Empty matches are left out unless one is
-        first, so that the line counts. The bytes around the offsets count for `^`, `$` and `\\b`."""
+        """Yield the matches between two offsets of one line, without overlaps. Empty matches are
+        left out unless one is first, so that the line counts. The bytes around the offsets count
+        for `^`, `$` and `\\b`."""
         if self._matches_nothing:
             yield start, start
             return
@@ -832,7 +985,9 @@ class Pattern:
             return
         upto = start
         is_first = True
-        for first, last in heapq.merge(self._spans(data, start, end), *self._decoded_spans(data, start, end)):
+        for first, last in heapq.merge(
+            self._spans(data, start, end), *self._decoded_spans(data, start, end)
+        ):
             if first >= upto and (last > first or is_first):
                 yield first, last
                 upto, is_first = last, False
@@ -843,12 +998,19 @@ class Pattern:
         return ((first, last) for first, last in spans if first >= inside)
 
     def count(
-        self, lines: bytes, start: int, end: int, deadline: float, *, long: int | None = None, inside: int = 0
+        self,
+        lines: bytes,
+        start: int,
+        end: int,
+        deadline: float,
+        *,
+        long: int | None = None,
+        inside: int = 0,
     ) -> tuple[int, int]:
         """Number of matching lines between two offsets, and the offset reached before the deadline.
 
-        A line of more than `long` bytes counts once for each occurrence, the first line only from its offset `inside`
-        on. Consecutive matching lines are counted in one step."""
+        A line of more than `long` bytes counts once for each occurrence, the first line only from
+        its offset `inside` on. Consecutive matching lines are counted in one step."""
         total, expected = 0, -1
         hits = self.hits(lines, start, end) if self._has_escapes(lines, start, end) else None
         while start < end:
@@ -869,7 +1031,9 @@ class Pattern:
                 upto = lines.rfind(b"\n", start, min(start + _RUN, end)) + 1
                 run = self._run.match(lines, start, upto) if upto else None
                 if run is not None:
-                    upto = run.end() if long is None else _before_long(lines, start, run.end(), long)
+                    upto = (
+                        run.end() if long is None else _before_long(lines, start, run.end(), long)
+                    )
                     total += lines.count(b"\n", start, upto)
                     start = upto
             expected = start
@@ -897,7 +1061,8 @@ class Pattern:
             start = stop + 1
 
     def _levels(self, lines: bytes) -> Iterator[bytes]:
-        """Yield the lines with their escapes decoded, then with those of nested strings. The number of lines stays."""
+        """Yield the lines with their escapes decoded, then with those of nested strings. The number
+        of lines stays."""
         for _ in range(LEVELS):
             written, lines = lines, decoded_lines(lines, self._break)
             if lines == written:
@@ -906,7 +1071,9 @@ class Pattern:
             if lines.find(b"\\") < 0:
                 return
 
-    def _decoded_hits(self, decoded: bytes, lines: bytes, start: int, end: int) -> Iterator[LineHit]:
+    def _decoded_hits(
+        self, decoded: bytes, lines: bytes, start: int, end: int
+    ) -> Iterator[LineHit]:
         """Yield the lines that match with their escapes decoded."""
         at = 0
         for hit in self._hits(decoded, 0, len(decoded)):
@@ -915,7 +1082,9 @@ class Pattern:
             at = hit.start
             yield LineHit(start, _stop(lines, start, end), start)
 
-    def _decoded_spans(self, data: bytes, start: int, end: int) -> Iterator[Iterator[tuple[int, int]]]:
+    def _decoded_spans(
+        self, data: bytes, start: int, end: int
+    ) -> Iterator[Iterator[tuple[int, int]]]:
         """The matches in each level of the decoded line, at their written offsets."""
         views: list[Decoded] = []
         while len(views) < LEVELS and (not views or views[-1].data.find(b"\\") >= 0):
@@ -950,15 +1119,19 @@ class Pattern:
 
 
 def program_size(pattern: str, *, ignore_case: bool = False, literal: bool = False) -> int:
-    """Check a pattern, and return the number of instructions that it compiles to: the maximum cost of one byte."""
+    """Check a pattern, and return the number of instructions that it compiles to: the maximum cost
+    of one byte."""
     if len(pattern) > MAX_PATTERN:
         raise InvalidArgument(
-            f"the pattern has {len(pattern):,} characters, the limit is {MAX_PATTERN:,}", hint="use a shorter one"
+            f"the pattern has {len(pattern):,} characters, the limit is {MAX_PATTERN:,}",
+            hint="use a shorter one",
         )
     try:
         size = int(_compile(_escaped(pattern) if literal else pattern, ignore_case).programsize)
     except UnicodeEncodeError as error:
-        raise InvalidArgument("the pattern is not valid Unicode", hint="remove lone surrogates") from error
+        raise InvalidArgument(
+            "the pattern is not valid Unicode", hint="remove lone surrogates"
+        ) from error
     if size > MAX_PROGRAM:
         raise InvalidArgument(
             f"the pattern compiles to {size:,} instructions, the limit is {MAX_PROGRAM:,}",
@@ -982,7 +1155,8 @@ def _before_long(lines: bytes, start: int, end: int, long: int) -> int:
 
 
 def _run(source: str, ignore_case: bool) -> Any:
-    """Compile a pattern for consecutive matching lines. `$\\C` is a line feed, the only one allowed."""
+    """Compile a pattern for consecutive matching lines. `$\\C` is a line feed, the only one
+    allowed."""
     try:
         return _compile(rf"(?m:(?:^.*(?:{source}).*$\C)+)", ignore_case)
     except InvalidArgument:
@@ -1000,14 +1174,19 @@ def _compile(source: str, ignore_case: bool) -> Any:
     except re2.error as error:
         reason = error.args[0] if error.args else ""
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        known = ((what, instead) for signs, what, instead in _REJECTIONS if any(sign in text for sign in signs))
+        known = (
+            (what, instead)
+            for signs, what, instead in _REJECTIONS
+            if any(sign in text for sign in signs)
+        )
         what, hint = next(known, ("RE2 rejects the pattern", _ESCAPE_HINT))
         raise InvalidArgument(f"{what}: {clip(text)}", hint=hint) from None
 
 
 class LineGroup(NamedTuple):
-    """Whole lines `data[start:end]`, the first with this number. Unless they are `absent` (no match in or near
-    them), they end with a line feed alone and are valid UTF-8; `repaired` is True if they were not before."""
+    """Whole lines `data[start:end]`, the first with this number. Unless they are `absent` (no match
+    in or near them), they end with a line feed alone and are valid UTF-8; `repaired` is True if
+    they were not before."""
 
     number: int
     data: bytes
@@ -1018,7 +1197,8 @@ class LineGroup(NamedTuple):
 
 
 class HugeLine(NamedTuple):
-    """A line too long to keep in memory: its number, and its offsets in the text without the line feed."""
+    """A line too long to keep in memory: its number, and its offsets in the text without the line
+    feed."""
 
     number: int
     start: int
@@ -1026,12 +1206,16 @@ class HugeLine(NamedTuple):
 
 
 def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | HugeLine, None, None]:
-    """Yield all lines from one number to another, both included, as they are stored; without copying if possible."""
+    """Yield all lines from one number to another, both included, as they are stored; without
+    copying if possible."""
     at = text.start if first == 1 else text.line_start(first)
     end = text.end if last == text.lines else text.line_start(last + 1)
     number = first
     while at < end:
-        began, waiting = at, list[bytes]()  # the start of a line that is not complete, and its pieces
+        began, waiting = (
+            at,
+            list[bytes](),
+        )  # the start of a line that is not complete, and its pieces
         for piece, feeds in _ahead(text, at, end):
             at += len(piece)
             head, tail = piece.find(b"\n") + 1, piece.rfind(b"\n") + 1
@@ -1059,10 +1243,13 @@ def groups(text: DecodedText, first: int, last: int) -> Generator[LineGroup | Hu
 
 
 def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the pieces of a text. If reading is slow (a slow disk, compressed content), each piece is read in a thread
-    while the previous one is in use; otherwise passing pieces between threads would cost more than it saves."""
+    """Yield the pieces of a text. If reading is slow (a slow disk, compressed content), each piece
+    is read in a thread while the previous one is in use; otherwise passing pieces between threads
+    would cost more than it saves."""
     spent, allowed = 0.0, _PATIENCE
-    while at < end and (text.is_scanned or spent <= allowed):  # the blocks of a scanned text are for one thread
+    while at < end and (
+        text.is_scanned or spent <= allowed
+    ):  # the blocks of a scanned text are for one thread
         began = monotonic()
         piece, feeds = text.piece(at, end)
         spent, allowed = spent + monotonic() - began, allowed + _QUICK * len(piece)
@@ -1080,8 +1267,8 @@ def _ahead(text: DecodedText, at: int, end: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _cleaned(text: DecodedText, group: LineGroup) -> LineGroup:
-    """Make lines fit to search: as a terminal shows them, without carriage returns at their ends, and with U+FFFD for
-    invalid bytes."""
+    """Make lines fit to search: as a terminal shows them, without carriage returns at their ends,
+    and with U+FFFD for invalid bytes."""
     _, data, start, end, repaired, _ = group
     if not data.isascii():
         lines = data[start:end]

@@ -1,9 +1,11 @@
-"""Reads that may take long: short ones run here, heavy ones in a child process with limits on CPU time and memory.
+"""Reads that may take long: short ones run here, heavy ones in a child process with limits on CPU
+time and memory.
 
-The worst case decides, not the usual cost. JSON is parsed here up to a size. A pattern runs here if the size of its RE2
-program times the bytes that RE2 sees at once is small. Everything else goes to a warm child that runs the same
-functions, reads the content from us piece by piece, and is killed if it exceeds a limit. The child keeps nothing
-between calls but the process, and not even that if a call took much memory.
+The worst case decides, not the usual cost. JSON is parsed here up to a size. A pattern runs here if
+the size of its RE2 program times the bytes that RE2 sees at once is small. Everything else goes to
+a warm child that runs the same functions, reads the content from us piece by piece, and is killed
+if it exceeds a limit. The child keeps nothing between calls but the process, and not even that if a
+call took much memory.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ def find(content: Content, path: str) -> QueryResult:
 
 
 def nearest(content: Content, query: str) -> tuple[str, str]:
-    """Return the path with results that a query probably means, or "" and what there is where it fails; two empty texts
-    if neither is known."""
+    """Return the path with results that a query probably means, or "" and what there is where it
+    fails; two empty texts if neither is known."""
     from coatcheck.reading import jsonpath
 
     try:
@@ -82,12 +84,19 @@ def shape(content: Content, *, max_chars: int) -> QueryResult:
     _check_document(content)
     if content.size <= SMALL_JSON:
         return json_content.shape(content, max_chars=max_chars)
-    return QueryResult(**_ask("shape", [content], {"max_chars": max_chars}, hint="read it as text, with lines or grep"))
+    return QueryResult(
+        **_ask(
+            "shape", [content], {"max_chars": max_chars}, hint="read it as text, with lines or grep"
+        )
+    )
 
 
 def document(content: Content, form: str) -> QueryResult:
-    """Extract the text of a web page or an office file, always in the child: it parses hostile content."""
-    return QueryResult(**_ask("document", [content], {"form": form}, hint="use grep on the source, or describe it"))
+    """Extract the text of a web page or an office file, always in the child: it parses hostile
+    content."""
+    return QueryResult(
+        **_ask("document", [content], {"form": form}, hint="use grep on the source, or describe it")
+    )
 
 
 def diff(old: Content, new: Content) -> QueryResult:
@@ -99,26 +108,41 @@ def diff(old: Content, new: Content) -> QueryResult:
     return QueryResult(**_ask("diff", [old, new], {}, hint="read both with lines or grep"))
 
 
-def search(content: Content, request: Request, position: tuple[int, ...] | None, base: str = "") -> PageDraft:
-    """Return one page of a grep. `base` is the fragment of a content that is part of an artifact."""
+def search(
+    content: Content, request: Request, position: tuple[int, ...] | None, base: str = ""
+) -> PageDraft:
+    """Return one page of a grep. `base` is the fragment of a content that is part of an
+    artifact."""
     pattern, seen = request.grep or "", min(content.ref.size_bytes, grep.LONG_LINE)
     is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
-    if request.literal or is_simple or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK:
+    if (
+        request.literal
+        or is_simple
+        or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
+    ):
         return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}
-    found = _ask("grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint)
-    tuples = {"position": found["position"] and tuple(found["position"]), "hits": tuple(map(tuple, found["hits"]))}
+    found = _ask(
+        "grep", [content], arguments, seconds=GREP_SECONDS, chars=request.max_chars, hint=hint
+    )
+    tuples = {
+        "position": found["position"] and tuple(found["position"]),
+        "hits": tuple(map(tuple, found["hits"])),
+    }
     return PageDraft(**found | tuples | {"spans": ()})
 
 
 def part(content: Content, fragment: str) -> bytes:
-    """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is none."""
+    """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is
+    none."""
     check_size(content)
     if content.size <= SMALL_PART:
         return json_content.part_of(content, fragment)
     hint = "read it with lines or grep" + json_content.BY_SQL
-    return bytes(_ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"])
+    return bytes(
+        _ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"]
+    )
 
 
 def rows(content: Content) -> tuple[bytes, str]:
@@ -126,7 +150,13 @@ def rows(content: Content) -> tuple[bytes, str]:
     check_size(content, json_content.MAX_ROWS)
     if content.size <= SMALL_ROWS:
         return json_content.rows(content)
-    reply = _ask("rows", [content], {}, chars=content.size + MAX_RESULT, hint="read it as text, with lines or grep")
+    reply = _ask(
+        "rows",
+        [content],
+        {},
+        chars=content.size + MAX_RESULT,
+        hint="read it as text, with lines or grep",
+    )
     return bytes(reply["raw"]), str(reply["note"])
 
 
@@ -191,7 +221,9 @@ def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
     from coatcheck.reading import documents, jsonpath
 
-    def search(content: Content, request: Message, position: list[int] | None, base: str = "") -> Message:
+    def search(
+        content: Content, request: Message, position: list[int] | None, base: str = ""
+    ) -> Message:
         at = None if position is None else tuple(position)
         asked = Request(**request)
         return grep.search(DecodedText(content, exact=asked.exact), asked, at, base)._asdict()
@@ -203,7 +235,9 @@ def _calls() -> dict[str, Callable[..., Message]]:
     return {
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
         "nearest": lambda content, query: {"found": jsonpath.nearest(content, query)},
-        "shape": lambda content, max_chars: asdict(json_content.shape(content, max_chars=max_chars)),
+        "shape": lambda content, max_chars: asdict(
+            json_content.shape(content, max_chars=max_chars)
+        ),
         "diff": lambda old, new: asdict(compare.diff(old, new)),
         "document": lambda content, form: asdict(documents.extract(content, form)),
         "grep": search,
@@ -215,7 +249,8 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
 
 def _warm(calls: dict[str, Callable[..., Message]]) -> None:
-    """Answer each kind of call once, so that everything is imported before files are out of reach."""
+    """Answer each kind of call once, so that everything is imported before files are out of
+    reach."""
 
     def content(data: bytes, media_type: str) -> Content:
         ref = Ref(digest_of(data), "", len(data), media_type, "data")
@@ -238,7 +273,10 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
     for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
         for text in ("\ufeffone\ntwo\n", "\ufeffé\n"):
             calls["grep"](content(text.encode(encoding), TEXT), {"grep": "two|."}, None)
-    for escaped in (b'{"a": "\\u00fc \\ud83d\\ude00 \\ud83d \\n"}\n', '{"a": "é \\u00fc"}\n'.encode()):
+    for escaped in (
+        b'{"a": "\\u00fc \\ud83d\\ude00 \\ud83d \\n"}\n',
+        '{"a": "é \\u00fc"}\n'.encode(),
+    ):
         for pattern in ("ü", "a"):
             calls["grep"](content(escaped, JSON), {"grep": pattern}, None)
     for invalid in (b"\xff\xfe\x00\xd8\n\x00", b"\xff\n"):

@@ -1,6 +1,8 @@
-"""JSON and JSONL from untrusted bytes: parse within limits, follow a fragment, outline the shape, find rows in text.
+"""JSON and JSONL from untrusted bytes: parse within limits, follow a fragment, outline the shape,
+find rows in text.
 
-Size, nodes, depth and line length are limited, so time and memory are too. Each error says what to do instead.
+Size, nodes, depth and line length are limited, so time and memory are too. Each error says what to
+do instead.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ MAX_NODES: Final = 10_000_000
 MAX_LINE: Final = 16 << 20
 MAX_ROWS: Final = 32 << 20  # bytes of a text in which rows are looked for
 _RECORD_BYTES: Final = 16 << 20  # of the records in an outline
-BY_SQL: Final = "; query an array of records with SQL: SELECT … FROM artifact" if is_installed("duckdb") else ""
+BY_SQL: Final = (
+    "; query an array of records with SQL: SELECT … FROM artifact" if is_installed("duckdb") else ""
+)
 NOTHING: Final = "nothing matches; query='shape' shows the keys"
 _AS_TEXT: Final = "read it as text, with lines or grep"
 _STRINGS: Final = lazy_pattern(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets does not
-# count, nor does an indented line: it may be part of a document that is cut.
+# A line on which rows of JSON or of Python's `repr` may begin. A time or a level in brackets does
+# not count, nor does an indented line: it may be part of a document that is cut.
 DOCUMENT: Final = lazy_pattern(
     r"""^(?=\{\s*+["'}]|\[\s*+(?:["'\[({\]]|-?\d[\d.]*+\s*+[,\]]|None|[^\W\d][\w.]*+\()|\(\s*+["'\[({\d])""",
     re.MULTILINE,
@@ -60,7 +64,8 @@ def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -
     """Parse a JSON document. `what` names it in errors."""
     if _marks(data) > max_nodes and (nodes := _marks(_STRINGS.sub(b"", data))) > max_nodes:
         raise LimitExceeded(
-            f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}", hint=_AS_TEXT + BY_SQL
+            f"{what} is JSON of about {nodes:,} values, the limit here is {max_nodes:,}",
+            hint=_AS_TEXT + BY_SQL,
         )
     try:
         return json.loads(data)
@@ -68,9 +73,13 @@ def parse(data: bytes, what: str = "the artifact", max_nodes: int = MAX_NODES) -
         raise LimitExceeded(f"{what} is JSON nested too deeply to parse", hint=_AS_TEXT) from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise InvalidArgument(f"{what} is not valid JSON ({where}: {error.msg})", hint=_AS_TEXT) from error
+        raise InvalidArgument(
+            f"{what} is not valid JSON ({where}: {error.msg})", hint=_AS_TEXT
+        ) from error
     except ValueError as error:  # invalid UTF-8, or a number of thousands of digits
-        raise InvalidArgument(f"{what} cannot be parsed as JSON: {clip(str(error))}", hint=_AS_TEXT) from error
+        raise InvalidArgument(
+            f"{what} cannot be parsed as JSON: {clip(str(error))}", hint=_AS_TEXT
+        ) from error
 
 
 def load(content: Content) -> Any:
@@ -88,13 +97,15 @@ def load(content: Content) -> Any:
 
 
 def part_of(content: Content, fragment: str) -> bytes:
-    """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is none."""
+    """Return the JSON of the value that a fragment points to. Raises `InvalidPointer` if there is
+    none."""
     part = follow(load(content), fragment)
     return encode_text(json.dumps(part, ensure_ascii=False, separators=(",", ":")))
 
 
 def lines(content: Content, max_line: int = MAX_LINE) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the lines that are not blank, with their numbers from 1 on; None for a line that is too long."""
+    """Yield the lines that are not blank, with their numbers from 1 on; None for a line that is too
+    long."""
     number = 1
     rest = bytearray()
     skipping = False
@@ -119,7 +130,9 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     if is_jsonl(content.ref.media_type):
         values, total, skipped = _records(content)
         if total and not values:
-            raise InvalidArgument("no line of the artifact is valid JSON", hint="read it with lines")
+            raise InvalidArgument(
+                "no line of the artifact is valid JSON", hint="read it with lines"
+            )
         merged = "" if len(values) + skipped >= total else f", shape of the first {len(values):,}"
         lead = f"{count(total, 'record')}, one JSON value per line{merged}"
         note = f"{count(skipped, 'line')} skipped as invalid JSON" if skipped else ""
@@ -127,8 +140,15 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
         values = [load(content)]
     text, left = outline(values, max_chars, lead)
     if left:
-        note = "; ".join(filter(None, [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note]))
-    return QueryResult(text, TEXT, "complete outline" if not left else "outline of the top levels", note=note)
+        note = "; ".join(
+            filter(
+                None,
+                [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note],
+            )
+        )
+    return QueryResult(
+        text, TEXT, "complete outline" if not left else "outline of the top levels", note=note
+    )
 
 
 def largest(content: Content) -> Array | None:
@@ -137,9 +157,9 @@ def largest(content: Content) -> Array | None:
 
 
 def rows(content: Content) -> tuple[bytes, str]:
-    """The rows in a text as a JSON array of objects, and a note about what was left out. They are in Python's `repr`,
-    or in JSON that is an array of arrays, follows other lines, or has NaN. Raises `InvalidArgument` if there are
-    none."""
+    """The rows in a text as a JSON array of objects, and a note about what was left out. They are
+    in Python's `repr`, or in JSON that is an array of arrays, follows other lines, or has NaN.
+    Raises `InvalidArgument` if there are none."""
     text = decoded(whole(content, MAX_ROWS))
     for begin in islice(DOCUMENT.finditer(text), _ATTEMPTS):
         documents, end = _documents(text, begin.end())
@@ -148,15 +168,21 @@ def rows(content: Content) -> tuple[bytes, str]:
         value, note = documents if len(documents) > 1 else documents[0], ""
         if not isinstance(value, list) and (found := largest_array(value)) is not None:
             inner = follow(value, found.pointer)
-            if found.columns or isinstance(inner[0], list):  # a list of texts is not what the document is about
+            if found.columns or isinstance(
+                inner[0], list
+            ):  # a list of texts is not what the document is about
                 value, note = inner, f"rows of {found.pointer}"
         if isinstance(value, list) and value:
             around = (text[: begin.end()].strip(), text[end:].strip())
             left = sum(one.count("\n") + 1 for one in around if one)
             if left > _FEW_LINES:
                 break
-            notes = filter(None, [note, f"{count(left, 'line')} around them left out" if left else ""])
-            return encode_text(json.dumps(_objects(value), ensure_ascii=False, default=str)), "; ".join(notes)
+            notes = filter(
+                None, [note, f"{count(left, 'line')} around them left out" if left else ""]
+            )
+            return encode_text(
+                json.dumps(_objects(value), ensure_ascii=False, default=str)
+            ), "; ".join(notes)
     raise InvalidArgument("there are no rows in this text")
 
 
@@ -189,7 +215,8 @@ def _objects(items: list[Any]) -> list[dict[str, Any]]:
 
 
 def _records(content: Content) -> tuple[list[Any], int, int]:
-    """The first records, the number of all lines, and the number of invalid ones among those parsed."""
+    """The first records, the number of all lines, and the number of invalid ones among those
+    parsed."""
     records: list[Any] = []
     total = skipped = size = 0
     for number, line in lines(content):
@@ -207,5 +234,6 @@ def _records(content: Content) -> tuple[list[Any], int, int]:
 
 
 def _marks(data: bytes) -> int:
-    """Upper limit for the number of values after the first: each follows a comma or an open bracket outside strings."""
+    """Upper limit for the number of values after the first: each follows a comma or an open bracket
+    outside strings."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")

@@ -1,14 +1,14 @@
 """JSONPath (RFC 9535) on JSON and JSONL, safe against hostile paths and documents.
 
-In JSONL each line is a document: `$` is the line, and only one line is in memory at a time. The result is JSON, one
-value per line if there are several. `match` and `search` run on RE2, which does not backtrack. A deadline is checked at
-every step of the evaluation, including filters.
+In JSONL each line is a document: `$` is the line, and only one line is in memory at a time. The
+result is JSON, one value per line if there are several. `match` and `search` run on RE2, which does
+not backtrack. A deadline is checked at every step of the evaluation, including filters.
 
-A query without results, or one that is not a path at all, may mean another path: it may be written as for jq
-(`.items[0]`), as code (`items[0].name`) or as a JSON Pointer (`/items/0`). It is followed step by step. Where a step
-leads nowhere, the content decides what else it could be: a key that differs in case or spelling, one with dots in it,
-the items of an array, an array inside the object, or the key that has the value which a filter asks for. Only a path
-that has results is proposed.
+A query without results, or one that is not a path at all, may mean another path: it may be written
+as for jq (`.items[0]`), as code (`items[0].name`) or as a JSON Pointer (`/items/0`). It is followed
+step by step. Where a step leads nowhere, the content decides what else it could be: a key that
+differs in case or spelling, one with dots in it, the items of an array, an array inside the object,
+or the key that has the value which a filter asks for. Only a path that has results is proposed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from jsonpath_rfc9535.exceptions import JSONPathRecursionError, JSONPathTypeErro
 from jsonpath_rfc9535.filter_expressions import FilterContext, FilterExpression, StringLiteral
 from jsonpath_rfc9535.function_extensions import ExpressionType, FilterFunction
 from jsonpath_rfc9535.parse import Parser
-from jsonpath_rfc9535.segments import JSONPathChildSegment, JSONPathRecursiveDescentSegment, JSONPathSegment
+from jsonpath_rfc9535.segments import (
+    JSONPathChildSegment,
+    JSONPathRecursiveDescentSegment,
+    JSONPathSegment,
+)
 from jsonpath_rfc9535.selectors import FilterSelector, IndexSelector, NameSelector
 from jsonpath_rfc9535.tokens import Token, TokenStream
 
@@ -58,22 +62,29 @@ _LISTED: Final = 12
 _LONGEST: Final = 500
 _PLAIN: Final = re.compile(r"[^\W\d]\w*", re.ASCII)
 _PIPE: Final = re.compile(r"\s*\|\s*(?=\.|select\()")
-_SELECT: Final = re.compile(r"(?:\[\s*\])?select\(\s*\.([\w.]+)\s*(==|!=|<=?|>=?)\s*(\"[^\"']*\"|-?[\w.]+)\s*\)")
+_SELECT: Final = re.compile(
+    r"(?:\[\s*\])?select\(\s*\.([\w.]+)\s*(==|!=|<=?|>=?)\s*(\"[^\"']*\"|-?[\w.]+)\s*\)"
+)
 _STEP: Final = re.compile(
     r"""\.?(?P<name>[^.\[\]|\s"'*$]+)|\.?\[\s*(?P<index>-?\d{1,9})\s*\]|\.?(?P<every>\[\s*\*?\s*\]|\*)"""
     r"""|\.?\[\s*(?P<quoted>"[^"]*"|'[^']*')\s*\]|\.(?P<key>"[^"]*")|(?P<filter>\[\?[^\]]*\])"""
 )
 _BELOW: Final = re.compile(r"\.\.\['([^'\\]*)'\]")
 _USED: Final = re.compile(r"@\.([^\W\d]\w*)|@\['((?:[^'\\]|\\.)*)'\]")
-_COMPARED: Final = re.compile(r"@(?:\.([^\W\d]\w*)|\['([^'\\]*)'\])\s*==\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")")
+_COMPARED: Final = re.compile(
+    r"@(?:\.([^\W\d]\w*)|\['([^'\\]*)'\])\s*==\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")"
+)
 
 
 class _OutOfTime(Exception):
     pass
 
 
-def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float = SECONDS) -> QueryResult:
-    """Find the values that a path selects. The text ends at `limit` characters, but all results are counted."""
+def find(
+    content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float = SECONDS
+) -> QueryResult:
+    """Find the values that a path selects. The text ends at `limit` characters, but all results are
+    counted."""
     query = _compile(path, seconds)
     results = BoundedLines(limit)
     matches = skipped = first_skipped = 0
@@ -100,32 +111,45 @@ def find(content: Content, path: str, *, limit: int = MAX_RESULT, seconds: float
             ) from None
         counted = False
     except JSONPathRecursionError as error:
-        raise LimitExceeded(f"the document is nested deeper than {MAX_DEPTH} levels", hint="avoid '..'") from error
+        raise LimitExceeded(
+            f"the document is nested deeper than {MAX_DEPTH} levels", hint="avoid '..'"
+        ) from error
     except RecursionError as error:
-        raise LimitExceeded("the path or its result is nested too deeply", hint="use a shorter path") from error
+        raise LimitExceeded(
+            "the path or its result is nested too deeply", hint="use a shorter path"
+        ) from error
     notes = []
     if not matches:
         notes.append(NOTHING)
     if results.cut:
-        notes.append(f"the first result is cut: it has {results.cut:,} characters; select less of it")
+        notes.append(
+            f"the first result is cut: it has {results.cut:,} characters; select less of it"
+        )
     elif results.full:
         notes.append("the results after that are left out; narrow the path")
     if where and is_jsonl(content.ref.media_type):
         listed = ", ".join(map(str, list(where)[:_LISTED_LINES]))
-        notes.append(f"from line{'s' if len(where) > 1 else ''} {listed}{', …' if len(where) > _LISTED_LINES else ''}")
+        notes.append(
+            f"from line{'s' if len(where) > 1 else ''} {listed}{', …' if len(where) > _LISTED_LINES else ''}"
+        )
     if skipped:
-        notes.append(f"{count(skipped, 'line')} skipped as invalid JSON, the first is line {first_skipped}")
+        notes.append(
+            f"{count(skipped, 'line')} skipped as invalid JSON, the first is line {first_skipped}"
+        )
     total = count(matches, "result")
     return QueryResult(
         text=results.text,
         media_type=TEXT if results.cut else JSON if matches == 1 else JSONL,
-        shown=total if not results.full else f"{len(results):,} of {'' if counted else 'at least '}{total}",
+        shown=total
+        if not results.full
+        else f"{len(results):,} of {'' if counted else 'at least '}{total}",
         note="; ".join(notes),
     )
 
 
 def nearest(content: Content, query: str, *, seconds: float = SECONDS) -> tuple[str, str]:
-    """The path with results that a query without any probably means, or "" and what there is where it fails.
+    """The path with results that a query without any probably means, or "" and what there is where
+    it fails.
 
     The query may be a path with mistakes, or one as for jq, in code, or a JSON Pointer."""
     try:
@@ -146,7 +170,9 @@ def nearest(content: Content, query: str, *, seconds: float = SECONDS) -> tuple[
 
     values = [document for _, document in islice(_documents(content, environment), _SAMPLED)]
     values = [value for value in values if value is not _INVALID]
-    if not is_path and not any(isinstance(value, dict) and steps[0].key in value for value in values):
+    if not is_path and not any(
+        isinstance(value, dict) and steps[0].key in value for value in values
+    ):
         return "", ""  # words
     try:
         return fitted(steps, values, select)
@@ -160,7 +186,11 @@ def _step(segment: JSONPathSegment) -> PathStep:
         return PathStep(written=str(segment))
     if isinstance(selector, NameSelector):
         return PathStep(key=selector.name)
-    return PathStep(place=selector.index) if isinstance(selector, IndexSelector) else PathStep(written=str(segment))
+    return (
+        PathStep(place=selector.index)
+        if isinstance(selector, IndexSelector)
+        else PathStep(written=str(segment))
+    )
 
 
 def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[int, Any]]:
@@ -179,7 +209,9 @@ def _documents(content: Content, clock: JSONPathEnvironment) -> Iterator[tuple[i
 
 def _compile(path: str, seconds: float) -> JSONPathQuery:
     if len(path) > MAX_PATH:
-        raise InvalidArgument(f"the path has {len(path):,} characters, the limit is {MAX_PATH:,}", hint=_EXAMPLE)
+        raise InvalidArgument(
+            f"the path has {len(path):,} characters, the limit is {MAX_PATH:,}", hint=_EXAMPLE
+        )
     try:
         return _Environment(seconds).compile(path)
     except JSONPathError as error:
@@ -191,19 +223,30 @@ def _compile(path: str, seconds: float) -> JSONPathQuery:
         ) from error
     except RecursionError as error:
         raise InvalidArgument("not a JSONPath: nested too deeply", hint=_EXAMPLE) from error
-    except (ValueError, ArithmeticError, LookupError) as error:  # numbers out of range, incomplete escapes
-        raise InvalidArgument(f"not a JSONPath: {clip(path)}: {clip(str(error))}", hint=_EXAMPLE) from error
+    except (
+        ValueError,
+        ArithmeticError,
+        LookupError,
+    ) as error:  # numbers out of range, incomplete escapes
+        raise InvalidArgument(
+            f"not a JSONPath: {clip(path)}: {clip(str(error))}", hint=_EXAMPLE
+        ) from error
 
 
 @functools.lru_cache(maxsize=64)
 def _regex(pattern: str) -> Any:
-    """Compile a pattern; None if RE2 rejects it. In I-Regexp, a dot matches no line end; RE2 syntax is accepted too."""
+    """Compile a pattern; None if RE2 rejects it. In I-Regexp, a dot matches no line end; RE2 syntax
+    is accepted too."""
     options = re2.Options()
     options.log_errors = False
     if len(pattern) > MAX_PATTERN:
         return None
     try:
-        source = _DOT.sub(lambda match: match[1] or r"[^\n\r]", pattern) if is_iregexp(pattern) else pattern
+        source = (
+            _DOT.sub(lambda match: match[1] or r"[^\n\r]", pattern)
+            if is_iregexp(pattern)
+            else pattern
+        )
         compiled = re2.compile(source, options)
     except re2.error:
         return None
@@ -304,7 +347,9 @@ class _Filter(FilterExpression):
 class _Parser(Parser):
     """Builds queries from the classes above."""
 
-    def parse_query(self, stream: TokenStream, *, in_filter: bool = False) -> Iterable[JSONPathSegment]:
+    def parse_query(
+        self, stream: TokenStream, *, in_filter: bool = False
+    ) -> Iterable[JSONPathSegment]:
         for segment in super().parse_query(stream, in_filter=in_filter):
             made = _Descent if isinstance(segment, JSONPathRecursiveDescentSegment) else _Child
             yield made(env=segment.env, token=segment.token, selectors=segment.selectors)
@@ -319,7 +364,13 @@ class _Parser(Parser):
 def _below(node: JSONPathNode) -> Iterator[JSONPathNode]:
     """The arrays and objects one level below a node."""
     value = node.value
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     return (node.new_child(item, key, node) for key, item in items if isinstance(item, dict | list))
 
 
@@ -340,7 +391,11 @@ class PathStep(NamedTuple):
     def __str__(self) -> str:
         if self.key is not None:
             plain = _PLAIN.fullmatch(self.key)
-            escaped = json.dumps(self.key, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+            escaped = (
+                json.dumps(self.key, ensure_ascii=False)[1:-1]
+                .replace('\\"', '"')
+                .replace("'", "\\'")
+            )
             return f".{self.key}" if plain else f"['{escaped}']"
         return f"[{self.place}]" if self.place is not None else self.written
 
@@ -352,13 +407,16 @@ EVERY: Final = PathStep()
 
 
 def lenient(query: str) -> tuple[list[PathStep], bool] | None:
-    """The steps of a query that is not a JSONPath, and whether it can only be a path. None if it is something else."""
+    """The steps of a query that is not a JSONPath, and whether it can only be a path. None if it is
+    something else."""
     text = query.strip().strip("`")
     if len(text) > _LONGEST:
         return None
     if text.startswith(("/", "#/")):
         tokens = text.lstrip("#").split("/")[1:]
-        return [_token(token.replace("~1", "/").replace("~0", "~")) for token in tokens if token], True
+        return [
+            _token(token.replace("~1", "/").replace("~0", "~")) for token in tokens if token
+        ], True
     is_path = text.startswith(("$", ".", "["))
     text = _SELECT.sub(_as_filter, _PIPE.sub("", text.removeprefix("$")))
     steps: list[PathStep] = []
@@ -378,7 +436,8 @@ def lenient(query: str) -> tuple[list[PathStep], bool] | None:
 
 
 def fitted(steps: list[PathStep], values: list[Any], select: Select) -> tuple[str, str]:
-    """The path with results that is nearest to these steps, or "" and what there is where they fail."""
+    """The path with results that is nearest to these steps, or "" and what there is where they
+    fail."""
     done: list[PathStep] = []
     repairs = 0
     while steps:
@@ -405,18 +464,27 @@ def _as_filter(match: re.Match[str]) -> str:
 
 def _after(values: list[Any], step: PathStep, select: Select) -> list[Any]:
     if step.key is not None:
-        return [value[step.key] for value in values if isinstance(value, dict) and step.key in value]
+        return [
+            value[step.key] for value in values if isinstance(value, dict) and step.key in value
+        ]
     if step.place is not None:
-        inside = (value for value in values if isinstance(value, list) and -len(value) <= step.place < len(value))
+        inside = (
+            value
+            for value in values
+            if isinstance(value, list) and -len(value) <= step.place < len(value)
+        )
         return [value[step.place] for value in inside]
     if step == EVERY:
         return _children(values)
-    return list(islice((found for value in values for found in select("$" + step.written, value)), _MOST))
+    return list(
+        islice((found for value in values for found in select("$" + step.written, value)), _MOST)
+    )
 
 
 def _children(values: Iterable[Any]) -> list[Any]:
     inner = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else () for value in values
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        for value in values
     )
     return list(islice((item for items in inner for item in items), _MOST))
 
@@ -446,7 +514,9 @@ def _instead(values: list[Any], steps: list[PathStep], select: Select) -> list[P
         return _instead_of_key(step.key, rest, objects, items, select)
     if step.place is None and step != EVERY:
         repaired = _other_filter(
-            step.written, _children(values), lambda written: _after(values, PathStep(written=written), select)
+            step.written,
+            _children(values),
+            lambda written: _after(values, PathStep(written=written), select),
         )
         if repaired is not None:
             return [PathStep(written=repaired), *rest]
@@ -467,7 +537,9 @@ def _instead_of_key(
             return [PathStep(key=joined), *rest[number:]]
     for known in _same(key, keys):
         return [PathStep(key=known), *rest]
-    arrays = [known for known in keys if any(isinstance(value.get(known), list) for value in objects)]
+    arrays = [
+        known for known in keys if any(isinstance(value.get(known), list) for value in objects)
+    ]
     if rest and rest[0].key is None and len(arrays) == 1:  # the only array has another name
         return [PathStep(key=arrays[0]), *rest]
     if any(isinstance(item, dict) for item in items):
@@ -476,7 +548,10 @@ def _instead_of_key(
         inner = [value[known] for value in objects if known in value]
         if any(isinstance(one, dict) and key in one for one in inner):
             return [PathStep(key=known), PathStep(key=key), *rest]
-        if any(isinstance(one, dict) and key in one for one in _children(x for x in inner if isinstance(x, list))):
+        if any(
+            isinstance(one, dict) and key in one
+            for one in _children(x for x in inner if isinstance(x, list))
+        ):
             return [PathStep(key=known), EVERY, PathStep(key=key), *rest]
     anywhere = PathStep(written=f"..['{key}']") if "'" not in key and "\\" not in key else None
     if anywhere is not None and _after([*objects, *items], anywhere, select):
@@ -486,7 +561,12 @@ def _instead_of_key(
 
 def _arrays(objects: list[Any]) -> str | None:
     """The key of the longest array in objects."""
-    sizes = {key: len(one) for value in objects for key, one in value.items() if isinstance(one, list) and one}
+    sizes = {
+        key: len(one)
+        for value in objects
+        for key, one in value.items()
+        if isinstance(one, list) and one
+    }
     return max(sizes, key=lambda key: sizes[key]) if sizes else None
 
 
@@ -497,11 +577,20 @@ def _other_filter(written: str, items: list[Any], run: Callable[[str], list[Any]
         used = match[1] or match[2]
         if used in keys:
             continue
-        value = next((one[3] or one[4] for one in _COMPARED.finditer(written) if used in (one[1], one[2])), None)
+        value = next(
+            (one[3] or one[4] for one in _COMPARED.finditer(written) if used in (one[1], one[2])),
+            None,
+        )
         texts = [
-            (k, one) for item in items if isinstance(item, dict) for k, one in item.items() if isinstance(one, str)
+            (k, one)
+            for item in items
+            if isinstance(item, dict)
+            for k, one in item.items()
+            if isinstance(one, str)
         ]
-        having = dict.fromkeys(k for k, one in texts if value is not None and one.casefold() == value.casefold())
+        having = dict.fromkeys(
+            k for k, one in texts if value is not None and one.casefold() == value.casefold()
+        )
         for known in (*_same(used, keys), *having, *_close(used, keys)):
             changed = written.replace(match[0], f"@{PathStep(key=known)}")
             if _has(run, changed):
@@ -512,7 +601,8 @@ def _other_filter(written: str, items: list[Any], run: Callable[[str], list[Any]
 
 
 def _by_value(written: str, run: Callable[[str], list[Any]]) -> str | None:
-    """A filter that compares with a number instead of text, or searches for the text ignoring case."""
+    """A filter that compares with a number instead of text, or searches for the text ignoring
+    case."""
     for match in _COMPARED.finditer(written):
         key, value = match[1] or match[2], match[3] or match[4] or ""
         number = re.fullmatch(r"-?\d{1,15}(?:\.\d{1,15})?", value)
@@ -541,7 +631,9 @@ def _same(key: str, keys: list[str]) -> list[str]:
 
 def _close(key: str, keys: list[str]) -> list[str]:
     """The known key that is spelled most like `key`, if any is close."""
-    return difflib.get_close_matches(key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE)
+    return difflib.get_close_matches(
+        key[:80], [known for known in keys if len(known) <= 80], 1, _CLOSE
+    )
 
 
 def _normal(key: str) -> str:
@@ -556,4 +648,8 @@ def _what(values: list[Any], path: str) -> str:
     arrays = [value for value in values if isinstance(value, list)]
     if any(isinstance(item, dict) for item in _children(arrays)):
         return _what(_children(arrays), f"{path}[*]")
-    return f"{path} is an array of {len(arrays[0]):,} values" if arrays else f"{path} is a value without keys"
+    return (
+        f"{path} is an array of {len(arrays[0]):,} values"
+        if arrays
+        else f"{path} is a value without keys"
+    )

@@ -1,9 +1,11 @@
-"""What to show of a long line: the whole record around a match, and strings with their escapes decoded.
+"""What to show of a long line: the whole record around a match, and strings with their escapes
+decoded.
 
-A record is an object, an array or a tuple. `Structure` finds it with a scan for quotes and brackets that reads JSON,
-Python's `repr` and similar notations, also if they are cut off or follow other text. The scan never fails: text without
-brackets just has no records. It passes over a line once, up to the last match that is shown, and looks at most one
-record ahead. A long string is decoded and searched for records itself, since tools wrap JSON in strings.
+A record is an object, an array or a tuple. `Structure` finds it with a scan for quotes and brackets
+that reads JSON, Python's `repr` and similar notations, also if they are cut off or follow other
+text. The scan never fails: text without brackets just has no records. It passes over a line once,
+up to the last match that is shown, and looks at most one record ahead. A long string is decoded and
+searched for records itself, since tools wrap JSON in strings.
 """
 
 from __future__ import annotations
@@ -39,14 +41,16 @@ _DATA: Final = (b"[", b"(", b"{")
 _MAX_BRACKETS: Final = 300_000
 _BEFORE_STRING: Final = b"[({,:="
 _BREAK: Final = lazy_pattern(r"\n\s*")
-_UNICODE: Final = lazy_pattern(rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})")
+_UNICODE: Final = lazy_pattern(
+    rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})"
+)
 _ESCAPE: Final = lazy_pattern(rb"(" + _UNICODE.pattern + rb"""|\\["'\\/bfnrt])""")
 _ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"t": b"\t", b"/": b"/", b'"': b'"', b"'": b"'"}
 
 
 class Extract(NamedTuple):
-    """What is shown for a match: the text, its offsets in the line, and a label: `#/items/3`, `row 4` or nothing.
-    `is_cut` is True if it is only a part of the record."""
+    """What is shown for a match: the text, its offsets in the line, and a label: `#/items/3`, `row
+    4` or nothing. `is_cut` is True if it is only a part of the record."""
 
     start: int
     end: int
@@ -66,19 +70,27 @@ class Decoded:
         characters = _Characters(line_break)
         parts[1::2] = map(characters.__getitem__, escapes)
         self.data = b"".join(parts)
-        self._ends: array[int] = array("q", accumulate(map(add, plain, map(len, parts[1::2])), initial=0))
-        self._sources: array[int] = array("q", accumulate(map(add, plain, map(len, escapes)), initial=0))
+        self._ends: array[int] = array(
+            "q", accumulate(map(add, plain, map(len, parts[1::2])), initial=0)
+        )
+        self._sources: array[int] = array(
+            "q", accumulate(map(add, plain, map(len, escapes)), initial=0)
+        )
 
     def written(self, offset: int) -> int:
-        """Convert the offset of a character in the decoded text to its offset in the written line."""
+        """Convert the offset of a character in the decoded text to its offset in the written
+        line."""
         near = bisect_right(self._ends, offset) - 1
         return self._sources[near] + offset - self._ends[near]
 
     def decoded(self, offset: int) -> int:
-        """Convert an offset in the written line to the offset of its character in the decoded text."""
+        """Convert an offset in the written line to the offset of its character in the decoded
+        text."""
         near = bisect_right(self._sources, offset) - 1
         ahead = self._ends[near + 1] if near + 1 < len(self._ends) else len(self.data)
-        return min(self._ends[near] + offset - self._sources[near], max(self._ends[near], ahead - 1))
+        return min(
+            self._ends[near] + offset - self._sources[near], max(self._ends[near], ahead - 1)
+        )
 
 
 class _Characters(dict[bytes, bytes]):
@@ -90,7 +102,11 @@ class _Characters(dict[bytes, bytes]):
 
     def __missing__(self, escape: bytes) -> bytes:
         units = bytes.fromhex(escape.replace(b"\\u", b"").decode()) if escape[1:2] == b"u" else b""
-        text = units.decode("utf-16-be", "replace").replace("\n", self._line_break).replace("\r", self._line_break)
+        text = (
+            units.decode("utf-16-be", "replace")
+            .replace("\n", self._line_break)
+            .replace("\r", self._line_break)
+        )
         found = self[escape] = text.encode() if units else _ESCAPED.get(escape[1:], b"\\")
         return found
 
@@ -107,8 +123,9 @@ def decoded_lines(lines: bytes, line_break: bytes = b" ") -> bytes:
 
 
 class _Bracket:
-    """An open bracket: its offset, the byte that opens it (`f` if it follows a name, as in a call), the number of its
-    commas and the offsets after the last of them, and the last string that may be a key."""
+    """An open bracket: its offset, the byte that opens it (`f` if it follows a name, as in a call),
+    the number of its commas and the offsets after the last of them, and the last string that may be
+    a key."""
 
     __slots__ = ("index", "key", "kind", "parts", "start", "wants_key")
 
@@ -124,7 +141,8 @@ class _Bracket:
 class Structure:
     """The brackets and strings of one line. Matches are looked up in the order in which they occur.
 
-    `is_json` labels records with their JSON Pointer. `at` is where the scan begins, outside of strings."""
+    `is_json` labels records with their JSON Pointer. `at` is where the scan begins, outside of
+    strings."""
 
     def __init__(self, data: bytes, *, is_json: bool = False, at: int = 0, level: int = 0) -> None:
         self._data, self._is_json, self._level = data, is_json, level
@@ -135,9 +153,11 @@ class Structure:
         self._tokens = 0
         self._lost = False
 
-    def record_at(self, first: int, last: int, *, limit: int = RECORD, width: int = 0) -> Extract | None:
-        """The record around a match, or a part of it, of about `limit` bytes at most; None if there is none. A `width`
-        other than 0 is a stricter limit, and then records are not extended."""
+    def record_at(
+        self, first: int, last: int, *, limit: int = RECORD, width: int = 0
+    ) -> Extract | None:
+        """The record around a match, or a part of it, of about `limit` bytes at most; None if there
+        is none. A `width` other than 0 is a stricter limit, and then records are not extended."""
         self._advance(first)
         if self._lost or not (self._open or self._string[1] > first):
             return None
@@ -153,7 +173,11 @@ class Structure:
             size = end - bracket.start
             of_member = depth > 0 and self._open[depth - 1].kind in (_OBJECT, _CALL)
             is_part = bracket.kind == _CALL or (bracket.kind != _OBJECT and of_member)
-            if end < last or size > whole or (best is not None and bracket.kind != _OBJECT and not is_part):
+            if (
+                end < last
+                or size > whole
+                or (best is not None and bracket.kind != _OBJECT and not is_part)
+            ):
                 around = depth
                 break
             if is_part:  # the arguments of a call, or the list of a member: less than a record
@@ -162,9 +186,13 @@ class Structure:
                 best = (bracket.start, end, depth)
             if size > ample:
                 break
-        is_row = best is not None and around == best[2] - 1  # in a long list, whose next item is another record
+        is_row = (
+            best is not None and around == best[2] - 1
+        )  # in a long list, whose next item is another record
         if best is not None and (around is None or is_row or best[1] - best[0] >= scant // 2):
-            return Extract(best[0], best[1], self._text(best[0], best[1]), self._label(best[2]), is_cut=False)
+            return Extract(
+                best[0], best[1], self._text(best[0], best[1]), self._label(best[2]), is_cut=False
+            )
         if around is None:
             return None
         return self._excerpt(first, last, around, parts, min(limit, width or _EXCERPT))
@@ -188,7 +216,9 @@ class Structure:
                     top.parts.append(end)
             elif sign in _CLOSERS:
                 is_call = (
-                    sign == _TUPLE and start > 0 and (data[start - 1 : start].isalnum() or data[start - 1] == 0x5F)
+                    sign == _TUPLE
+                    and start > 0
+                    and (data[start - 1 : start].isalnum() or data[start - 1] == 0x5F)
                 )
                 stack.append(_Bracket(start, _CALL if is_call else sign))
                 self._tokens += 1
@@ -201,7 +231,9 @@ class Structure:
                         del stack[-back:]
                         break
             elif sign != _BACKSLASH:
-                if end - start == 1:  # a quote without an end: a string that is cut off, or not a string
+                if (
+                    end - start == 1
+                ):  # a quote without an end: a string that is cut off, or not a string
                     if data[max(0, start - 64) : start].rstrip()[-1:] not in _BEFORE_STRING:
                         continue
                     self._at = end = len(data)
@@ -212,7 +244,8 @@ class Structure:
                     return
 
     def _ahead(self, upto: int) -> tuple[dict[int, int], list[tuple[int, int]]]:
-        """Where the open brackets end, by depth, and the commas in them as depth and offset, up to an offset."""
+        """Where the open brackets end, by depth, and the commas in them as depth and offset, up to
+        an offset."""
         ends: dict[int, int] = {}
         parts: list[tuple[int, int]] = []
         depth, above = len(self._open) - 1, 0
@@ -236,15 +269,24 @@ class Structure:
                 break
         return ends, parts
 
-    def _excerpt(self, first: int, last: int, depth: int, parts: list[tuple[int, int]], width: int) -> Extract:
-        """A part of a record that is too large, from one of its members to another where possible."""
+    def _excerpt(
+        self, first: int, last: int, depth: int, parts: list[tuple[int, int]], width: int
+    ) -> Extract:
+        """A part of a record that is too large, from one of its members to another where
+        possible."""
         bracket = self._open[depth]
         starts = (bracket.start + 1, *(bracket.parts or ()))
         begin = next((part for part in starts if first - width // 3 <= part <= first), None)
         if begin is None:
             begin = boundary(self._data, max(bracket.start, first - width // 3))
-        fits = [offset for level, offset in parts if level == depth and last <= offset <= begin + width]
-        end = fits[-1] if fits else boundary(self._data, min(len(self._data), max(begin + width, last)))
+        fits = [
+            offset for level, offset in parts if level == depth and last <= offset <= begin + width
+        ]
+        end = (
+            fits[-1]
+            if fits
+            else boundary(self._data, min(len(self._data), max(begin + width, last)))
+        )
         end = min(end, begin + 2 * width)
         text = self._text(begin, end).strip()
         return Extract(begin, max(end, first + 1), f"…{text}…", self._label(depth), is_cut=True)
@@ -282,7 +324,11 @@ class Structure:
             path = "#" + "".join("/" + step.replace("~", "~0").replace("/", "~1") for step in steps)
             return path if steps and len(path) <= _SCANT and path.isprintable() else ""
         start = parents[0].start if parents else _EXCERPT
-        is_row = start < _EXCERPT and parents[0].kind == _LIST and not (self._level or self._data[:start].strip())
+        is_row = (
+            start < _EXCERPT
+            and parents[0].kind == _LIST
+            and not (self._level or self._data[:start].strip())
+        )
         return f"row {parents[0].index + 1}" if is_row else ""
 
 
@@ -295,7 +341,9 @@ def _key(written: bytes) -> str:
 
 def _lines_around(data: bytes, first: int, last: int, width: int) -> Extract:
     """The line of a match and those next to it, as many as fit."""
-    low = data.rfind(b"\n", max(0, first - width // 2), first) + 1 or boundary(data, max(0, first - width // 3))
+    low = data.rfind(b"\n", max(0, first - width // 2), first) + 1 or boundary(
+        data, max(0, first - width // 3)
+    )
     high = data.find(b"\n", last, low + width)
     if high < 0:
         high = min(len(data), max(low + width, last))

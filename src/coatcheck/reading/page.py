@@ -1,13 +1,15 @@
-"""`Request` and `Page`: what a read asks for and returns, and the cursor that leads from one page to the next.
+"""`Request` and `Page`: what a read asks for and returns, and the cursor that leads from one page
+to the next.
 
-Lines count from 1 and both ends are included: `lines="4100:4160"` is 61 lines. Characters count from 0 and the end is
-excluded, as in Python: `chars="0:2000"` is 2,000 characters. Negative numbers count from the end, and an end may be
-left open: `lines="-50:"` is the last 50 lines. Several slices of lines are separated by commas.
+Lines count from 1 and both ends are included: `lines="4100:4160"` is 61 lines. Characters count
+from 0 and the end is excluded, as in Python: `chars="0:2000"` is 2,000 characters. Negative numbers
+count from the end, and an end may be left open: `lines="-50:"` is the last 50 lines. Several slices
+of lines are separated by commas.
 
-A cursor contains the position where a page stopped and the request that it continues, then a keyed tag over both and
-the artifact's id. So the pointer and the cursor are enough to read on, also after a restart; if the request is repeated
-it must be the same. A long pattern or query is not carried in the cursor: it must be repeated, and the tag covers it
-too.
+A cursor contains the position where a page stopped and the request that it continues, then a keyed
+tag over both and the artifact's id. So the pointer and the cursor are enough to read on, also after
+a restart; if the request is repeated it must be the same. A long pattern or query is not carried in
+the cursor: it must be repeated, and the tag covers it too.
 """
 
 from __future__ import annotations
@@ -54,7 +56,18 @@ _LONGEST: Final = 512
 _PERSON: Final = b"coatcheck.cursor"
 _CURSOR: Final = lazy_pattern(r"[A-Za-z0-9_-]{8,}")
 _AGAIN: Final = "leave the cursor out to read from the start"
-_MEMBERS: Final = ("lines", "chars", "grep", "context", "ignore_case", "invert", "literal", "query", "diff", "exact")
+_MEMBERS: Final = (
+    "lines",
+    "chars",
+    "grep",
+    "context",
+    "ignore_case",
+    "invert",
+    "literal",
+    "query",
+    "diff",
+    "exact",
+)
 _REPEAT: Final = 1 << len(_MEMBERS)
 _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
@@ -63,13 +76,14 @@ _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 class Page:
     """One bounded answer to a read.
 
-    `shown` describes which part of the whole the text is, and what was left out. `cursor` reads the next page; it is
-    None at the end. `derived` is the pointer of the whole result if that was too large for a page. `matches` counts the
-    lines that a grep found, shown or not, and on long lines each occurrence; it is a minimum if `matches_exact` is
-    False, and `hits` are those on this page: line number and text. `first` and `last` are the numbers of the lines that
-    a slice has shown, of `total` lines. `spans` are the byte ranges of the artifact that a slice has shown. `instead`
-    is a query that has results, if this one has none. `cut` says what a host or a server cut out of the result before
-    it was stored."""
+    `shown` describes which part of the whole the text is, and what was left out. `cursor` reads the
+    next page; it is None at the end. `derived` is the pointer of the whole result if that was too
+    large for a page. `matches` counts the lines that a grep found, shown or not, and on long lines
+    each occurrence; it is a minimum if `matches_exact` is False, and `hits` are those on this page:
+    line number and text. `first` and `last` are the numbers of the lines that a slice has shown, of
+    `total` lines. `spans` are the byte ranges of the artifact that a slice has shown. `instead` is
+    a query that has results, if this one has none. `cut` says what a host or a server cut out of
+    the result before it was stored."""
 
     text: str
     shown: str
@@ -88,15 +102,16 @@ class Page:
 
 
 def misfit(message: str, *, hint: str, instead: Mapping[str, Any]) -> InvalidArgument:
-    """Return the error for a request that cannot be answered as it is written, with one that can."""
+    """Return the error for a request that cannot be answered as it is written, with one that
+    can."""
     error = InvalidArgument(message, hint=hint)
     error.instead = instead
     return error
 
 
 class PageDraft(NamedTuple):
-    """A page before its cursor is sealed. `position` is the start of the next page, None at the end; `spans` are the
-    ranges of the text that slices cover, `lines` their first and last line."""
+    """A page before its cursor is sealed. `position` is the start of the next page, None at the
+    end; `spans` are the ranges of the text that slices cover, `lines` their first and last line."""
 
     text: str
     shown: str
@@ -118,11 +133,12 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff, or all of it.
+    """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff,
+    or all of it.
 
-    Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number of lines around a
-    match to the kind of content, and "auto" adds as many as a short page has room for. `max_chars` limits one page and
-    may differ from page to page."""
+    Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number
+    of lines around a match to the kind of content, and "auto" adds as many as a short page has room
+    for. `max_chars` limits one page and may differ from page to page."""
 
     lines: str | None = None
     chars: str | None = None
@@ -140,33 +156,44 @@ class Request:
         given = {name: value for name in _WAYS if (value := getattr(self, name)) is not None}
         for name, value in given.items():
             if not isinstance(value, str):
-                raise InvalidArgument(f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"')
+                raise InvalidArgument(
+                    f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"'
+                )
         if len(given) > 1 and list(given) != ["lines", "grep"]:
             hint = "use one at a time; only lines and grep can be combined"
             raise InvalidArgument(f"{' and '.join(given)} cannot be combined", hint=hint)
-        extra = [name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)]
+        extra = [
+            name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)
+        ]
         if extra and self.grep is None:
-            raise InvalidArgument(f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out')
+            raise InvalidArgument(
+                f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out'
+            )
         if not is_whole(self.max_chars, MIN_CHARS):
             raise InvalidArgument(
                 f"max_chars must be an integer of at least {MIN_CHARS}, got {self.max_chars!r}",
                 hint=f"a page has {MAX_CHARS:,} characters by default",
             )
-        if self.context not in (None, AUTO) and (not is_whole(self.context) or self.context > MAX_CONTEXT):
+        if self.context not in (None, AUTO) and (
+            not is_whole(self.context) or self.context > MAX_CONTEXT
+        ):
             text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
             raise InvalidArgument(text, hint="use lines to read more")
         for name in _HINTS.keys() & given.keys():
             _member(self, name)
         if self.grep == "":
-            raise InvalidArgument("grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start')
+            raise InvalidArgument(
+                "grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start'
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
     """The result of a query or a diff, complete up to its limit.
 
-    `shown` describes the text ("12 of 30 results"), and `note` says what was left out, skipped or assumed. `instead` is
-    a query that has results, if this one has none. The same query on the same content gives the same text."""
+    `shown` describes the text ("12 of 30 results"), and `note` says what was left out, skipped or
+    assumed. `instead` is a query that has results, if this one has none. The same query on the same
+    content gives the same text."""
 
     text: str
     media_type: str = TEXT
@@ -176,7 +203,8 @@ class QueryResult:
 
 
 class BoundedLines:
-    """Lines of a result up to a limit in characters. After the first line that does not fit, none is added.
+    """Lines of a result up to a limit in characters. After the first line that does not fit, none
+    is added.
 
     A first line that exceeds the limit by itself is cut; `cut` is then its full length."""
 
@@ -211,7 +239,8 @@ class BoundedLines:
 
 
 class TextCache(Generic[T]):
-    """The texts of the documents that were read last, by artifact id: up to twice the characters of a result."""
+    """The texts of the documents that were read last, by artifact id: up to twice the characters of
+    a result."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -225,19 +254,24 @@ class TextCache(Generic[T]):
         with self._lock:
             self._kept[key] = (text, size)
             self._kept.move_to_end(key)
-            while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > 2 * MAX_RESULT:
+            while (
+                len(self._kept) > 1
+                and sum(size for _, size in self._kept.values()) > 2 * MAX_RESULT
+            ):
                 self._kept.popitem(last=False)
 
 
 def lines_of(spec: str, total: int) -> list[tuple[int, int]]:
-    """The first and the last line of each slice of `total` lines, both 1-based and included, in the given order.
+    """The first and the last line of each slice of `total` lines, both 1-based and included, in the
+    given order.
 
     Of several slices, those past the end are left out; it is an error if all are."""
     found = [(*_bounds("lines", one, total, 1), one) for one in spec.split(",")]
     inside = [(first, last) for first, last, _ in found if first <= total]
     if not inside:
         raise InvalidArgument(
-            f"line {found[0][0]} is past the end: there are {total:,} lines", hint='lines="-50:" reads the last 50'
+            f"line {found[0][0]} is past the end: there are {total:,} lines",
+            hint='lines="-50:" reads the last 50',
         )
     for first, last, one in found:
         if last < first <= total:
@@ -246,11 +280,13 @@ def lines_of(spec: str, total: int) -> list[tuple[int, int]]:
 
 
 def chars_of(spec: str, total: int) -> tuple[int, int]:
-    """The first character of a slice of `total` characters and the one after its last, both 0-based."""
+    """The first character of a slice of `total` characters and the one after its last, both
+    0-based."""
     first, last = _bounds("chars", spec, total, 0)
     if first >= total:
         raise InvalidArgument(
-            f"character {first} is past the end: there are {total:,}", hint='chars="-2000:" reads the last 2,000'
+            f"character {first} is past the end: there are {total:,}",
+            hint='chars="-2000:" reads the last 2,000',
         )
     if last <= first:
         raise _backwards("chars", spec)
@@ -259,13 +295,16 @@ def chars_of(spec: str, total: int) -> tuple[int, int]:
 
 def _bounds(what: str, spec: str, total: int, origin: int) -> tuple[int, int]:
     start, end = parse_slice(what, spec)
-    first = origin if start is None else start if start >= 0 else max(origin, total + start + origin)
+    first = (
+        origin if start is None else start if start >= 0 else max(origin, total + start + origin)
+    )
     last = total if end is None else min(end, total) if end > 0 else total + end + origin
     return first, last
 
 
 def parse_slice(what: str, spec: str) -> Slice:
-    """Parse `a:b` or `a-b`; one end may be missing. A single number is that line; a negative one is the tail."""
+    """Parse `a:b` or `a-b`; one end may be missing. A single number is that line; a negative one is
+    the tail."""
     match, hint = _SPAN.fullmatch(spec), _HINTS[what]
     if match is None or (match[1] is None and match[3] is None):
         raise InvalidArgument(f"{what}={clip(spec)} is not a slice", hint=hint)
@@ -288,7 +327,8 @@ def _backwards(what: str, spec: str) -> InvalidArgument:
 
 
 def seal(key: bytes, artifact_id: str, request: Request, position: Sequence[int]) -> str:
-    """Make a cursor for this artifact and request. The key has 16 to 64 bytes and survives restarts."""
+    """Make a cursor for this artifact and request. The key has 16 to 64 bytes and survives
+    restarts."""
     wanted = _encode(request)
     body = wanted if len(wanted) <= CARRIED else _varint(_REPEAT)
     body += b"".join(map(_varint, position))
@@ -300,9 +340,9 @@ def unseal(
 ) -> tuple[Request, tuple[int, ...]]:
     """Return the request that a cursor continues, and its position.
 
-    `request` came with the cursor: its members must be at their default or equal to those in the cursor, and its
-    `max_chars` applies to the next page. Raises `InvalidArgument` if the cursor is incomplete, was signed with another
-    key, or belongs to another artifact or request."""
+    `request` came with the cursor: its members must be at their default or equal to those in the
+    cursor, and its `max_chars` applies to the next page. Raises `InvalidArgument` if the cursor is
+    incomplete, was signed with another key, or belongs to another artifact or request."""
     given = request or Request()
     body, tag = _open(cursor)
     foreign = InvalidArgument("that cursor is not for this artifact, or was altered", hint=_AGAIN)
@@ -326,7 +366,9 @@ def unseal(
         value = _member(given, member)
         if value and value != _member(meant, member):
             values = (getattr(one, member) for one in (meant, given))
-            continued, repeated = (f"{member}={clip(one, 60) if isinstance(one, str) else one}" for one in values)
+            continued, repeated = (
+                f"{member}={clip(one, 60) if isinstance(one, str) else one}" for one in values
+            )
             raise InvalidArgument(
                 f"that cursor continues {continued}, not {repeated}",
                 hint=f"send the pointer and the cursor alone, or {_AGAIN}",
@@ -350,7 +392,9 @@ def _open(cursor: str) -> tuple[bytes, bytes]:
     with suppress(binascii.Error):
         sealed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if _text(sealed) != text or len(sealed) <= TAG:
-        raise InvalidArgument("that cursor is incomplete", hint="copy it exactly from the page, or " + _AGAIN)
+        raise InvalidArgument(
+            "that cursor is incomplete", hint="copy it exactly from the page, or " + _AGAIN
+        )
     return sealed[:-TAG], sealed[-TAG:]
 
 
@@ -373,7 +417,9 @@ def _member(request: Request, name: str) -> Any:
     if name == "lines":
         slices = value.split(",")
         if len(slices) > _MAX_SLICES:
-            raise InvalidArgument(f"lines has {len(slices)} slices, the limit is {_MAX_SLICES}", hint="use two calls")
+            raise InvalidArgument(
+                f"lines has {len(slices)} slices, the limit is {_MAX_SLICES}", hint="use two calls"
+            )
         return tuple(parse_slice(name, one) for one in slices)
     if name == "context":
         return MAX_CONTEXT + 2 if value == AUTO else value + 1  # 0 lines are not the default
@@ -391,7 +437,11 @@ def _encode(request: Request) -> bytes:
         if isinstance(value, tuple):  # an open end is 0, others follow in zigzag order
             slices = (value,) if isinstance(value, Slice) else value
             values += b"" if name == "chars" else _varint(len(slices))
-            ends = (0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1)) for one in slices for end in one)
+            ends = (
+                0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1))
+                for one in slices
+                for end in one
+            )
             values += b"".join(map(_varint, ends))
         elif isinstance(value, str):
             written = value.encode("utf-8", "surrogatepass")
@@ -411,7 +461,10 @@ def _decode(bits: int, data: Iterator[int]) -> Request:
             if many > _MAX_SLICES:
                 raise ValueError("too many slices")
             pairs = [(_number(data) - 1, _number(data) - 1) for _ in range(many)]
-            written = (":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in pair) for pair in pairs)
+            written = (
+                ":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in pair)
+                for pair in pairs
+            )
             members[name] = ",".join(written)
         elif name in ("grep", "query", "diff"):
             members[name] = bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")

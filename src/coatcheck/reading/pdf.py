@@ -1,7 +1,9 @@
-"""Text of a PDF by page (`query="page 3"`, `query="pages 2-5"`), read in a child process; needs the extra `pdf`.
+"""Text of a PDF by page (`query="page 3"`, `query="pages 2-5"`), read in a child process; needs the
+extra `pdf`.
 
-Pages that were read from the first on are kept, since a long document takes longer than one call may: the next call
-continues after them, and the next page of a grep does not read the document again.
+Pages that were read from the first on are kept, since a long document takes longer than one call
+may: the next call continues after them, and the next page of a grep does not read the document
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,18 @@ SECONDS: Final = 30.0  # for one call; after two thirds of that, no further page
 _METADATA: Final = ("title", "author", "subject", "creator")
 _UNREADABLE: Final = "\0"  # in place of a page's text
 _LIGATURES: Final = str.maketrans(
-    {"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\0": None, "\r": " ", "\f": " "}
+    {
+        "ﬀ": "ff",
+        "ﬁ": "fi",
+        "ﬂ": "fl",
+        "ﬃ": "ffi",
+        "ﬄ": "ffl",
+        "ﬅ": "st",
+        "ﬆ": "st",
+        "\0": None,
+        "\r": " ",
+        "\f": " ",
+    }
 )
 _MARK: Final = lazy_pattern(r"^--- page ", re.MULTILINE)
 _HYPHENATED: Final = lazy_pattern(r"([^\W\d_])[-\xad][ \t]*\n([^\W\d_]+[^\w\s]{0,3})[ \t\n]?")
@@ -45,7 +58,8 @@ pool: Final = Pool("coatcheck.reading.pdf", margin=1 << 30, extra="pdf", package
 
 @dataclass(frozen=True, slots=True)
 class _Pages:
-    """Texts of consecutive pages, and the number of all pages. `is_cut` is True if the last text is not complete."""
+    """Texts of consecutive pages, and the number of all pages. `is_cut` is True if the last text is
+    not complete."""
 
     texts: tuple[str, ...]
     total: int
@@ -60,10 +74,14 @@ def pdf_text(
 ) -> QueryResult:
     """Return the text of some pages, each below a line with its number."""
     if first < 1 or last < first:
-        raise InvalidArgument(f"invalid pages: {first} to {last}", hint="pages count from 1, e.g. query='pages 2-5'")
+        raise InvalidArgument(
+            f"invalid pages: {first} to {last}", hint="pages count from 1, e.g. query='pages 2-5'"
+        )
     found = _read_pages(content, first, last, limit, seconds)
     if first > found.total:
-        raise InvalidArgument(f"page {first} is past the end: the PDF has {count(found.total, 'page')}")
+        raise InvalidArgument(
+            f"page {first} is past the end: the PDF has {count(found.total, 'page')}"
+        )
     pages = list(enumerate(found.texts, first))
     end, wanted = pages[-1][0], min(last, found.total)
     scans = [number for number, text in pages if not text]
@@ -73,7 +91,9 @@ def pdf_text(
     elif end < wanted:
         notes.append(f"pages {end + 1}-{wanted} were not read in time; repeat the call to read on")
     if scans:
-        notes.append(f"{_numbers(scans)} no text; {'it' if len(scans) == 1 else 'they'} may be scanned")
+        notes.append(
+            f"{_numbers(scans)} no text; {'it' if len(scans) == 1 else 'they'} may be scanned"
+        )
     return QueryResult(
         text="\n\n".join(_page(number, text) for number, text in pages),
         media_type=TEXT,
@@ -85,7 +105,11 @@ def pdf_text(
 def _page(number: int, text: str) -> str:
     if text == _UNREADABLE:
         return f"--- page {number}: it could not be read ---"
-    return f"--- page {number} ---\n{text}" if text else f"--- page {number}: no text, it may be scanned ---"
+    return (
+        f"--- page {number} ---\n{text}"
+        if text
+        else f"--- page {number}: no text, it may be scanned ---"
+    )
 
 
 def _numbers(pages: Sequence[int]) -> str:
@@ -102,7 +126,8 @@ def _numbers(pages: Sequence[int]) -> str:
 
 
 def _read_pages(content: Content, first: int, last: int, limit: int, seconds: float) -> _Pages:
-    """Return some pages; the last ones may be missing. Pages from the first on are kept, and read only once."""
+    """Return some pages; the last ones may be missing. Pages from the first on are kept, and read
+    only once."""
     key = content.ref.artifact_id
     kept = _kept.get(key) or _Pages((), EVERY)
     done = len(kept.texts)
@@ -125,16 +150,19 @@ def _ask_pages(content: Content, first: int, last: int, limit: int, seconds: flo
 
 
 def _tidy(text: str) -> str:
-    """Write ligatures as letters, and join the words that a hyphen divides at the end of a line. No line looks like our
-    lines between pages."""
+    """Write ligatures as letters, and join the words that a hyphen divides at the end of a line. No
+    line looks like our lines between pages."""
     text = text.encode("utf-8", "replace").decode().translate(_LIGATURES)
     return _MARK.sub(r" \g<0>", _HYPHENATED.sub(r"\1\2\n", text).strip())
 
 
 def ask(content: Content, first: int, last: int, chars: int, seconds: float) -> Message:
-    """Ask the child for the number of pages, the metadata and the texts of some pages (none if last is 0)."""
+    """Ask the child for the number of pages, the metadata and the texts of some pages (none if last
+    is 0)."""
     if content.size > MAX_BYTES:
-        raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit for a PDF is {MAX_BYTES:,}")
+        raise TooLarge(
+            f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit for a PDF is {MAX_BYTES:,}"
+        )
     arguments = {"first": first, "last": last, "chars": chars, "seconds": seconds * 2 / 3}
     return pool.ask(arguments, seconds=seconds, max_chars=chars, contents=[content])
 
@@ -154,7 +182,9 @@ def _answer(message: Message, contents: list[Content]) -> Message:
     try:
         return _read(io.BytesIO(b"".join(contents[0].chunks())), began, **message["arguments"])
     except LimitReachedError as error:
-        raise LimitExceeded("the PDF unpacks to more than the limit", hint="ask for other pages") from error
+        raise LimitExceeded(
+            "the PDF unpacks to more than the limit", hint="ask for other pages"
+        ) from error
     except RecursionError as error:
         raise LimitExceeded("the PDF is nested too deeply to read") from error
     except DependencyError as error:
@@ -165,16 +195,27 @@ def _answer(message: Message, contents: list[Content]) -> Message:
         raise InvalidArgument(f"the PDF cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _read(file: io.BytesIO, began: float, *, first: int, last: int, chars: int, seconds: float) -> Message:
-    """Read pages until the characters or the seconds are used up. Of several pages, an unreadable one is None."""
+def _read(
+    file: io.BytesIO, began: float, *, first: int, last: int, chars: int, seconds: float
+) -> Message:
+    """Read pages until the characters or the seconds are used up. Of several pages, an unreadable
+    one is None."""
     import pypdf
 
     reader = pypdf.PdfReader(file)
     if reader.is_encrypted and not reader.decrypt(""):
         return {"pages": 0, "encrypted": True, "about": {}, "texts": []}
     total = len(reader.pages)
-    about = {key: str(value)[:200] for key in _METADATA if (value := getattr(reader.metadata, key, None))}
-    found: Message = {"pages": total, "encrypted": reader.is_encrypted, "about": about, "texts": [], "more": False}
+    about = {
+        key: str(value)[:200] for key in _METADATA if (value := getattr(reader.metadata, key, None))
+    }
+    found: Message = {
+        "pages": total,
+        "encrypted": reader.is_encrypted,
+        "about": about,
+        "texts": [],
+        "more": False,
+    }
     for number in range(first, min(last, total) + 1):
         try:
             text = reader.pages[number - 1].extract_text()
@@ -194,8 +235,8 @@ def _read(file: io.BytesIO, began: float, *, first: int, last: int, chars: int, 
 
 
 def _warm() -> None:
-    """Import what the library may import on demand, since a confined process cannot open a module. A PDF can use any
-    character encoding, so every codec is loaded too, and a page is read once."""
+    """Import what the library may import on demand, since a confined process cannot open a module.
+    A PDF can use any character encoding, so every codec is loaded too, and a page is read once."""
     import pypdf
 
     for module in pkgutil.walk_packages(pypdf.__path__, "pypdf."):

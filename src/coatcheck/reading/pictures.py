@@ -1,8 +1,9 @@
 """Pictures for models that see: an image from the store, or one on its way to a model, in the
 formats and dimensions that providers accept.
 
-With the extra `images`, a larger image is scaled, a rotated one is turned upright, and other formats are converted, in
-a child process: an image is hostile content too. Without it, an image within the limits is given as it is.
+With the extra `images`, a larger image is scaled, a rotated one is turned upright, and other
+formats are converted, in a child process: an image is hostile content too. Without it, an image
+within the limits is given as it is.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def picture_of(content: Content) -> Picture | None:
     """Return an artifact as a picture, or None if it is not an image that can be shown."""
     head = content.read(0, _HEAD)
     media_type = essence(found_type(head, content.ref.media_type))
-    if not media_type.startswith("image/") or media_type.endswith("+xml") or content.size > MAX_BYTES:
+    if (
+        not media_type.startswith("image/")
+        or media_type.endswith("+xml")
+        or content.size > MAX_BYTES
+    ):
         return None
     if pool.is_installed:
         try:
@@ -57,7 +62,11 @@ def picture_of(content: Content) -> Picture | None:
             return None
     size = pixels(head)
     is_small = size is not None and max(size) <= EDGE and content.size * 4 <= MAX_DATA * 3
-    return Picture(media_type, content.read(0, content.size)) if is_small and media_type in FORMATS else None
+    return (
+        Picture(media_type, content.read(0, content.size))
+        if is_small and media_type in FORMATS
+        else None
+    )
 
 
 def scaled(data: bytes, limit: ImageLimit) -> Picture | None:
@@ -145,8 +154,8 @@ def _encoded(
     wanted_bytes: int,
     max_bytes: int,
 ) -> tuple[str, bytes] | None:
-    """Return an image as a PNG, or as a JPEG if that has too many bytes. A transparent one is a PNG,
-    unless it has more than `max_bytes`. None if it has more than that in either format."""
+    """Return an image as a PNG, or as a JPEG if that has too many bytes. A transparent one is a
+    PNG, unless it has more than `max_bytes`. None if it has more than that in either format."""
     if max(image.size) <= EDGE or has_alpha:  # encoding a large PNG takes seconds
         out = io.BytesIO()
         image.save(out, "PNG")

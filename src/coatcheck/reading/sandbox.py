@@ -1,13 +1,15 @@
-"""Child processes for hostile content: the pool in the parent, and the confinement inside the child.
+"""Child processes for hostile content: the pool in the parent, and the confinement inside the
+child.
 
-A `Pool` gives each call a child of its own, started with a clean environment and kept warm. The child runs `serve` and
-answers JSON messages. It gets contents as files in a private folder, or piece by piece as it asks for them. A child
-that dies or takes too long is a clear error for its caller and affects nobody else. Every wait for a child has a limit.
+A `Pool` gives each call a child of its own, started with a clean environment and kept warm. The
+child runs `serve` and answers JSON messages. It gets contents as files in a private folder, or
+piece by piece as it asks for them. A child that dies or takes too long is a clear error for its
+caller and affects nobody else. Every wait for a child has a limit.
 
-The child gives up every right that its work does not need. Memory, time, open files and writing are limited
-everywhere. On Linux, Landlock leaves it no files but those of its own folder, and a seccomp filter no sockets and no
-other processes, each where the kernel has it (`Confinement`). This comes on top of what the library that does the work
-guarantees.
+The child gives up every right that its work does not need. Memory, time, open files and writing are
+limited everywhere. On Linux, Landlock leaves it no files but those of its own folder, and a seccomp
+filter no sockets and no other processes, each where the kernel has it (`Confinement`). This comes
+on top of what the library that does the work guarantees.
 """
 
 from __future__ import annotations
@@ -57,7 +59,13 @@ START: Final = 20.0  # seconds for a new child to start
 REAP: Final = 5.0  # seconds to wait for a killed child
 _MAX_READ: Final = 16 << 20  # maximum bytes of one read by a child
 _MAX_FRAMES: Final = 8 << 20
-_REF_FIELDS: Final = ("artifact_id", "size_bytes", "media_type", "kind", "pointer_length")  # all that a child may know
+_REF_FIELDS: Final = (
+    "artifact_id",
+    "size_bytes",
+    "media_type",
+    "kind",
+    "pointer_length",
+)  # all that a child may know
 _SLICE: Final = 1 << 16
 _HEADER: Final = struct.Struct(">Q")
 _OVERHEAD: Final = 1 << 20
@@ -76,13 +84,16 @@ _BOOT: Final = (
     "importlib.import_module(sys.argv[2]).main(sys.argv[3])"
 )
 _LESS: Final = "ask for less"
-_ERRORS: Final = {kind.code: kind for kind in (InvalidArgument, InvalidPointer, LimitExceeded, TooLarge)}
+_ERRORS: Final = {
+    kind.code: kind for kind in (InvalidArgument, InvalidPointer, LimitExceeded, TooLarge)
+}
 
 Message = dict[str, Any]
 
 
 class _Ended(Exception):
-    """The child closed its end. `was_idle` is True if it had not begun to work on the message, and had time left."""
+    """The child closed its end. `was_idle` is True if it had not begun to work on the message, and
+    had time left."""
 
     def __init__(self, status: int, was_idle: bool = False) -> None:
         self.status, self.was_idle = status, was_idle
@@ -98,7 +109,8 @@ class _Child:
         self._is_idle, self._deadline = True, 0.0
         paths = [os.path.abspath(path) for path in sys.path if path]
         try:
-            self._process = subprocess.Popen(  # -I: no PYTHON* variables, no user site, no current folder on the path
+            # -I: no PYTHON* variables, no user site, no current folder on the path
+            self._process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-c", _BOOT, json.dumps(paths), module, self.folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -135,8 +147,8 @@ class _Child:
         contents: Sequence[Content],
         files: Mapping[str, Content],
     ) -> Message:
-        """Return the child's answer to a message. A child that has not `loaded` what the message names gets the files
-        first."""
+        """Return the child's answer to a message. A child that has not `loaded` what the message
+        names gets the files first."""
         loaded = message["loaded"]
         if loaded and self.loaded == loaded:
             answer = self._ask(message | {"files": []}, seconds, max_bytes, contents)
@@ -169,9 +181,12 @@ class _Child:
         with _lock:
             _alive.discard(self)
 
-    def _ask(self, message: Message, seconds: float, max_bytes: int, contents: Sequence[Content]) -> Message:
-        """Send a message and return the answer, at most `max_bytes` long; kill the child when time is up. It may read
-        the contents while it works. Its time runs from when it begins; a new child gets extra time to start."""
+    def _ask(
+        self, message: Message, seconds: float, max_bytes: int, contents: Sequence[Content]
+    ) -> Message:
+        """Send a message and return the answer, at most `max_bytes` long; kill the child when time
+        is up. It may read the contents while it works. Its time runs from when it begins; a new
+        child gets extra time to start."""
         self._is_idle, self._deadline = True, monotonic() + seconds + START * self.is_new
         try:
             self._send(json.dumps(message).encode())
@@ -252,17 +267,20 @@ _abandoned: list[_Child] = []  # kept, so that the pipes of the parent's childre
 
 
 def kill_all() -> None:
-    """Kill every child of this process, busy or idle, before the process ends. Calls at work get an error."""
+    """Kill every child of this process, busy or idle, before the process ends. Calls at work get an
+    error."""
     with _lock:
         for child in _alive:
             child.kill()
 
 
 class Pool:
-    """Children of one kind, at most `MAX_BUSY` busy at a time. A child keeps what it has loaded for the next call.
+    """Children of one kind, at most `MAX_BUSY` busy at a time. A child keeps what it has loaded for
+    the next call.
 
-    `module` is what a child runs: its `main(folder)` calls `serve`. `margin` is address space for the interpreter and
-    libraries, added to the memory of a call. `extra` is the extra that installs `package`."""
+    `module` is what a child runs: its `main(folder)` calls `serve`. `margin` is address space for
+    the interpreter and libraries, added to the memory of a call. `extra` is the extra that installs
+    `package`."""
 
     def __init__(self, module: str, *, margin: int = 0, extra: str = "", package: str = "") -> None:
         self._module, self._margin, self._extra, self._package = module, margin, extra, package
@@ -291,8 +309,9 @@ class Pool:
         limit: str = "",
         hint: str = _LESS,
     ) -> Message:
-        """Return the answer to one call. The child may read the contents piece by piece. It gets the `files` unless it
-        has `loaded` them before. `limit` and `hint` are for the error of a call that exceeds a limit."""
+        """Return the answer to one call. The child may read the contents piece by piece. It gets
+        the `files` unless it has `loaded` them before. `limit` and `hint` are for the error of a
+        call that exceeds a limit."""
         if not self.is_installed:
             raise MissingExtra(self._extra)
         message = {
@@ -307,18 +326,28 @@ class Pool:
                 if child.has_ended and not child.is_new:
                     continue
                 try:
-                    answer = child.call(message, seconds + GRACE, max_chars * 6 + _OVERHEAD, contents, files or {})
+                    answer = child.call(
+                        message, seconds + GRACE, max_chars * 6 + _OVERHEAD, contents, files or {}
+                    )
                 except _Ended as ended:
-                    if ended.was_idle and not child.is_new:  # it left, or was killed, before the message reached it
+                    if (
+                        ended.was_idle and not child.is_new
+                    ):  # it left, or was killed, before the message reached it
                         continue
-                    raise _failure(ended.status, limit or f"{seconds:g} s or too much memory", hint) from None
+                    raise _failure(
+                        ended.status, limit or f"{seconds:g} s or too much memory", hint
+                    ) from None
                 # A child that ran into a limit may not have freed its memory.
-                child.is_usable = answer.get("error") != LimitExceeded.code and not answer.pop("leaves", False)
+                child.is_usable = answer.get("error") != LimitExceeded.code and not answer.pop(
+                    "leaves", False
+                )
                 child.is_new = False
             if "error" in answer:
                 text = mask(str(answer.get("message", "")))  # before it is cut
                 text = text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
-                raise _ERRORS.get(str(answer["error"]), LimitExceeded)(text, hint=mask(str(answer.get("hint", ""))))
+                raise _ERRORS.get(str(answer["error"]), LimitExceeded)(
+                    text, hint=mask(str(answer.get("hint", "")))
+                )
             return answer
 
     def close(self) -> None:
@@ -346,7 +375,9 @@ class Pool:
         except OSError as error:
             if child is not None:
                 raise
-            raise LimitExceeded(f"cannot start a child process: {error.strerror}", hint="try again later") from error
+            raise LimitExceeded(
+                f"cannot start a child process: {error.strerror}", hint="try again later"
+            ) from error
         finally:
             with self._free:
                 self._running -= 1
@@ -358,7 +389,8 @@ class Pool:
                 child.end()
 
     def _take(self, loaded: str) -> _Child | None:
-        """Wait until a child may run. Return an idle one, preferably one that has `loaded` this, or None."""
+        """Wait until a child may run. Return an idle one, preferably one that has `loaded` this, or
+        None."""
         deadline = monotonic() + QUEUE
         with self._free:
             if os.getpid() != self._owner:  # after a fork the children belong to our parent
@@ -366,7 +398,9 @@ class Pool:
                 self._idle, self._running, self._owner = [], 0, os.getpid()
             while not self._idle and self._running >= MAX_BUSY:
                 if not self._free.wait(deadline - monotonic()) and monotonic() >= deadline:
-                    raise LimitExceeded("too many calls of this kind are running", hint="try again later")
+                    raise LimitExceeded(
+                        "too many calls of this kind are running", hint="try again later"
+                    )
             self._running += 1
             if not self._idle:
                 return None
@@ -394,7 +428,8 @@ def _failure(status: int, limit: str, hint: str) -> CoatcheckError:
     if status in (-signal.SIGKILL, -signal.SIGXCPU, 1):
         return LimitExceeded(f"this took more than {limit} and was stopped", hint=hint)
     return LimitExceeded(
-        "the child process that read the artifact crashed", hint="read it another way, or ask for less"
+        "the child process that read the artifact crashed",
+        hint="read it another way, or ask for less",
     )
 
 
@@ -405,12 +440,15 @@ def serve(
     forget: Callable[[], None] = lambda: None,
     also: Sequence[str] = (),
 ) -> None:
-    """Answer messages until the parent closes its end, or no message came for a while. `answer` may raise one of our
-    errors, which the parent then raises. The paths in `also` can be read besides the folder."""
+    """Answer messages until the parent closes its end, or no message came for a while. `answer` may
+    raise one of our errors, which the parent then raises. The paths in `also` can be read besides
+    the folder."""
     global confinement
     parent = os.getppid()
     confinement = confine(folder, also)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()  # a thread inherits the limits set before
+    threading.Thread(
+        target=_watch, args=(parent,), daemon=True
+    ).start()  # a thread inherits the limits set before
     requests = sys.stdin.buffer
     while True:
         if not select.select([requests], [], [], FORGET)[0]:
@@ -425,15 +463,25 @@ def serve(
             _send(b'{"begins": true}')
             _allow(message["memory"], message["seconds"])
             contents = [
-                Content(Ref(**one["ref"]), base64.b64decode(one["frames"]), partial(_read_piece, number))
+                Content(
+                    Ref(**one["ref"]), base64.b64decode(one["frames"]), partial(_read_piece, number)
+                )
                 for number, one in enumerate(message["contents"])
             ]
             reply = answer(message, contents)
         except CoatcheckError as error:
-            reply = {"error": error.code, "message": error.message[:_LONGEST_RAW], "hint": error.hint}
+            reply = {
+                "error": error.code,
+                "message": error.message[:_LONGEST_RAW],
+                "hint": error.hint,
+            }
         except MemoryError:
             forget()
-            reply = {"error": LimitExceeded.code, "message": "this takes more memory than allowed", "hint": _LESS}
+            reply = {
+                "error": LimitExceeded.code,
+                "message": "this takes more memory than allowed",
+                "hint": _LESS,
+            }
         raw = reply.get("raw")
         _send(json.dumps(reply | {"raw": True} if raw is not None else reply).encode())
         if raw is not None:
@@ -470,8 +518,8 @@ def _watch(parent: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What confines a process besides its limits: whether it can open only its own files, and whether it can use
-    neither sockets nor other processes."""
+    """What confines a process besides its limits: whether it can open only its own files, and
+    whether it can use neither sockets nor other processes."""
 
     files: bool
     calls: bool
@@ -483,7 +531,11 @@ confinement: Confinement | None = None
 
 def confine(folder: str, also: Sequence[str] = ()) -> Confinement:
     """Limit this process for the rest of its life, and return what the system was able to do."""
-    for limit, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 128), (resource.RLIMIT_CORE, 0)):
+    for limit, value in (
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 128),
+        (resource.RLIMIT_CORE, 0),
+    ):
         resource.setrlimit(limit, (value, value))
     if sys.platform != "linux":
         return Confinement(files=False, calls=False)
@@ -492,7 +544,8 @@ def confine(folder: str, also: Sequence[str] = ()) -> Confinement:
 
 
 def _allow(memory: int, seconds: float) -> None:
-    """Limit the next answer. RLIMIT_NPROC is not used: it counts the threads of all the user's processes."""
+    """Limit the next answer. RLIMIT_NPROC is not used: it counts the threads of all the user's
+    processes."""
     cpu = int(time.process_time() + seconds) + 1
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu)):
         with suppress(ValueError, OSError):  # a lower hard limit applies already
@@ -511,7 +564,9 @@ def _landlock(rights: Mapping[str, int]) -> bool:
         ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
     if version >= 6:
         ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
-    rules = libc.syscall(_CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), ctypes.c_uint32(0))
+    rules = libc.syscall(
+        _CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), ctypes.c_uint32(0)
+    )
     if rules < 0:
         return False
     try:

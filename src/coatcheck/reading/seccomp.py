@@ -1,7 +1,9 @@
-"""A seccomp filter for a child process that parses hostile content: no sockets, no new processes, no other processes.
+"""A seccomp filter for a child process that parses hostile content: no sockets, no new processes,
+no other processes.
 
-The filter applies to all threads of the process, also to those that it starts later, and cannot be removed. Landlock
-limits files; this limits what Landlock does not cover, such as UDP and fork. Linux on x86-64 and arm64 only.
+The filter applies to all threads of the process, also to those that it starts later, and cannot be
+removed. Landlock limits files; this limits what Landlock does not cover, such as UDP and fork.
+Linux on x86-64 and arm64 only.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ _DENIED: Final = {
     "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104),
 }  # fmt: skip
-"""Calls that fail, with their numbers on x86-64 and arm64: sockets; processes and programs; other processes; memory and
-queues that processes share; and parts of the kernel that a parser does not need."""
+"""Calls that fail, with their numbers on x86-64 and arm64: sockets; processes and programs; other
+processes; memory and queues that processes share; and parts of the kernel that a parser does not
+need."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """One kind of machine: its mark in the filter's data, and the numbers of the calls that are not simply denied."""
+    """One kind of machine: its mark in the filter's data, and the numbers of the calls that are not
+    simply denied."""
 
     mark: int
     column: int  # of `_DENIED`
@@ -60,9 +64,25 @@ class _Machine:
 
 
 _MACHINES: Final = {
-    "x86_64": _Machine(mark=0xC000_003E, column=0, seccomp=317, clone=56, clone3=435, kill=62, tgkill=234, prlimit=302),
+    "x86_64": _Machine(
+        mark=0xC000_003E,
+        column=0,
+        seccomp=317,
+        clone=56,
+        clone3=435,
+        kill=62,
+        tgkill=234,
+        prlimit=302,
+    ),
     "aarch64": _Machine(
-        mark=0xC000_00B7, column=1, seccomp=277, clone=220, clone3=435, kill=129, tgkill=131, prlimit=261
+        mark=0xC000_00B7,
+        column=1,
+        seccomp=277,
+        clone=220,
+        clone3=435,
+        kill=129,
+        tgkill=131,
+        prlimit=261,
     ),
 }
 
@@ -95,7 +115,8 @@ def _program(machine: _Machine, pid: int) -> bytes:
         _instruction(_LOAD, _NUMBER),
         _instruction(_IF_AT_LEAST, _X32, otherwise=1),
         refuse,
-        # Where `clone3` is missing, the C library starts threads with `clone`, whose flags can be checked.
+        # Where `clone3` is missing, the C library starts threads with `clone`, whose flags can be
+        # checked.
         _instruction(_IF_EQUAL, machine.clone3, otherwise=1),
         missing,
     ]
@@ -120,5 +141,6 @@ def _program(machine: _Machine, pid: int) -> bytes:
 
 
 def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    """Return one instruction. A condition skips as many instructions as `then` or `otherwise` says."""
+    """Return one instruction. A condition skips as many instructions as `then` or `otherwise`
+    says."""
     return struct.pack("HBBI", code, then, otherwise, value)

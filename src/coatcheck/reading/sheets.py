@@ -1,9 +1,11 @@
-"""Cells of a workbook (xlsx, xlsb, xls, ods) as text and as tables, read in a child process; needs the extra `sheets`.
+"""Cells of a workbook (xlsx, xlsb, xls, ods) as text and as tables, read in a child process; needs
+the extra `sheets`.
 
-The text has a line for each sheet with its range, then a line for each row that has a value: the address of its first
-cell and the values as CSV. As a table, a sheet has the columns of its header: the first row that is about as wide as
-the sheet, if it has names. Rows above it, such as a title, are left out, and so are empty rows and columns. A formula
-is its last value. In a range that is merged over several rows, every cell has its value.
+The text has a line for each sheet with its range, then a line for each row that has a value: the
+address of its first cell and the values as CSV. As a table, a sheet has the columns of its header:
+the first row that is about as wide as the sheet, if it has names. Rows above it, such as a title,
+are left out, and so are empty rows and columns. A formula is its last value. In a range that is
+merged over several rows, every cell has its value.
 """
 
 from __future__ import annotations
@@ -44,15 +46,20 @@ _QUOTED: Final = lazy_pattern(r'[",]')
 _ROW: Final = lazy_pattern(r"[A-Z]+\d+: ")
 _SHEET: Final = lazy_pattern(r'--- sheet "(.*)": .* ---')
 
-pool: Final = Pool("coatcheck.reading.sheets", margin=1 << 30, extra="sheets", package="python_calamine")
+pool: Final = Pool(
+    "coatcheck.reading.sheets", margin=1 << 30, extra="sheets", package="python_calamine"
+)
 
 Cell = str | int | float | bool
 
 
 def is_old_workbook(content: Content) -> bool:
-    """Whether a content is a workbook in the format before xlsx. CSV is often declared with its media type."""
+    """Whether a content is a workbook in the format before xlsx. CSV is often declared with its
+    media type."""
     sample = sample_of(content)
-    return sample.head.startswith(_OLD_MAGIC) and (_OLD_STREAM in sample.head or _OLD_STREAM in sample.tail)
+    return sample.head.startswith(_OLD_MAGIC) and (
+        _OLD_STREAM in sample.head or _OLD_STREAM in sample.tail
+    )
 
 
 def cells(content: Content) -> QueryResult:
@@ -63,7 +70,8 @@ def cells(content: Content) -> QueryResult:
 
 
 def searched(text: str) -> str:
-    """Begin every row in a text from `cells` with the name of its sheet, so that a match shows where it is."""
+    """Begin every row in a text from `cells` with the name of its sheet, so that a match shows
+    where it is."""
     lines, sheet = [], ""
     for row in text.split("\n"):
         if match := _SHEET.fullmatch(row):
@@ -73,7 +81,8 @@ def searched(text: str) -> str:
 
 
 def tables(content: Content, name: str) -> tuple[dict[str, Content], str]:
-    """Return the sheets that have rows as JSON (the first as `name`, then each by its own name), and a note."""
+    """Return the sheets that have rows as JSON (the first as `name`, then each by its own name),
+    and a note."""
     found = _ask(content, "tables", _MAX_JSON)
     if not found["sheets"]:
         raise InvalidArgument(f"{clip(name)} is a workbook without a table")
@@ -82,7 +91,9 @@ def tables(content: Content, name: str) -> tuple[dict[str, Content], str]:
     for sheet, size in found["sheets"]:
         data = found["raw"][at : at + size]
         at += size
-        ref = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+        ref = replace(
+            content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON
+        )
         one = Content.of(ref, data)
         named.setdefault(name, one)
         if sheet.casefold() not in taken:
@@ -93,8 +104,12 @@ def tables(content: Content, name: str) -> tuple[dict[str, Content], str]:
 
 def _ask(content: Content, wanted: str, chars: int) -> Message:
     if content.size > MAX_BYTES:
-        raise TooLarge(f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit is {MAX_BYTES:,}")
-    return pool.ask({"wanted": wanted, "chars": chars}, contents=[content], max_chars=chars, **_LIMITS)
+        raise TooLarge(
+            f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit is {MAX_BYTES:,}"
+        )
+    return pool.ask(
+        {"wanted": wanted, "chars": chars}, contents=[content], max_chars=chars, **_LIMITS
+    )
 
 
 # The child process
@@ -153,12 +168,15 @@ def _read(sheet: Any, name: str) -> _Sheet:
 def _fill_merged(rows: list[list[Cell]], ranges: Iterable[_Range]) -> None:
     """Give each cell of a range that is merged over several rows its value.
 
-    Ranges of a valid workbook do not overlap, so together they have at most as many cells as the sheet. In another one,
-    the ranges that have more are left out: a small file could make this take hours."""
+    Ranges of a valid workbook do not overlap, so together they have at most as many cells as the
+    sheet. In another one, the ranges that have more are left out: a small file could make this take
+    hours."""
     width = len(rows[0]) if rows else 0
     left = width * len(rows)
     for one in ranges:
-        if one.first_row == one.last_row:  # a title or a group of columns: its text belongs to one cell
+        if (
+            one.first_row == one.last_row
+        ):  # a title or a group of columns: its text belongs to one cell
             continue
         if not (0 <= one.first_row < len(rows) and 0 <= one.first_column < width):
             continue  # its first cell, which has the value, is not among those in use
@@ -180,7 +198,13 @@ def _value(cell: object) -> Cell:
         return int(cell) if cell.is_integer() and abs(cell) < 1 << 53 else cell
     if isinstance(cell, datetime):
         return cell.isoformat(" ")
-    return cell.isoformat() if isinstance(cell, date | time) else str(cell) if isinstance(cell, timedelta) else ""
+    return (
+        cell.isoformat()
+        if isinstance(cell, date | time)
+        else str(cell)
+        if isinstance(cell, timedelta)
+        else ""
+    )
 
 
 def _as_text(sheets: list[_Sheet], chars: int) -> Message:
@@ -204,11 +228,16 @@ def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
         above, columns, rows = _table(sheet)
         if not rows:
             continue
-        records = (json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows)
+        records = (
+            json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows
+        )
         data = ("[" + ",\n".join(records) + "]").encode("utf-8", "replace")
         chars -= len(data)
         if chars < 0:
-            raise TooLarge("the tables of the workbook have too many characters", hint='read them with query="text"')
+            raise TooLarge(
+                "the tables of the workbook have too many characters",
+                hint='read them with query="text"',
+            )
         found.append((sheet.name, len(data)))
         parts.append(data)
         if above:
@@ -219,7 +248,8 @@ def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
 
 
 def _table(sheet: _Sheet) -> tuple[int, list[str], list[list[Cell | None]]]:
-    """The number of rows with values above the header, the names of the columns, and the rows below."""
+    """The number of rows with values above the header, the names of the columns, and the rows
+    below."""
     filled = [(number, row) for number, row in enumerate(sheet.rows) if _trimmed(row)]
     widths = [sum(cell != "" for cell in row) for _, row in filled[:_SEARCHED_ROWS]]
     if not filled:
@@ -229,7 +259,9 @@ def _table(sheet: _Sheet) -> tuple[int, list[str], list[list[Cell | None]]]:
     has_names = len(filled) > first + 1 and _is_header(header)
     below = filled[first + has_names :]
     used = [
-        at for at in range(len(header)) if (has_names and header[at] != "") or any(row[at] != "" for _, row in below)
+        at
+        for at in range(len(header))
+        if (has_names and header[at] != "") or any(row[at] != "" for _, row in below)
     ]
     columns: list[str] = []
     taken: set[str] = set()

@@ -1,14 +1,17 @@
-"""SQL on tables (CSV, TSV, JSON arrays, JSONL, Parquet, sheets) in a locked-down child process; needs the extra `sql`.
+"""SQL on tables (CSV, TSV, JSON arrays, JSONL, Parquet, sheets) in a locked-down child process;
+needs the extra `sql`.
 
-Only tables can be queried: a log, prose or code is an error, since its first line would be taken for a header. Rows in
-Python's `repr`, and JSON after lines of text, are converted to JSON first (`json_content.rows`). The statement sees the
-table `artifact`, and others under names given by the caller, usually `"art:…"`. The result is CSV.
-No statement can reach a file, the network, a setting or this process.
+Only tables can be queried: a log, prose or code is an error, since its first line would be taken
+for a header. Rows in Python's `repr`, and JSON after lines of text, are converted to JSON first
+(`json_content.rows`). The statement sees the table `artifact`, and others under names given by the
+caller, usually `"art:…"`. The result is CSV. No statement can reach a file, the network, a setting
+or this process.
 
-The child loads the tables, locks the database, and only then looks at the statement. Three walls, each enough by
-itself: the statement's syntax tree may contain only the given tables and harmless functions; the database can no longer
-use files, network, extensions or settings, in a read-only transaction; and the process is confined. A loaded database
-is kept for the next call on the same contents.
+The child loads the tables, locks the database, and only then looks at the statement. Three walls,
+each enough by itself: the statement's syntax tree may contain only the given tables and harmless
+functions; the database can no longer use files, network, extensions or settings, in a read-only
+transaction; and the process is confined. A loaded database is kept for the next call on the same
+contents.
 """
 
 from __future__ import annotations
@@ -57,7 +60,13 @@ _STARTS: Final = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "application/parquet")
-_CSV: Final = ("text/csv", "application/csv", "text/x-csv", "application/x-csv", "text/comma-separated-values")
+_CSV: Final = (
+    "text/csv",
+    "application/csv",
+    "text/x-csv",
+    "application/x-csv",
+    "text/comma-separated-values",
+)
 _TSV: Final = ("text/tab-separated-values", "text/tsv")
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
 _TABULAR: Final = "SQL reads CSV, TSV, JSON arrays of objects, JSONL and Parquet"
@@ -69,7 +78,11 @@ _LOADING: Final = (
     "autoload_known_extensions=false", "allow_community_extensions=false", "allow_persistent_secrets=false",
     "python_enable_replacements=false", "enable_external_file_cache=false",
 )  # fmt: skip
-_LOCKING: Final = ("disabled_filesystems='LocalFileSystem'", "enable_external_access=false", "lock_configuration=true")
+_LOCKING: Final = (
+    "disabled_filesystems='LocalFileSystem'",
+    "enable_external_access=false",
+    "lock_configuration=true",
+)
 _TABLE_FUNCTIONS: Final = frozenset(
     {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"}
 )
@@ -91,7 +104,8 @@ _ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM arti
 
 @dataclass(frozen=True, slots=True)
 class SqlLimits:
-    """Limits of one statement: time and memory including loading, rows and characters of the result."""
+    """Limits of one statement: time and memory including loading, rows and characters of the
+    result."""
 
     seconds: float = 20.0
     memory: int = 1 << 30
@@ -110,20 +124,33 @@ def is_sql(query: str) -> bool:
 
 
 def pointers_in(sql: str) -> list[str]:
-    """The pointers that a statement uses as tables (`FROM "art:…"`), each once, in order of appearance."""
+    """The pointers that a statement uses as tables (`FROM "art:…"`), each once, in order of
+    appearance."""
     return list(dict.fromkeys(_POINTER.findall(_SKIPPED.sub(" ", sql))))
 
 
-def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlLimits()) -> QueryResult:  # noqa: B008
-    """Run one SELECT on the given tables. The result is CSV: NULL is empty, an empty text is two quotes."""
+def run_sql(
+    sql: str,
+    tables: Mapping[str, Content],
+    *,
+    limits: SqlLimits = SqlLimits(),  # noqa: B008
+) -> QueryResult:
+    """Run one SELECT on the given tables. The result is CSV: NULL is empty, an empty text is two
+    quotes."""
     if len(sql) > MAX_SQL:
-        raise InvalidArgument(f"the statement has {len(sql):,} characters, the limit is {MAX_SQL:,}")
+        raise InvalidArgument(
+            f"the statement has {len(sql):,} characters, the limit is {MAX_SQL:,}"
+        )
     if (size := sum(content.size for content in tables.values())) > limits.input_bytes:
-        raise TooLarge(f"the tables have {size:,} bytes, the limit for SQL is {limits.input_bytes:,}")
+        raise TooLarge(
+            f"the tables have {size:,} bytes, the limit for SQL is {limits.input_bytes:,}"
+        )
     tables, notes = _with_sheets(tables)
     described, files, more = _describe(tables)
     notes += more
-    loaded = hashlib.sha256(json.dumps([described, limits.memory, limits.threads]).encode()).hexdigest()
+    loaded = hashlib.sha256(
+        json.dumps([described, limits.memory, limits.threads]).encode()
+    ).hexdigest()
     reply = pool.ask(
         {"sql": sql, "tables": described, "limits": asdict(limits)},
         files=files,
@@ -137,7 +164,8 @@ def run_sql(sql: str, tables: Mapping[str, Content], *, limits: SqlLimits = SqlL
 
 
 def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], list[str]]:
-    """The tables, with each workbook replaced by its sheets: the first under its name, all under their own."""
+    """The tables, with each workbook replaced by its sheets: the first under its name, all under
+    their own."""
     from coatcheck.reading import sheets  # on demand: the child needs none of it
     from coatcheck.reading.text import recognized
 
@@ -149,12 +177,19 @@ def _with_sheets(tables: Mapping[str, Content]) -> tuple[dict[str, Content], lis
             continue
         inside, note = sheets.tables(content, name)
         notes.append(note)
-        found |= {sheet: table for sheet, table in inside.items() if sheet == name or sheet not in {*tables, *found}}
+        found |= {
+            sheet: table
+            for sheet, table in inside.items()
+            if sheet == name or sheet not in {*tables, *found}
+        }
     return found, notes
 
 
-def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict[str, Content], list[str]]:
-    """Descriptions of the tables for the child, the contents by the names of their files, and notes for the result."""
+def _describe(
+    tables: Mapping[str, Content],
+) -> tuple[list[dict[str, str]], dict[str, Content], list[str]]:
+    """Descriptions of the tables for the child, the contents by the names of their files, and notes
+    for the result."""
     described, notes = [], []
     contents: dict[str, Content] = {}
     first: dict[tuple[str, str], str] = {}
@@ -162,7 +197,15 @@ def _describe(tables: Mapping[str, Content]) -> tuple[list[dict[str, str]], dict
         form = _format(content, name)
         key = (content.ref.artifact_id, form)
         file = f"{len(contents)}.data"
-        described.append({"name": name, "format": form, "file": file, "same_as": first.get(key, ""), "id": key[0]})
+        described.append(
+            {
+                "name": name,
+                "format": form,
+                "file": file,
+                "same_as": first.get(key, ""),
+                "id": key[0],
+            }
+        )
         if key not in first:
             first[key] = name
             if form == _ROWS:
@@ -180,7 +223,9 @@ def _converted(content: Content, name: str) -> tuple[Content, str]:
         data, note = heavy.rows(content)
     except InvalidArgument as error:
         if is_json(content.ref.media_type):
-            raise InvalidArgument(f"the content cannot be read as a table: {error.message}") from error
+            raise InvalidArgument(
+                f"the content cannot be read as a table: {error.message}"
+            ) from error
         raise InvalidArgument(
             f"{clip(name)} is {essence(content.ref.media_type)}: not a table", hint=_INSTEAD
         ) from error
@@ -203,22 +248,30 @@ def _format(content: Content, name: str) -> str:
             return _ROWS if start[1:].lstrip()[:1] == b"[" and content.size <= MAX_ROWS else "array"
         if _is_lines(content):
             return "newline_delimited"
-        raise InvalidArgument(f"{clip(name)} is a JSON object, not an array of rows", hint=_inside(content))
+        raise InvalidArgument(
+            f"{clip(name)} is a JSON object, not an array of rows", hint=_inside(content)
+        )
     if not is_text(media) and bare not in _CSV:
         raise InvalidArgument(f"{clip(name)} is {bare}: not a table", hint=_TABULAR)
     encoding = encoding_of(head)
     if bare not in _CSV + _TSV:  # not declared as a table: the content decides
         look = decode_head(content.read(0, _HEAD))
-        tail = decode_head(content.read(max(0, content.size - 64), 64)) if content.size > 64 else look
+        tail = (
+            decode_head(content.read(max(0, content.size - 64), 64)) if content.size > 64 else look
+        )
         bare = sniff_text(look, tail, None, look if content.size <= _HEAD else None)
         if bare == JSONL:
             return "newline_delimited"
-        if bare == REPR or (bare not in _CSV + _TSV and content.size <= MAX_ROWS and DOCUMENT.search(look)):
+        if bare == REPR or (
+            bare not in _CSV + _TSV and content.size <= MAX_ROWS and DOCUMENT.search(look)
+        ):
             return _ROWS
         if bare not in _CSV + _TSV:
             raise InvalidArgument(f"{clip(name)} is {essence(media)}: not a table", hint=_INSTEAD)
     if encoding.unit > 2:
-        raise InvalidArgument(f"{clip(name)} is {encoding.name}, which SQL cannot read", hint="read it with lines")
+        raise InvalidArgument(
+            f"{clip(name)} is {encoding.name}, which SQL cannot read", hint="read it with lines"
+        )
     return f"{'tsv' if bare in _TSV else 'csv'} {'utf-16' if encoding.is_wide else ''}".strip()
 
 
@@ -232,13 +285,17 @@ def _inside(content: Content) -> str:
         found = None
     if found is None:
         return "it has no rows: read it with a JSONPath ($.key) or grep"
-    rows = count(found.length, "row") + (f" of {line(', '.join(found.columns), 200)}" if found.columns else "")
+    rows = count(found.length, "row") + (
+        f" of {line(', '.join(found.columns), 200)}" if found.columns else ""
+    )
     return f"query the array inside it: add #{line(found.pointer, 200)} to the pointer, for {rows}"
 
 
 def _is_lines(content: Content) -> bool:
     """Whether content is JSONL despite its media type: an object on each of the first two lines."""
-    objects = (one is not None and one.strip()[:1] + one.strip()[-1:] == b"{}" for _, one in lines(content))
+    objects = (
+        one is not None and one.strip()[:1] + one.strip()[-1:] == b"{}" for _, one in lines(content)
+    )
     return all(next(objects, False) for _ in range(2))
 
 
@@ -252,7 +309,9 @@ def _result(reply: Mapping[str, Any], limits: SqlLimits, notes: list[str]) -> Qu
                 hint="select fewer columns, or a part of a long one: substr(column, 1, 1000)",
             )
         notes.append("more rows are left out; use WHERE, LIMIT … OFFSET, or aggregate")
-    shown = f"{'the first ' if reply['more'] else ''}{count(rows, 'row')}, {count(columns, 'column')}"
+    shown = (
+        f"{'the first ' if reply['more'] else ''}{count(rows, 'row')}, {count(columns, 'column')}"
+    )
     return QueryResult(text, "text/csv", shown, note="; ".join(filter(None, notes)))
 
 
@@ -310,20 +369,28 @@ def answer(folder: str, message: Message, _: list[Content]) -> Message:
     try:
         return _run(connection, sql, tables, limits) | {"loaded": _loaded.key, "note": _loaded.note}
     except duckdb.Error as error:
-        hint = _columns(_loaded.database) if isinstance(error, duckdb.BinderException) else _ONE_SELECT
+        hint = (
+            _columns(_loaded.database) if isinstance(error, duckdb.BinderException) else _ONE_SELECT
+        )
         raise _refusal(error, folder, hint=hint) from error
     finally:
         timer.cancel()
         connection.close()
 
 
-def _load(tables: list[Message], limits: Message, folder: str) -> tuple[duckdb.DuckDBPyConnection, str]:
+def _load(
+    tables: list[Message], limits: Message, folder: str
+) -> tuple[duckdb.DuckDBPyConnection, str]:
     """Load the tables into a new database in memory, then lock it."""
     import duckdb
 
     database = duckdb.connect(":memory:")
     try:
-        for setting in (*_LOADING, f"memory_limit='{limits['memory']}B'", f"threads={limits['threads']}"):
+        for setting in (
+            *_LOADING,
+            f"memory_limit='{limits['memory']}B'",
+            f"threads={limits['threads']}",
+        ):
             database.execute("SET " + setting)
         notes = [_load_one(database, table, folder) for table in tables]
         for setting in _LOCKING:
@@ -352,7 +419,9 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
                 if is_csv and (separator := _one_column(database, name)):
                     *_, last = _readers(form, f", delim='{separator}'")
                     break
-                return (_skipped(database, path) if form == "csv" else _as_texts(database, name)) or note
+                return (
+                    _skipped(database, path) if form == "csv" else _as_texts(database, name)
+                ) or note
         database.execute(f"CREATE OR REPLACE TABLE {name} AS FROM {last[0]}", {"path": path})
         return _as_texts(database, name) or last[1]
     finally:
@@ -360,16 +429,22 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
 
 
 def _csv_options(path: str) -> str:
-    """Options for a file that begins with a time: a log with commas, whose first line is not a header."""
+    """Options for a file that begins with a time: a log with commas, whose first line is not a
+    header."""
     with open(path, "rb") as file:
         start = file.read(_START).decode("utf-8", "ignore")  # no other codec can be imported here
     return ", header=false" if starts_with_time(start) else ""
 
 
 def _one_column(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """The separator in the name of the only column, which was not detected since the rows differ in length."""
+    """The separator in the name of the only column, which was not detected since the rows differ in
+    length."""
     columns = [column for column, *_ in database.execute(f"DESCRIBE {name}").fetchall()]
-    return max(",;\t|", key=columns[0].count) if len(columns) == 1 and _SEPARATOR.search(columns[0]) else ""
+    return (
+        max(",;\t|", key=columns[0].count)
+        if len(columns) == 1 and _SEPARATOR.search(columns[0])
+        else ""
+    )
 
 
 def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
@@ -379,8 +454,9 @@ def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
 
 
 def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Convert columns of texts and numbers to text, since `column = 'a'` is an error in a column of type JSON. Columns
-    with objects or arrays stay as they are, for `column->>'$.key'`. Return a note."""
+    """Convert columns of texts and numbers to text, since `column = 'a'` is an error in a column of
+    type JSON. Columns with objects or arrays stay as they are, for `column->>'$.key'`. Return a
+    note."""
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)
@@ -397,7 +473,11 @@ def _readers(form: str, options: str = "") -> list[tuple[str, str]]:
     if kind == "parquet":
         return [("read_parquet($path)", "")]
     if kind in ("csv", "tsv"):
-        source = "read_csv($path" + ", delim='\t'" * (kind == "tsv") + f", encoding='{encoding}'" * bool(encoding)
+        source = (
+            "read_csv($path"
+            + ", delim='\t'" * (kind == "tsv")
+            + f", encoding='{encoding}'" * bool(encoding)
+        )
         source += options
         lenient = ", all_varchar=true, strict_mode=false, null_padding=true"
         note = "irregular rows: every column is text, short rows are filled with NULL"
@@ -410,7 +490,9 @@ def _readers(form: str, options: str = "") -> list[tuple[str, str]]:
     return [(f"{source})", ""), (f"{sampled})", ""), (f"{sampled}{lenient})", note)]
 
 
-def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message) -> Message:
+def _run(
+    connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message
+) -> Message:
     import duckdb
 
     statements = connection.extract_statements(sql)
@@ -422,7 +504,9 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message],
         pivot = "; a PIVOT needs its values: ON column IN ('a', 'b')" if kind == "MULTI" else ""
         raise InvalidArgument(f"only SELECT is allowed here, got {kind}", hint=_ONE_SELECT + pivot)
     if statement.named_parameters:
-        raise InvalidArgument("the statement has parameters, which cannot be used here", hint=_ONE_SELECT)
+        raise InvalidArgument(
+            "the statement has parameters, which cannot be used here", hint=_ONE_SELECT
+        )
     bare = statement.query.strip().rstrip(";")
     known = {table["name"].casefold() for table in tables}
     _inspect(connection, bare, known)
@@ -432,7 +516,9 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message],
     # Every value is converted to text: Python has no type for some, and text is what we need.
     places = [f"c{index}" for index in range(len(columns))]
     texts = ", ".join(
-        f"CAST(to_json({place}) AS VARCHAR)" if column_type.id in _NESTED else f"CAST({place} AS VARCHAR)"
+        f"CAST(to_json({place}) AS VARCHAR)"
+        if column_type.id in _NESTED
+        else f"CAST({place} AS VARCHAR)"
         for place, column_type in zip(places, types, strict=True)
     )
     wrapped = f"SELECT {texts} FROM ({bare}\n) AS answer({', '.join(places)})"  # noqa: S608 - inspected next
@@ -441,11 +527,16 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message],
 
 
 def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -> None:
-    """Refuse a statement whose tree contains a table that was not given, or a function that is not allowed."""
-    row = connection.execute("SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}).fetchone()
+    """Refuse a statement whose tree contains a table that was not given, or a function that is not
+    allowed."""
+    row = connection.execute(
+        "SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}
+    ).fetchone()
     tree = json.loads(row[0]) if row else {}
     if tree.get("error", True) or len(tree.get("statements", ())) != 1:
-        raise InvalidArgument(f"only SELECT is allowed here: {tree.get('error_message', '')}", hint=_ONE_SELECT)
+        raise InvalidArgument(
+            f"only SELECT is allowed here: {tree.get('error_message', '')}", hint=_ONE_SELECT
+        )
     for node, local in _nodes(tree["statements"]):
         kind = node.get("type")
         if kind == "TABLE_FUNCTION":
@@ -457,21 +548,30 @@ def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -
             wanted = str(node.get("table_name", ""))
             qualified = node.get("schema_name") or node.get("catalog_name")
             if qualified or (wanted.casefold() not in known and wanted.casefold() not in local):
-                full = ".".join(filter(None, [node.get("catalog_name"), node.get("schema_name"), wanted]))
+                full = ".".join(
+                    filter(None, [node.get("catalog_name"), node.get("schema_name"), wanted])
+                )
                 raise InvalidArgument(f"there is no table {full[:80]!r}", hint=_tables(known))
         elif kind == "SHOW_REF" and not node.get("query"):
             raise InvalidArgument("SHOW is not allowed here", hint=_tables(known))
-        elif str(kind).endswith("_QUERY_NODE") or kind in ("INSERT_NODE", "UPDATE_NODE", "DELETE_NODE"):
+        elif str(kind).endswith("_QUERY_NODE") or kind in (
+            "INSERT_NODE",
+            "UPDATE_NODE",
+            "DELETE_NODE",
+        ):
             raise InvalidArgument("only SELECT is allowed here, also in WITH", hint=_ONE_SELECT)
         if str(node.get("function_name", "")).casefold() in _FORBIDDEN:
-            raise InvalidArgument(f"{node['function_name']}() is not allowed here", hint=_ONE_SELECT)
+            raise InvalidArgument(
+                f"{node['function_name']}() is not allowed here", hint=_ONE_SELECT
+            )
 
 
 def _nodes(tree: Any) -> Iterator[tuple[Message, frozenset[str]]]:
     """Yield every node of a statement's tree, with the names from WITH that are in scope there.
 
-    A name is in scope in the query that WITH belongs to, and in the queries that WITH defines after it. Within its own
-    query it is in scope only in the recursive part; elsewhere it has its outer meaning."""
+    A name is in scope in the query that WITH belongs to, and in the queries that WITH defines after
+    it. Within its own query it is in scope only in the recursive part; elsewhere it has its outer
+    meaning."""
     stack: list[tuple[Any, frozenset[str]]] = [(tree, frozenset())]
     while stack:
         at, names = stack.pop()
@@ -491,11 +591,15 @@ def _nodes(tree: Any) -> Iterator[tuple[Message, frozenset[str]]]:
 
 
 def _tables(known: set[str]) -> str:
-    return "tables here: " + ", ".join(name if name.isidentifier() else f'"{name}"' for name in sorted(known))[:300]
+    return (
+        "tables here: "
+        + ", ".join(name if name.isidentifier() else f'"{name}"' for name in sorted(known))[:300]
+    )
 
 
 def _gather(result: Any, columns: list[str], limits: Message) -> Message:
-    """Format the result as CSV: NULL is empty, an empty text is `\"\"`. Only whole rows, as many as fit."""
+    """Format the result as CSV: NULL is empty, an empty text is `\"\"`. Only whole rows, as many as
+    fit."""
     lines = [",".join(map(_cell, columns))]
     size, rows, more, widest = len(lines[0]), 0, False, 0
     while not more and (batch := result.fetchmany(_BATCH)):
@@ -507,7 +611,13 @@ def _gather(result: Any, columns: list[str], limits: Message) -> Message:
             lines.append(text)
             size += len(text) + 1
             rows += 1
-    return {"text": "\n".join(lines), "rows": rows, "columns": len(columns), "more": more, "widest": widest}
+    return {
+        "text": "\n".join(lines),
+        "rows": rows,
+        "columns": len(columns),
+        "more": more,
+        "widest": widest,
+    }
 
 
 def _cell(value: str | None) -> str:
@@ -525,10 +635,14 @@ def _name(name: str) -> str:
 def _columns(database: duckdb.DuckDBPyConnection) -> str:
     """List the columns of the tables, for a hint."""
     rows = (
-        database.cursor().execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal").fetchall()
+        database.cursor()
+        .execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal")
+        .fetchall()
     )
     several = len({table for table, _ in rows}) > 1
-    columns = ", ".join(_name(table) * several + "." * several + _name(column) for table, column in rows)
+    columns = ", ".join(
+        _name(table) * several + "." * several + _name(column) for table, column in rows
+    )
     return "columns here: " + (columns if len(columns) <= 400 else columns[:400] + "…")
 
 
@@ -542,4 +656,6 @@ def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -
         return LimitExceeded("this took more time than allowed", hint=narrower)
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         sys.exit(3)  # the database is unusable, and so is this process
-    return InvalidArgument(lead + " ".join(str(error).replace(folder + os.sep, "").split()), hint=hint)
+    return InvalidArgument(
+        lead + " ".join(str(error).replace(folder + os.sep, "").split()), hint=hint
+    )

@@ -1,15 +1,16 @@
 """The decoded text of an artifact, and slices of it by lines or characters, a page at a time.
 
-`DecodedText` is UTF-8 by offset, with the number of line feeds of each block. UTF-8 content is read as it is stored, a
-block per frame. UTF-16 and UTF-32, detected by their byte-order mark, are scanned once for an index of blocks and
-transcoded a block at a time. Invalid bytes (or code units) are shown as U+FFFD, one for each, and counted. A line ends
-with a line feed; the carriage return before it stays in the text. Lines are shown as a terminal shows them: without
-colours, and a progress bar in its last state. Characters are shown as they are.
+`DecodedText` is UTF-8 by offset, with the number of line feeds of each block. UTF-8 content is read
+as it is stored, a block per frame. UTF-16 and UTF-32, detected by their byte-order mark, are
+scanned once for an index of blocks and transcoded a block at a time. Invalid bytes (or code units)
+are shown as U+FFFD, one for each, and counted. A line ends with a line feed; the carriage return
+before it stays in the text. Lines are shown as a terminal shows them: without colours, and a
+progress bar in its last state. Characters are shown as they are.
 
-A page ends after a line feed if there is one within the limit, and never inside a character; a line longer than the
-limit is paged by characters. All pages of a slice together are its text. A position is the offset where the
-next page begins and, inside a long line or a slice by characters, two small numbers: the excess of bytes over
-characters so far, and in the whole (plus one; 0 for not counted).
+A page ends after a line feed if there is one within the limit, and never inside a character; a line
+longer than the limit is paged by characters. All pages of a slice together are its text. A position
+is the offset where the next page begins and, inside a long line or a slice by characters, two small
+numbers: the excess of bytes over characters so far, and in the whole (plus one; 0 for not counted).
 """
 
 from __future__ import annotations
@@ -43,12 +44,15 @@ _BETWEEN: Final = "\n--\n"
 _LOST: Final = "\udcff"  # an invalid code unit of UTF-16 or UTF-32; the byte 0xFF in our UTF-8
 MAX_LABELLED: Final = 16 << 20
 _BARS: Final = 64  # times the characters of a page, to look for the end of progress bars
-COUNTED: Final = 256 << 20  # larger totals are given in bytes: counting characters would take too long
+COUNTED: Final = (
+    256 << 20
+)  # larger totals are given in bytes: counting characters would take too long
 
 
 def recognized(content: Content) -> tuple[Content, Form]:
-    """Return a content with the media type that its bytes show (PNG data declared as text is an image), and its form:
-    a PDF, a web page, an office file, a workbook, another text, or anything else."""
+    """Return a content with the media type that its bytes show (PNG data declared as text is an
+    image), and its form: a PDF, a web page, an office file, a workbook, another text, or anything
+    else."""
     media_type = found_type(content.read(0, HEAD), content.ref.media_type)
     if media_type != content.ref.media_type:
         content = Content(replace(content.ref, media_type=media_type), content.frames, content.read)
@@ -74,7 +78,8 @@ def recognized(content: Content) -> tuple[Content, Form]:
 
 
 def sample_of(content: Content) -> Sample:
-    """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the same bytes."""
+    """Sample a stored artifact and count its lines, with the same result as `Sample.of` for the
+    same bytes."""
     from coatcheck.previews import EDGE, SCANNED, Sample
 
     size = content.size
@@ -87,11 +92,11 @@ def sample_of(content: Content) -> Sample:
 
 
 class DecodedText:
-    """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order mark. `head` is its
-    first block, and `is_paged` is True for the text of a document with pages.
+    """Characters by offset. `start` and `end` are the limits of the UTF-8, without the byte-order
+    mark. `head` is its first block, and `is_paged` is True for the text of a document with pages.
 
-    Strings from `take` have a lone surrogate for each invalid byte, so that they can be measured. `visible` makes them
-    fit to show. Without `exact`, lines are shown as on a terminal."""
+    Strings from `take` have a lone surrogate for each invalid byte, so that they can be measured.
+    `visible` makes them fit to show. Without `exact`, lines are shown as on a terminal."""
 
     def __init__(self, content: Content, *, exact: bool = False) -> None:
         self.exact = exact
@@ -131,14 +136,16 @@ class DecodedText:
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
 
     def page_at(self, number: int) -> int:
-        """The page of a line in a document's text, in which every page begins with a form feed in a line of its own."""
+        """The page of a line in a document's text, in which every page begins with a form feed in a
+        line of its own."""
         if not self._pages:
             lines = self.read(0, self.end).split(b"\n")
             self._pages = [line for line, text in enumerate(lines, 1) if text == b"\f"]
         return bisect_right(self._pages, number)
 
     def bytes_of(self, start: int, end: int) -> tuple[int, int]:
-        """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded text."""
+        """The stored bytes of a range of the text: exact for UTF-8, proportional for transcoded
+        text."""
         if start <= self.start:
             start = 0
         if not self.is_scanned or not self.end:
@@ -146,19 +153,26 @@ class DecodedText:
         return start * self._size // self.end, end * self._size // self.end
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return UTF-8 from an offset on, short only at the end. The last few blocks stay in memory."""
+        """Return UTF-8 from an offset on, short only at the end. The last few blocks stay in
+        memory."""
         end = min(offset + length, self.end)
         if offset >= end:
             return b""
         first, last = self._index(offset), self._index(end - 1)
-        data = self._block(first) if first == last else b"".join(map(self._block, range(first, last + 1)))
+        data = (
+            self._block(first)
+            if first == last
+            else b"".join(map(self._block, range(first, last + 1)))
+        )
         base = self._starts[first]
         return data[offset - base : end - base]
 
     def piece(self, at: int, end: int) -> tuple[bytes, int]:
-        """Return a large piece of the text from an offset on, up to the end of a block, and its number of line feeds.
+        """Return a large piece of the text from an offset on, up to the end of a block, and its
+        number of line feeds.
 
-        Blocks in memory are not read again. Unless the text is scanned, this may run in a thread of its own."""
+        Blocks in memory are not read again. Unless the text is scanned, this may run in a thread of
+        its own."""
         first = self._index(at)
         last, base = first + 1, self._starts[first]
         block = self._block(first) if self._sources else self._kept.get(first)
@@ -168,7 +182,9 @@ class DecodedText:
                 last += 1
         upto = self._starts[last] if last < len(self._starts) else self.end
         is_whole, upto = at == base and upto <= end, min(upto, end)
-        piece = self._content.read(at, upto - at) if block is None else block[at - base : upto - base]
+        piece = (
+            self._content.read(at, upto - at) if block is None else block[at - base : upto - base]
+        )
         return piece, self._feeds[last] - self._feeds[first] if is_whole else piece.count(b"\n")
 
     def line_start(self, number: int) -> int:
@@ -184,7 +200,11 @@ class DecodedText:
     def line_at(self, offset: int) -> int:
         """Number of the line at an offset."""
         index = self._index(offset)
-        return 1 + self._feeds[index] + self._block(index).count(b"\n", 0, offset - self._starts[index])
+        return (
+            1
+            + self._feeds[index]
+            + self._block(index).count(b"\n", 0, offset - self._starts[index])
+        )
 
     def line_end(self, offset: int) -> int:
         """Offset where the line at an offset ends: at its line feed, or at the end."""
@@ -241,14 +261,17 @@ class DecodedText:
                 found = self._content.read(index * FRAME, FRAME)
             else:
                 at, end = self._sources[index], self._sources[index + 1]
-                found = self._transcode(self._content.read(at, end - at), final=end == self._size)[0]
+                found = self._transcode(self._content.read(at, end - at), final=end == self._size)[
+                    0
+                ]
             if len(self._kept) >= _KEPT:
                 del self._kept[next(iter(self._kept))]
             self._kept[index] = found
         return found
 
     def _scan(self, at: int, first: bytes) -> None:
-        """Index content that is not UTF-8: the start of each block in it and in our UTF-8, and its line feeds."""
+        """Index content that is not UTF-8: the start of each block in it and in our UTF-8, and its
+        line feeds."""
         sources, starts, feeds = array("q", [at]), array("q"), [0]
         self.end = 0
         while at < self._size:
@@ -265,11 +288,14 @@ class DecodedText:
         self._sources, self._starts, self._feeds = sources, starts, feeds
 
     def _transcode(self, data: bytes, *, final: bool) -> tuple[bytes, int]:
-        """Convert UTF-16 or UTF-32 to UTF-8; also return the number of bytes used, which is all of them if final."""
+        """Convert UTF-16 or UTF-32 to UTF-8; also return the number of bytes used, which is all of
+        them if final."""
         used = len(data) - len(data) % self._unit
         torn = _LOST if final and used < len(data) else ""
         if self._unit == 2:
-            decode_units = codecs.utf_16_le_decode if self.encoding == "UTF-16LE" else codecs.utf_16_be_decode
+            decode_units = (
+                codecs.utf_16_le_decode if self.encoding == "UTF-16LE" else codecs.utf_16_be_decode
+            )
             text, used = decode_units(data[:used], "surrogatepass", final)
         else:
             text = _utf_32(data[:used], self.encoding)
@@ -277,9 +303,11 @@ class DecodedText:
         return text.encode("utf-8", "surrogateescape"), len(data) if final else used
 
 
-def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
-    """A page of the lines in a slice (None for all), from the position on. Several slices are shown with `--` between
-    them, and their positions begin with the number of the slice."""
+def by_lines(
+    text: DecodedText, spec: str | None, cap: int, position: tuple[int, ...] | None = None
+) -> PageDraft:
+    """A page of the lines in a slice (None for all), from the position on. Several slices are shown
+    with `--` between them, and their positions begin with the number of the slice."""
     if not text.lines:
         return PageDraft("", _shown(["empty: 0 lines"], text, 0, 0), total=0)
     ranges = [(1, text.lines)] if spec is None else lines_of(spec, text.lines)
@@ -300,15 +328,21 @@ def by_lines(text: DecodedText, spec: str | None, cap: int, position: tuple[int,
             following = (number, *drafts[-1].position)
             break
     whole = f" of {text.lines:,}"
-    shown = ", ".join([*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown])
+    shown = ", ".join(
+        [*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown]
+    )
     past = spec.count(",") + 1 - len(ranges)
     shown += f"; {past} past the end" if past else ""
     numbers = [number for draft in drafts for number in draft.lines or ()]
     spans = tuple(span for draft in drafts for span in draft.spans)
-    return PageDraft(body, shown, following, spans=spans, lines=(min(numbers), max(numbers)), total=text.lines)
+    return PageDraft(
+        body, shown, following, spans=spans, lines=(min(numbers), max(numbers)), total=text.lines
+    )
 
 
-def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
+def _range(
+    text: DecodedText, first: int, last: int, cap: int, position: tuple[int, ...] | None = None
+) -> PageDraft:
     at = position[0] if position else text.line_start(first)
     number = text.line_at(at) if position else first
     inside = position is not None and len(position) > 1
@@ -327,13 +361,15 @@ def _range(text: DecodedText, first: int, last: int, cap: int, position: tuple[i
             shown.append(f"{count(bars, 'line')} folded to the end of a progress bar")
         after = at + width(got[:cut])
         following, shown_as = None if whole else (after,), _shown(shown, text, at, lost)
-        return PageDraft(body, shown_as, following, spans=((at, after),), lines=numbers, total=text.lines)
+        return PageDraft(
+            body, shown_as, following, spans=((at, after),), lines=numbers, total=text.lines
+        )
     return _inside(text, number, at, got[: cut or len(got)], position if inside else None, whole)
 
 
 def _as_shown(text: DecodedText, at: int, cap: int) -> str:
-    """Return text from an offset on that takes at most `cap` characters when it is shown. A progress bar shows
-    fewer than it has."""
+    """Return text from an offset on that takes at most `cap` characters when it is shown. A
+    progress bar shows fewer than it has."""
     got = text.take(at, cap)
     if got.count("\r") == got.count("\r\n"):
         return got
@@ -345,12 +381,18 @@ def _as_shown(text: DecodedText, at: int, cap: int) -> str:
             break
         whole += len(each) + 1
     longer = "\n".join((*lines, rest))
-    if whole == len(longer) - len(rest) and len(folded(rest)[0]) <= room and at + width(longer) == text.end:
+    if (
+        whole == len(longer) - len(rest)
+        and len(folded(rest)[0]) <= room
+        and at + width(longer) == text.end
+    ):
         whole += len(rest)
     return longer[:whole] or got
 
 
-def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] | None = None) -> PageDraft:
+def by_chars(
+    text: DecodedText, spec: str, cap: int, position: tuple[int, ...] | None = None
+) -> PageDraft:
     """A page of the characters in a slice, from the position on."""
     size = text.end - text.start
     if not size:
@@ -386,7 +428,8 @@ def by_chars(text: DecodedText, spec: str, cap: int, position: tuple[int, ...] |
 def _inside(
     text: DecodedText, number: int, at: int, got: str, position: tuple[int, ...] | None, whole: bool
 ) -> PageDraft:
-    """A page that begins or ends inside a line: the range of its characters, then of the whole lines that follow."""
+    """A page that begins or ends inside a line: the range of its characters, then of the whole
+    lines that follow."""
     begin, end = text.line_start(number), text.line_end(at)
     at, skew, counted = position or (at, 0, 0)
     if position is None and end - begin <= COUNTED:
@@ -411,7 +454,9 @@ def _inside(
     else:
         following = (after, after - begin - start - len(rest), counted)
     shown_as = _shown(shown, text, at, lost)
-    return PageDraft(body, shown_as, following, spans=((at, after),), lines=(number, last), total=text.lines)
+    return PageDraft(
+        body, shown_as, following, spans=((at, after),), lines=(number, last), total=text.lines
+    )
 
 
 def _lines(first: int, last: int, total: int) -> str:
@@ -426,7 +471,8 @@ def _shown(parts: list[str], text: DecodedText, at: int, lost: int) -> str:
 
 
 def decode(data: bytes, *, final: bool = True) -> str:
-    """Decode UTF-8 with a lone surrogate for each invalid byte. A cut character at the end is left out unless final."""
+    """Decode UTF-8 with a lone surrogate for each invalid byte. A cut character at the end is left
+    out unless final."""
     return codecs.utf_8_decode(data, "surrogateescape", final)[0]
 
 
@@ -446,7 +492,9 @@ def _utf_32(data: bytes, encoding: str) -> str:
     except UnicodeDecodeError:
         order = "little" if encoding == "UTF-32LE" else "big"
         units = (int.from_bytes(data[at : at + 4], order) for at in range(0, len(data), 4))  # type: ignore[arg-type]
-        return "".join(chr(unit) if unit < 0xD800 or 0xDFFF < unit < 0x110000 else _LOST for unit in units)
+        return "".join(
+            chr(unit) if unit < 0xD800 or 0xDFFF < unit < 0x110000 else _LOST for unit in units
+        )
 
 
 def _nth_feed(block: bytes, nth: int) -> int:

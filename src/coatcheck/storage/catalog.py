@@ -1,8 +1,10 @@
-"""The catalog protocol: sessions, refs, names, records and their upkeep, and the values that it takes and returns.
+"""The catalog protocol: sessions, refs, names, records and their upkeep, and the values that it
+takes and returns.
 
-A backend implements the eight methods of `Rows`. All others are written in terms of these: slow, but correct for every
-backend. A backend overrides those that it can do faster. Methods that begin with `_` run inside a change, except
-`_would_expire`, `_due`, `_unused` and `_granted`, which only read.
+A backend implements the eight methods of `Rows`. All others are written in terms of these: slow,
+but correct for every backend. A backend overrides those that it can do faster. Methods that begin
+with `_` run inside a change, except `_would_expire`, `_due`, `_unused` and `_granted`, which only
+read.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ RECORDS: Final = ("record/", "record0")
 _ASIDE: Final = ("aside/", "aside0")
 _SHOWN: Final = ("shown/", "shown0")
 _HEAD: Final = struct.Struct("<8sdQI")
-"""The head of a record, after its checksum: the attempt that wrote it, when, the token of the claim (0 if none), and
-the length of the series. The series and the body follow."""
+"""The head of a record, after its checksum: the attempt that wrote it, when, the token of the claim
+(0 if none), and the length of the series. The series and the body follow."""
 _BODY: Final = 8 + _HEAD.size
 _CLAIM: Final = struct.Struct("<Qd8s")
 """The token of a claim, its last use, and the attempt that made it; the holder follows."""
@@ -61,14 +63,15 @@ class SessionInfo:
     used_bytes: int = 0
 
     def expires(self, used: float = 0.0) -> float | None:
-        """Return when the session expires if it was last used at `used`, or later according to the catalog."""
+        """Return when the session expires if it was last used at `used`, or later according to the
+        catalog."""
         return expiry.session_end(self.ttl, max(used, self.used))
 
 
 class SessionFilter(NamedTuple):
-    """Which sessions a page has: those whose ids contain a text, and begin with none of the prefixes in `without`. With
-    `roots`, those whose parent is not listed itself; with `parents`, the children of these; with `used_after`, those
-    that were used after this time."""
+    """Which sessions a page has: those whose ids contain a text, and begin with none of the
+    prefixes in `without`. With `roots`, those whose parent is not listed itself; with `parents`,
+    the children of these; with `used_after`, those that were used after this time."""
 
     contains: str = ""
     without: tuple[str, ...] = ()
@@ -77,7 +80,8 @@ class SessionFilter(NamedTuple):
     used_after: float | None = None
 
     def passes(self, info: SessionInfo, listed: Collection[str]) -> bool:
-        """Whether a session passes. `listed` are the ids of all sessions with the prefix of the page."""
+        """Whether a session passes. `listed` are the ids of all sessions with the prefix of the
+        page."""
         return (
             self.contains in info.session_id
             and not info.session_id.startswith(self.without)
@@ -94,8 +98,9 @@ ANY_SESSION: Final = SessionFilter()
 class Entry:
     """A row of the catalog: a ref, its blob, its session, and the content if the catalog keeps it.
 
-    `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a tombstone: the row
-    describes a former artifact, whose blob may no longer exist. `seq` orders the refs of a session.
+    `ref.expires` is the artifact's own expiry; the store adds the session's. `gone` marks a
+    tombstone: the row describes a former artifact, whose blob may no longer exist. `seq` orders the
+    refs of a session.
     """
 
     ref: Ref
@@ -107,7 +112,8 @@ class Entry:
 
 
 class Note(NamedTuple):
-    """A value under a key that belongs to a session, or to the store if `owner` is empty. Keys are short and ASCII."""
+    """A value under a key that belongs to a session, or to the store if `owner` is empty. Keys are
+    short and ASCII."""
 
     owner: str
     key: str
@@ -118,8 +124,9 @@ Row = SessionInfo | Entry | Blob | Note
 
 
 class Known(NamedTuple):
-    """What a put needs to know about a digest: the entries of its session that begin alike, with their inline content;
-    the ids in all of the sessions asked about that begin alike; and the blob, if it was asked for and is stored."""
+    """What a put needs to know about a digest: the entries of its session that begin alike, with
+    their inline content; the ids in all of the sessions asked about that begin alike; and the blob,
+    if it was asked for and is stored."""
 
     entries: list[Entry]
     ids: Collection[str]
@@ -128,7 +135,8 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a removal freed: counts of refs, artifacts and bytes, and the blobs that the blob store may now remove."""
+    """What a removal freed: counts of refs, artifacts and bytes, and the blobs that the blob store
+    may now remove."""
 
     refs: int = 0
     artifacts: int = 0
@@ -147,8 +155,9 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each ref.
-    `quarantined_bytes` is the size of the copies in quarantine, which the blob store counts."""
+    """Counts over the whole catalog. `stored_bytes` counts each blob once, `referenced_bytes` each
+    ref. `quarantined_bytes` is the size of the copies in quarantine, which the blob store
+    counts."""
 
     sessions: int = 0
     refs: int = 0
@@ -160,8 +169,9 @@ class Totals:
 
 
 class SetAside(NamedTuple):
-    """A blob that a repair took out of use. Its copies are not swept before `until`, as long as there are tombstones
-    (`refs`) that it could restore. `content` is the damaged content of a blob that was kept in the catalog."""
+    """A blob that a repair took out of use. Its copies are not swept before `until`, as long as
+    there are tombstones (`refs`) that it could restore. `content` is the damaged content of a blob
+    that was kept in the catalog."""
 
     blob: Blob
     until: float
@@ -181,14 +191,16 @@ class SetAside(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Limits that a put enforces: the store's quota in bytes, and the grace period after expiry in seconds."""
+    """Limits that a put enforces: the store's quota in bytes, and the grace period after expiry in
+    seconds."""
 
     store_quota: int | None = None
     grace: float = 0.0
 
 
 class Claimant(NamedTuple):
-    """The newest claim of a session, and when its holder last claimed or wrote. Only exactly this token is accepted."""
+    """The newest claim of a session, and when its holder last claimed or wrote. Only exactly this
+    token is accepted."""
 
     token: int
     holder: str
@@ -196,7 +208,8 @@ class Claimant(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One entry of a series that belongs to a session. `token` belongs to the claim it was written under, if any."""
+    """One entry of a series that belongs to a session. `token` belongs to the claim it was written
+    under, if any."""
 
     seq: int
     at: float
@@ -209,8 +222,9 @@ NOTHING_SHOWN: Final[Mapping[tuple[str, str], Ranges]] = MappingProxyType({})
 
 
 class Rows(ABC):
-    """The rows of a catalog, which a backend must implement: sessions by id, refs by session and `seq`, blobs by
-    digest, notes by owner and key. All methods are safe to call from many threads and processes."""
+    """The rows of a catalog, which a backend must implement: sessions by id, refs by session and
+    `seq`, blobs by digest, notes by owner and key. All methods are safe to call from many threads
+    and processes."""
 
     inline_limit: int = -1
     """Content up to this size is stored in the catalog itself. The defaults store none."""
@@ -220,16 +234,22 @@ class Rows(ABC):
 
     @abstractmethod
     def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+        self,
+        doing: str,
+        work: Callable[[], _T],
+        *,
+        session_id: str | None = None,
+        effect: Effect | None = None,
     ) -> _T:
-        """Run `work`, which reads and writes rows, as one change, and return its result. If it raises, nothing has
-        changed. When this method returns, the change is visible to every reader in every process, and as durable as
-        the catalog was opened for. No other change runs meanwhile, except one about another session if `session_id`
-        names one. `work` may run again after a failure, even one that only lost the answer.
+        """Run `work`, which reads and writes rows, as one change, and return its result. If it
+        raises, nothing has changed. When this method returns, the change is visible to every reader
+        in every process, and as durable as the catalog was opened for. No other change runs
+        meanwhile, except one about another session if `session_id` names one. `work` may run again
+        after a failure, even one that only lost the answer.
 
-        A change with the effect "free" must be possible when space is short; one that adds may fail. After one that
-        moves, bytes are removed, so it must always be durable. A crash may lose a change with the
-        effect "note". `doing` is for errors."""
+        A change with the effect "free" must be possible when space is short; one that adds may
+        fail. After one that moves, bytes are removed, so it must always be durable. A crash may
+        lose a change with the effect "note". `doing` is for errors."""
 
     @abstractmethod
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
@@ -237,18 +257,20 @@ class Rows(ABC):
 
     @abstractmethod
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
-        """Return the refs of a session, or to an artifact, or both, newest first, including tombstones; each with its
-        session and its blob as they are now."""
+        """Return the refs of a session, or to an artifact, or both, newest first, including
+        tombstones; each with its session and its blob as they are now."""
 
     @abstractmethod
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
-        """Yield every blob, or the one with this digest, with its inline content, both read in one snapshot. If the
-        content cannot be read, the error takes its place."""
+        """Yield every blob, or the one with this digest, with its inline content, both read in one
+        snapshot. If the content cannot be read, the error takes its place."""
 
     @abstractmethod
-    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
-        """Return the notes of an owner from key `start` to before `stop`, in the order of their keys, or in reverse
-        order with `newest`; at most `limit`."""
+    def notes(
+        self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False
+    ) -> list[Note]:
+        """Return the notes of an owner from key `start` to before `stop`, in the order of their
+        keys, or in reverse order with `newest`; at most `limit`."""
 
     @abstractmethod
     def save(self, *rows: Row) -> None:
@@ -268,11 +290,15 @@ class Rows(ABC):
         return next(iter(self.sessions(session_id)), None)
 
     def session_page(
-        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+        self,
+        prefix: str,
+        before: tuple[float, str] | None,
+        limit: int,
+        wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
-        """Return at most `limit` sessions whose ids begin with `prefix` and that pass the filter, newest first: by the
-        time of their creation, then by their ids. With `before`, only those that come after the session with this time
-        and id."""
+        """Return at most `limit` sessions whose ids begin with `prefix` and that pass the filter,
+        newest first: by the time of their creation, then by their ids. With `before`, only those
+        that come after the session with this time and id."""
 
         def place(info: SessionInfo) -> tuple[float, str]:
             return info.created, info.session_id
@@ -280,7 +306,9 @@ class Rows(ABC):
         every = list(self.sessions())
         known = {one.session_id for one in every if one.session_id.startswith(prefix)}
         found = (one for one in every if one.session_id in known and wanted.passes(one, known))
-        return nlargest(limit, (one for one in found if before is None or place(one) < before), key=place)
+        return nlargest(
+            limit, (one for one in found if before is None or place(one) < before), key=place
+        )
 
     def blob(self, digest: str) -> Blob | None:
         """Return the blob of this digest, regardless of session."""
@@ -293,13 +321,16 @@ class Rows(ABC):
         self.drop(*self.notes(owner, start, stop))
 
     def _use(self, info: SessionInfo, at: float, grace: float) -> None:
-        """Mark a session as used. It is created if it is new. If it expired longer ago than the grace period, its
-        former refs become tombstones and its records are deleted."""
+        """Mark a session as used. It is created if it is new. If it expired longer ago than the
+        grace period, its former refs become tombstones and its records are deleted."""
         known = self.session(info.session_id)
         if known is None:
             known = replace(info, created=at, used=at, used_bytes=0)
         elif expiry.is_over(known.expires(), at - grace):
-            self._bury([one for one in self.refs(info.session_id) if not (one.gone or one.ref.pinned)], "expired")
+            self._bury(
+                [one for one in self.refs(info.session_id) if not (one.gone or one.ref.pinned)],
+                "expired",
+            )
             self._drop_notes(info.session_id, *RECORDS)
             known = self.session(info.session_id) or known
         self.save(replace(known, used=max(known.used, at)))
@@ -310,8 +341,8 @@ class Rows(ABC):
         return self._let_go(refs)
 
     def _let_go(self, refs: Sequence[Entry]) -> Freed:
-        """Count the bytes of sessions again after these live refs were dropped or buried, and drop blobs that no live
-        ref needs any more."""
+        """Count the bytes of sessions again after these live refs were dropped or buried, and drop
+        blobs that no live ref needs any more."""
         self._count_bytes(refs)
         known = filter(None, map(self.blob, {one.ref.artifact_id for one in refs}))
         gone = [blob for blob in known if all(one.gone for one in self.refs(digest=blob.digest))]
@@ -330,8 +361,14 @@ class Rows(ABC):
 
     def _count_bytes(self, refs: Sequence[Entry]) -> None:
         for session_id in {one.session.session_id for one in refs}:
-            sizes = {one.ref.artifact_id: one.ref.size_bytes for one in self.refs(session_id) if not one.gone}
-            self.save(*(replace(one, used_bytes=sum(sizes.values())) for one in self.sessions(session_id)))
+            sizes = {
+                one.ref.artifact_id: one.ref.size_bytes
+                for one in self.refs(session_id)
+                if not one.gone
+            }
+            self.save(
+                *(replace(one, used_bytes=sum(sizes.values())) for one in self.sessions(session_id))
+            )
 
 
 class Records(Rows):
@@ -347,10 +384,11 @@ class Records(Rows):
         instead_of: int | None = None,
         grace: float = 0.0,
     ) -> int:
-        """Return a new fencing token for this session, larger than all earlier ones, even if the session was ended and
-        opened again. Only this token is accepted from now on; an empty `holder` releases the claim. Creates the session
-        if it is new, and marks it as used, like `put`. Raises `Fenced` and changes nothing if another holder used its
-        claim less than `idle` seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
+        """Return a new fencing token for this session, larger than all earlier ones, even if the
+        session was ended and opened again. Only this token is accepted from now on; an empty
+        `holder` releases the claim. Creates the session if it is new, and marks it as used, like
+        `put`. Raises `Fenced` and changes nothing if another holder used its claim less than `idle`
+        seconds ago, or if `instead_of` is given and is not the newest token (0: unclaimed)."""
         session_id, attempt = session.session_id, os.urandom(8)
 
         def work() -> int:
@@ -389,10 +427,10 @@ class Records(Rows):
     ) -> int:
         """Append to a series of the session. Returns the record's number, counted from 1.
 
-        Creates the session if it is new, and marks it as used, like `put`; if it expired longer ago than the grace
-        period, its older records are deleted first. Raises `Fenced` and changes nothing if `token` does not belong to
-        the session's newest claim; otherwise the claim counts as used. With `keep`, only that number of newest records
-        is kept."""
+        Creates the session if it is new, and marks it as used, like `put`; if it expired longer ago
+        than the grace period, its older records are deleted first. Raises `Fenced` and changes
+        nothing if `token` does not belong to the session's newest claim; otherwise the claim counts
+        as used. With `keep`, only that number of newest records is kept."""
         return self.record_all(session, [(series, body, keep)], at=at, token=token, grace=grace)[0]
 
     def record_all(
@@ -404,7 +442,8 @@ class Records(Rows):
         token: int | None = None,
         grace: float = 0.0,
     ) -> list[int]:
-        """Append several records, all or none: `record` for each series, body and `keep`. Returns their numbers."""
+        """Append several records, all or none: `record` for each series, body and `keep`. Returns
+        their numbers."""
         session_id, attempt = session.session_id, os.urandom(8)
         keys = [_series_key(series) for series, _, _ in given]
 
@@ -412,15 +451,21 @@ class Records(Rows):
             self._use(session, at, grace)
             newest = self._newest_records(session_id, keys)
             last = {key: 0 if note is None else _seq(note) for key, note in newest.items()}
-            if _is_written(newest.values(), attempt):  # an earlier attempt succeeded, and only its answer was lost
-                return _numbered(keys, {key: number - keys.count(key) for key, number in last.items()})
+            if _is_written(
+                newest.values(), attempt
+            ):  # an earlier attempt succeeded, and only its answer was lost
+                return _numbered(
+                    keys, {key: number - keys.count(key) for key, number in last.items()}
+                )
             if token is not None:
                 self._use_claim(session_id, token, at)
             numbers = _numbered(keys, last)
             for (series, body, keep), key, number in zip(given, keys, numbers, strict=True):
                 name = series.encode()
                 value = _HEAD.pack(attempt, at, token or 0, len(name)) + name + body
-                self.save(Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value))
+                self.save(
+                    Note(session_id, f"{key}{number:016x}", xxhash.xxh3_64_digest(value) + value)
+                )
                 self._drop_older_records(session_id, key, number, keep)
             return numbers
 
@@ -435,12 +480,14 @@ class Records(Rows):
         return newest
 
     def _drop_older_records(self, session_id: str, key: str, newest: int, keep: int | None) -> None:
-        """Drop all records of a series but the newest, as many as `keep` says; none if it is None."""
+        """Drop all records of a series but the newest, as many as `keep` says; none if it is
+        None."""
         if keep is not None:
             self._drop_notes(session_id, key, f"{key}{newest - keep + 1:016x}")
 
     def _use_claim(self, session_id: str, token: int, at: float) -> None:
-        """Note that the claim of a session was used. Raises `Fenced` if the token is not that of the newest claim."""
+        """Note that the claim of a session was used. Raises `Fenced` if the token is not that of
+        the newest claim."""
         claim, attempt = self._newest_claim(session_id)
         _check_token(token, claim)
         self._save_claim(session_id, claim._replace(at=max(claim.at, at)), attempt)
@@ -455,22 +502,29 @@ class Records(Rows):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[Record]:
-        """Return records numbered between `after` and `before`, oldest first, or newest first with `newest`; at most
-        `limit`. Records are kept until the session ends, or `expire` finds it expired. Raises `Damaged` if a body does
-        not match its checksum."""
+        """Return records numbered between `after` and `before`, oldest first, or newest first with
+        `newest`; at most `limit`. Records are kept until the session ends, or `expire` finds it
+        expired. Raises `Damaged` if a body does not match its checksum."""
         key = _series_key(series)
         stop = key + "g" if before is None else f"{key}{before:016x}"
         found = self.notes(session_id, f"{key}{after + 1:016x}", stop, limit=limit, newest=newest)
         return [_record(one) for one in found]
 
     def first_records(self, session_id: str, series: Collection[str]) -> dict[str, Record]:
-        """Return the oldest record of each of these series that has one. Raises `Damaged` like `records`."""
+        """Return the oldest record of each of these series that has one. Raises `Damaged` like
+        `records`."""
         names = {_series_key(one): one for one in series}
-        return {names[note.key[:-16]]: _record(note) for note in self._first_notes(session_id, list(names))}
+        return {
+            names[note.key[:-16]]: _record(note)
+            for note in self._first_notes(session_id, list(names))
+        }
 
     def _first_notes(self, owner: str, prefixes: Sequence[str]) -> list[Note]:
-        """Return the first note after each of these beginnings of keys, for an owner that is a session."""
-        return [note for start in prefixes for note in self.notes(owner, start, start + "g", limit=1)]
+        """Return the first note after each of these beginnings of keys, for an owner that is a
+        session."""
+        return [
+            note for start in prefixes for note in self.notes(owner, start, start + "g", limit=1)
+        ]
 
     def series(self, session_id: str) -> list[str]:
         """Return the names of this session's series that have records, sorted."""
@@ -489,13 +543,21 @@ class Records(Rows):
 
     def _check_records(self, *, repair: bool) -> list[str]:
         """Return what is wrong with records and claims, and with `repair`, correct it."""
-        damaged = [one._replace(value=b"") for one in self._every_note(*RECORDS) if not _is_sound(one.value)]
+        damaged = [
+            one._replace(value=b"")
+            for one in self._every_note(*RECORDS)
+            if not _is_sound(one.value)
+        ]
         if damaged and repair:
             self.drop(*damaged)
-        return [f"{len(damaged)} damaged records" + (": removed" if repair else "")] if damaged else []
+        return (
+            [f"{len(damaged)} damaged records" + (": removed" if repair else "")] if damaged else []
+        )
 
     def _check_tokens(self, *, repair: bool) -> list[str]:
-        last = max((_claim(one.value)[0].token for one in self._every_note("claim", "claim ")), default=0)
+        last = max(
+            (_claim(one.value)[0].token for one in self._every_note("claim", "claim ")), default=0
+        )
         if last <= int(self._note("", "fence") or 0):
             return []
         if repair:
@@ -524,8 +586,9 @@ class Upkeep(Rows):
     """Expiry, repair and compression."""
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
-        """Turn every ref that had expired at `at` into a tombstone. Delete the records of sessions that had expired,
-        tombstones and empty sessions that expired before `forget_before`, and unreferenced blobs."""
+        """Turn every ref that had expired at `at` into a tombstone. Delete the records of sessions
+        that had expired, tombstones and empty sessions that expired before `forget_before`, and
+        unreferenced blobs."""
         if dry_run:
             return self._would_expire(at)
 
@@ -542,7 +605,11 @@ class Upkeep(Rows):
         """Return what `expire` would free."""
         dead = self._due(at)
         known = filter(None, map(self.blob, {one.ref.artifact_id for one in dead}))
-        gone = [blob for blob in known if all(one.gone or one in dead for one in self.refs(digest=blob.digest))]
+        gone = [
+            blob
+            for blob in known
+            if all(one.gone or one in dead for one in self.refs(digest=blob.digest))
+        ]
         return Freed.of(len(dead), gone)
 
     def _due(self, at: float) -> list[Entry]:
@@ -555,10 +622,12 @@ class Upkeep(Rows):
                     due.append(one)
         return due
 
-    def _in_steps(self, doing: str, step: Callable[[int, Any], tuple[Freed, Any]], start: object = True) -> Freed:
-        """Remove rows in several changes. `step` removes at most the given number, beginning at a place, and returns
-        the place where the next step begins, or None at the end. The changes become smaller if the space is too short
-        for larger ones."""
+    def _in_steps(
+        self, doing: str, step: Callable[[int, Any], tuple[Freed, Any]], start: object = True
+    ) -> Freed:
+        """Remove rows in several changes. `step` removes at most the given number, beginning at a
+        place, and returns the place where the next step begins, or None at the end. The changes
+        become smaller if the space is too short for larger ones."""
         freed, limit, place = Freed(), BATCH, start
         while place is not None:
             try:
@@ -570,8 +639,11 @@ class Upkeep(Rows):
                 limit = max(1, limit // 8)
         return freed
 
-    def _forget_sessions(self, at: float, before: float, limit: int, _: object) -> tuple[Freed, bool | None]:
-        """Drop records of sessions that had expired at `at`, and tombstones and rows of those that had at `before`."""
+    def _forget_sessions(
+        self, at: float, before: float, limit: int, _: object
+    ) -> tuple[Freed, bool | None]:
+        """Drop records of sessions that had expired at `at`, and tombstones and rows of those that
+        had at `before`."""
         for info in list(self.sessions()):
             end = info.expires()
             if end is None or not expiry.is_over(end, at):
@@ -606,23 +678,27 @@ class Upkeep(Rows):
         return self.change("moving a blob", work, effect="move")
 
     def doubtful_sizes(self) -> Mapping[str, Collection[int]]:
-        """Return, by digest, the sizes of refs that differ from the size of their blob. A database that checks its own
-        pages need not look."""
+        """Return, by digest, the sizes of refs that differ from the size of their blob. A database
+        that checks its own pages need not look."""
         return {}
 
     def set_size(self, digest: str, size: int) -> None:
         """Set the size of a blob and of its refs to the correct one."""
 
     def lose(self, blob: Blob, *, until: float = 0.0) -> int:
-        """Turn refs to a damaged or missing blob into tombstones, and set the blob `aside`. A later put of the same
-        content restores the refs. Content in the catalog itself is checked again in the same transaction; if it is
-        valid, nothing changes. Returns the number of refs."""
+        """Turn refs to a damaged or missing blob into tombstones, and set the blob `aside`. A later
+        put of the same content restores the refs. Content in the catalog itself is checked again in
+        the same transaction; if it is valid, nothing changes. Returns the number of refs."""
 
         def work() -> int:
             refs = [one for one in self.refs(digest=blob.digest) if not one.gone]
             known, content = next(iter(self.blobs(blob.digest)), (None, None))
             held = content if isinstance(content, bytes) else None
-            if known is None or known.place != blob.place or (held is not None and digest_of(held) == blob.digest):
+            if (
+                known is None
+                or known.place != blob.place
+                or (held is not None and digest_of(held) == blob.digest)
+            ):
                 return 0  # another put has healed it in the meantime
             self.save(SetAside(blob, until, held).note())
             return self._bury(refs, "damaged").refs
@@ -630,16 +706,17 @@ class Upkeep(Rows):
         return self.change("setting a damaged blob aside", work, effect="free")
 
     def aside(self, digests: Iterable[str] | None = None) -> list[SetAside]:
-        """Return the blobs set aside by `lose` and `check`, all or those of these digests. `expire` deletes entries
-        past their `until`, and entries without tombstones, because their refs were restored or removed."""
+        """Return the blobs set aside by `lose` and `check`, all or those of these digests. `expire`
+        deletes entries past their `until`, and entries without tombstones, because their refs were
+        restored or removed."""
         wanted = None if digests is None else set(digests)
         found = [SetAside.of(one) for one in self.notes("", *_ASIDE)]
         found = [one for one in found if wanted is None or one.blob.digest in wanted]
         return [one._replace(refs=len(self._damaged(one.blob.digest))) for one in found]
 
     def restore(self, blob: Blob) -> int:
-        """Undo `lose` for a copy that turned out to be valid. Returns the number of restored refs; returns 0 and
-        changes nothing if the catalog has another copy by now or no ref needs it."""
+        """Undo `lose` for a copy that turned out to be valid. Returns the number of restored refs;
+        returns 0 and changes nothing if the catalog has another copy by now or no ref needs it."""
 
         def work() -> int:
             if not self._damaged(blob.digest) or self.blob(blob.digest) is not None:
@@ -651,15 +728,22 @@ class Upkeep(Rows):
         return self.change("restoring a blob", work, effect="move")
 
     def cold(self, before: float) -> Iterator[Blob]:
-        """Yield uncompressed blobs outside the catalog that were last used before this time. A completed walk is
-        remembered: its blobs are yielded again only after they were used again."""
+        """Yield uncompressed blobs outside the catalog that were last used before this time. A
+        completed walk is remembered: its blobs are yielded again only after they were used
+        again."""
         yield from self._unused(float(self._note("", "cold") or -inf), before)
         walked = Note("", "cold", repr(before).encode())
         self.change("noting what was compressed", lambda: self.save(walked), effect="free")
 
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         """Yield uncompressed blobs outside the catalog that were last used between these times."""
-        return iter([blob for blob, _ in self.blobs() if blob.coding == "raw" and after < blob.used <= until])
+        return iter(
+            [
+                blob
+                for blob, _ in self.blobs()
+                if blob.coding == "raw" and after < blob.used <= until
+            ]
+        )
 
     def make_durable(self) -> None:
         """Make everything that reads can see survive a power cut, whatever the durability."""
@@ -680,14 +764,18 @@ class Catalog(Records, Upkeep):
 
         self.change("opening a session", work, session_id=info.session_id)
 
-    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
-        """Add a ref, and its session and blob if they are new, and mark the session as used at `ref.created`.
+    def put(
+        self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False
+    ) -> bool:
+        """Add a ref, and its session and blob if they are new, and mark the session as used at
+        `ref.created`.
 
-        If the catalog already has the blob, it keeps the known copy, unless `heal` asks for it to be replaced; the
-        other copy is left to a sweep. Inline content always replaces the stored content. With `reuse`, the blob must be
-        the catalog's own: if it was removed meanwhile, returns False and changes nothing. A ref equal to the newest one
-        of its artifact, including the name, is not added twice. If the session expired longer ago than the grace
-        period, its former refs become tombstones and its records are deleted. Raises `QuotaExceeded`."""
+        If the catalog already has the blob, it keeps the known copy, unless `heal` asks for it to
+        be replaced; the other copy is left to a sweep. Inline content always replaces the stored
+        content. With `reuse`, the blob must be the catalog's own: if it was removed meanwhile,
+        returns False and changes nothing. A ref equal to the newest one of its artifact, including
+        the name, is not added twice. If the session expired longer ago than the grace period, its
+        former refs become tombstones and its records are deleted. Raises `QuotaExceeded`."""
         digest, now = entry.ref.artifact_id, entry.ref.created
 
         def work() -> bool:
@@ -695,7 +783,9 @@ class Catalog(Records, Upkeep):
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
             self._use(entry.session, now, limits.grace)
-            known = self.blob(digest)  # again: if the session had expired, the blob may have been dropped
+            known = self.blob(
+                digest
+            )  # again: if the session had expired, the blob may have been dropped
             self._check_quotas_of(entry, limits, is_stored=known is not None)
             if known is None or heal:
                 self.save(replace(entry.blob, used=now))
@@ -710,7 +800,9 @@ class Catalog(Records, Upkeep):
         if all(one.gone for one in self.refs(session.session_id, entry.ref.artifact_id)):
             check_quota("session", entry.session.quota, session.used_bytes, entry)
         if not is_stored:
-            check_quota("store", limits.store_quota, sum(blob.size for blob, _ in self.blobs()), entry)
+            check_quota(
+                "store", limits.store_quota, sum(blob.size for blob, _ in self.blobs()), entry
+            )
 
     def _add_new_ref(self, entry: Entry) -> None:
         """Add a ref, unless it repeats the newest live one of its artifact."""
@@ -733,7 +825,10 @@ class Catalog(Records, Upkeep):
         """Return whether a ref repeats a known one whose name is not used by a later one."""
         if replace(known.ref, created=ref.created) != ref or known.ref.expires != ref.expires:
             return False
-        return ref.name is None or self.find(ref.session_id, name=ref.name, limit=1)[0].seq == known.seq
+        return (
+            ref.name is None
+            or self.find(ref.session_id, name=ref.name, limit=1)[0].seq == known.seq
+        )
 
     def look(self, digest: str, lineage: Sequence[str], *, blob: bool) -> Known:
         """Return what a put into the first of these sessions needs to know; see `Known`."""
@@ -742,7 +837,9 @@ class Catalog(Records, Upkeep):
             entries = self.find(own, prefix=digest[:MIN_PREFIX], content=True)
         except Damaged:  # this put may repair it
             entries = self.find(own, prefix=digest[:MIN_PREFIX])
-        ids = {one.ref.artifact_id for one in entries} | (self.near(others, [digest]) if others else set())
+        ids = {one.ref.artifact_id for one in entries} | (
+            self.near(others, [digest]) if others else set()
+        )
         return Known(entries, ids, self.blob(digest) if blob else None)
 
     def put_inline(
@@ -754,8 +851,9 @@ class Catalog(Records, Upkeep):
         *,
         limits: Limits = NO_LIMITS,
     ) -> tuple[Entry, Collection[str]]:
-        """Put the entry that `make` returns, which contains its content, into the first of these sessions, unless the
-        session has one that `is_repeat` accepts. Returns whichever it is, and the ids in `Known`."""
+        """Put the entry that `make` returns, which contains its content, into the first of these
+        sessions, unless the session has one that `is_repeat` accepts. Returns whichever it is, and
+        the ids in `Known`."""
         known = self.look(digest, lineage, blob=False)
         for entry in known.entries:
             if is_repeat(entry):
@@ -766,13 +864,13 @@ class Catalog(Records, Upkeep):
         return entry, known.ids
 
     def confirm(self) -> None:
-        """Make what was read as durable as the catalog was opened for. Called when a put finds nothing to add: another
-        process may have written it with less durability."""
+        """Make what was read as durable as the catalog was opened for. Called when a put finds
+        nothing to add: another process may have written it with less durability."""
 
     def batch(self) -> AbstractContextManager[None]:
-        """Acknowledge the puts of this thread inside the context together. Each put is visible at once and survives
-        this process; on exit, all are as durable as the catalog was opened for. Exiting with an error does not
-        acknowledge them."""
+        """Acknowledge the puts of this thread inside the context together. Each put is visible at
+        once and survives this process; on exit, all are as durable as the catalog was opened for.
+        Exiting with an error does not acknowledge them."""
         return nullcontext()
 
     def find(
@@ -787,32 +885,48 @@ class Catalog(Records, Upkeep):
     ) -> list[Entry]:
         """Return refs of one session, newest first, including tombstones.
 
-        With `prefix`: for each artifact whose id starts with it, the newest of the refs that live longest; a tombstone
-        only if all of them are. With `name`: every ref put under that name. Otherwise all refs, or those with a seq
-        lower than `before`. With `content`, entries include the inline content."""
+        With `prefix`: for each artifact whose id starts with it, the newest of the refs that live
+        longest; a tombstone only if all of them are. With `name`: every ref put under that name.
+        Otherwise all refs, or those with a seq lower than `before`. With `content`, entries include
+        the inline content."""
         refs = self.refs(session_id)
         if prefix is not None:
-            return newest_of_each(one for one in refs if one.ref.artifact_id.startswith(prefix))[:limit]
+            return newest_of_each(one for one in refs if one.ref.artifact_id.startswith(prefix))[
+                :limit
+            ]
         found = [one for one in refs if name in (None, one.ref.name)]
         return [one for one in found if before is None or one.seq < before][:limit]
 
-    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+    def find_many(
+        self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False
+    ) -> list[Entry]:
         """Return what `find` returns for each of these sessions and prefixes."""
         pairs = product(sessions, list(prefixes))
-        return [one for each, prefix in pairs for one in self.find(each, prefix=prefix, content=content)]
+        return [
+            one for each, prefix in pairs for one in self.find(each, prefix=prefix, content=content)
+        ]
 
-    def lent(self, session_id: str, *, prefix: str | None = None, content: bool = False) -> list[Entry]:
-        """Return refs that transcripts keep for this session, newest first, without tombstones: refs in sessions whose
-        id starts with `TRANSCRIPT` that were granted by this one.
+    def lent(
+        self, session_id: str, *, prefix: str | None = None, content: bool = False
+    ) -> list[Entry]:
+        """Return refs that transcripts keep for this session, newest first, without tombstones:
+        refs in sessions whose id starts with `TRANSCRIPT` that were granted by this one.
 
         With `prefix`, only the newest ref of each artifact whose id starts with it."""
-        found = [one for one in self._granted(session_id, prefix or "", content=content) if not one.gone]
+        found = [
+            one for one in self._granted(session_id, prefix or "", content=content) if not one.gone
+        ]
         return found if prefix is None else newest_of_each(found)
 
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
-        """Return the refs of transcripts that this session granted, newest first, including tombstones."""
-        sessions = [one.session_id for one in self.sessions() if one.session_id.startswith(TRANSCRIPT)]
-        refs = [one for each in sessions for one in self.refs(each) if one.ref.granted_by == session_id]
+        """Return the refs of transcripts that this session granted, newest first, including
+        tombstones."""
+        sessions = [
+            one.session_id for one in self.sessions() if one.session_id.startswith(TRANSCRIPT)
+        ]
+        refs = [
+            one for each in sessions for one in self.refs(each) if one.ref.granted_by == session_id
+        ]
         found = [one for one in refs if one.ref.artifact_id.startswith(prefix)]
         return sorted(found, key=lambda one: (one.ref.created, one.seq), reverse=True)
 
@@ -822,13 +936,16 @@ class Catalog(Records, Upkeep):
         self.save(*(replace(one, ref=replace(one.ref, granted_by=None)) for one in lent))
 
     def near(self, sessions: Iterable[str], digests: Iterable[str]) -> set[str]:
-        """Return the ids in these sessions, including tombstones, that share their first 12 characters with one of
-        `digests`: pointers must distinguish them."""
-        return {one.ref.artifact_id for one in self.find_many(sessions, {digest[:MIN_PREFIX] for digest in digests})}
+        """Return the ids in these sessions, including tombstones, that share their first 12
+        characters with one of `digests`: pointers must distinguish them."""
+        return {
+            one.ref.artifact_id
+            for one in self.find_many(sessions, {digest[:MIN_PREFIX] for digest in digests})
+        }
 
     def version(self, session_id: str, name: str, digest: str) -> int:
-        """Return the version number of this artifact's newest ref under a name in this session, counted from 1 and
-        including tombstones; 0 if there is none."""
+        """Return the version number of this artifact's newest ref under a name in this session,
+        counted from 1 and including tombstones; 0 if there is none."""
         ids = [one.ref.artifact_id for one in self.find(session_id, name=name)]
         return len(ids) - ids.index(digest) if digest in ids else 0
 
@@ -841,7 +958,8 @@ class Catalog(Records, Upkeep):
         return any(blob.place == place for blob, _ in self.blobs())
 
     def secret(self) -> bytes:
-        """Return the store's private signing key. It is generated once, so signatures stay valid after a restart."""
+        """Return the store's private signing key. It is generated once, so signatures stay valid
+        after a restart."""
 
         def work() -> bytes:
             key = self._note("", "secret") or os.urandom(16)
@@ -856,8 +974,8 @@ class Catalog(Records, Upkeep):
         return None if note is None else float(note)
 
     def note_collection(self, at: float, *, every: float = 0.0) -> bool:
-        """Note that a collection begins, unless one began less than `every` seconds ago. Return whether it was noted:
-        of several processes that ask at once, one gets True."""
+        """Note that a collection begins, unless one began less than `every` seconds ago. Return
+        whether it was noted: of several processes that ask at once, one gets True."""
 
         def work() -> bool:
             last = self.collected()
@@ -869,12 +987,14 @@ class Catalog(Records, Upkeep):
         return self.change("noting a collection", work, effect="free")
 
     def shown(self, session_id: str, digests: Iterable[str]) -> dict[str, Ranges]:
-        """Return which bytes of these artifacts this session has seen, as sorted ranges that do not touch or overlap.
-        Artifacts of which it has seen nothing are omitted."""
+        """Return which bytes of these artifacts this session has seen, as sorted ranges that do not
+        touch or overlap. Artifacts of which it has seen nothing are omitted."""
         keys = {_SHOWN[0] + digest: digest for digest in digests}
         found = self.notes(session_id, min(keys), max(keys) + " ") if keys else []
         ranges = {keys[one.key]: json.loads(one.value) for one in found if one.key in keys}
-        return {digest: tuple((start, end) for start, end in each) for digest, each in ranges.items()}
+        return {
+            digest: tuple((start, end) for start, end in each) for digest, each in ranges.items()
+        }
 
     def touch(
         self,
@@ -882,8 +1002,8 @@ class Catalog(Records, Upkeep):
         blobs: Mapping[str, float],
         shown: Mapping[tuple[str, str], Ranges] = NOTHING_SHOWN,
     ) -> None:
-        """Update the last-used times of sessions and blobs, if these are later, and add to the ranges shown. A crash
-        may lose the update."""
+        """Update the last-used times of sessions and blobs, if these are later, and add to the
+        ranges shown. A crash may lose the update."""
 
         def work() -> None:
             for session in filter(None, map(self.session, sessions)):
@@ -911,11 +1031,16 @@ class Catalog(Records, Upkeep):
         return self.change("pinning", work, session_id=session_id)
 
     def remove(
-        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+        self,
+        session_id: str,
+        digest: str | None = None,
+        *,
+        name: str | None = None,
+        end: bool = False,
     ) -> Freed:
-        """Remove a session's refs to an artifact (only those under `name`, if given), or all of its refs. With `end`,
-        also remove the session, its tombstones, records and claim. Refs that transcripts keep to the removed artifacts
-        are no longer `lent` to the session."""
+        """Remove a session's refs to an artifact (only those under `name`, if given), or all of its
+        refs. With `end`, also remove the session, its tombstones, records and claim. Refs that
+        transcripts keep to the removed artifacts are no longer `lent` to the session."""
 
         def work() -> Freed:
             every = self.refs(session_id, digest)
@@ -923,7 +1048,9 @@ class Catalog(Records, Upkeep):
             self.drop(*going)
             if name is None or len(going) == len(every):
                 self._stop_lending(session_id, digest or "")
-                start, stop = _SHOWN if digest is None else (_SHOWN[0] + digest, _SHOWN[0] + digest + " ")
+                start, stop = (
+                    _SHOWN if digest is None else (_SHOWN[0] + digest, _SHOWN[0] + digest + " ")
+                )
                 self._drop_notes(session_id, start, stop)
             freed = self._let_go([one for one in going if not one.gone])
             if end:
@@ -933,8 +1060,9 @@ class Catalog(Records, Upkeep):
         return self.change("forgetting", work, session_id=session_id, effect="free")
 
     def check(self, *, repair: bool, until: float = 0.0) -> list[str]:
-        """Return inconsistencies within the catalog, one sentence each. With `repair`, fix those that can be fixed;
-        their sentences end in ": set right" or ": removed". Blobs of refs that became tombstones are set aside."""
+        """Return inconsistencies within the catalog, one sentence each. With `repair`, fix those
+        that can be fixed; their sentences end in ": set right" or ": removed". Blobs of refs that
+        became tombstones are set aside."""
 
         def work() -> list[str]:
             return self._check_records(repair=repair) + self._check_tokens(repair=repair)
@@ -945,18 +1073,23 @@ class Catalog(Records, Upkeep):
         sessions, blobs = list(self.sessions()), [blob.size for blob, _ in self.blobs()]
         refs = [one for info in sessions for one in self.refs(info.session_id)]
         live = [one.ref.size_bytes for one in refs if not one.gone]
-        return Totals(len(sessions), len(live), len(blobs), len(refs) - len(live), sum(blobs), sum(live))
+        return Totals(
+            len(sessions), len(live), len(blobs), len(refs) - len(live), sum(blobs), sum(live)
+        )
 
 
 def check_quota(whose: str, quota: int | None, used: int, entry: Entry) -> None:
     """Raise `QuotaExceeded` if an artifact that is not counted yet would exceed a quota."""
     size = entry.ref.size_bytes
     if quota is not None and used + size > quota:
-        raise QuotaExceeded(f"{size} bytes more would exceed the {whose}'s quota: {used} of {quota} are used")
+        raise QuotaExceeded(
+            f"{size} bytes more would exceed the {whose}'s quota: {used} of {quota} are used"
+        )
 
 
 def newest_of_each(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the longest-lived entry of each artifact, the first one if several are equal, in their original order."""
+    """Return the longest-lived entry of each artifact, the first one if several are equal, in their
+    original order."""
     best: dict[str, Entry] = {}
     for entry in entries:
         known = best.get(entry.ref.artifact_id)
@@ -993,13 +1126,18 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def _check_token(token: int | None, newest: Claimant) -> None:
     """Raise `Fenced` if a token is given that is not the newest."""
     if token is not None and token != newest.token:
-        now = f"{clip(newest.holder)} has it with token {newest.token}" if newest.holder else "the session is unclaimed"
+        now = (
+            f"{clip(newest.holder)} has it with token {newest.token}"
+            if newest.holder
+            else "the session is unclaimed"
+        )
         raise Fenced(f"token {token} is not that of the session's newest claim: {now}")
 
 
 @lru_cache(256)
 def _series_key(series: str) -> str:
-    """Return the beginning of the keys of a series. The number of a record follows, as 16 hex digits."""
+    """Return the beginning of the keys of a series. The number of a record follows, as 16 hex
+    digits."""
     return f"{RECORDS[0]}{digest_of(series.encode())[:32]}/"
 
 
@@ -1034,14 +1172,17 @@ def _is_sound(value: bytes) -> bool:
 def _record(note: Note) -> Record:
     value = note.value
     if xxhash.xxh3_64_digest(value[8:]) != value[:8]:
-        raise Damaged(f"record {_seq(note)} of a series is damaged", hint="'coatcheck verify --repair' removes it")
+        raise Damaged(
+            f"record {_seq(note)} of a series is damaged",
+            hint="'coatcheck verify --repair' removes it",
+        )
     _, at, token, length = _HEAD.unpack_from(value, 8)
     return Record(int(note.key[-16:], 16), at, token or None, value[_BODY + length :])
 
 
 class InList:
-    """The parameters of SQLite's `IN (…)`: their SQL, and their values by name. (A text with a null character is not
-    safe in SQLite's JSON.)"""
+    """The parameters of SQLite's `IN (…)`: their SQL, and their values by name. (A text with a null
+    character is not safe in SQLite's JSON.)"""
 
     def __init__(self, name: str, texts: Iterable[str]) -> None:
         self.values = {f"{name}_{number}": text for number, text in enumerate(texts)}
@@ -1074,7 +1215,13 @@ def entry_from(row: Mapping[str, Any]) -> Entry:
         request=row["request"],
         metadata_json=row["metadata_json"],
     )
-    blob = Blob(artifact_id, row["size"], row["coding"] or "inline", row["place"] or "", row["frames"] or b"")
+    blob = Blob(
+        artifact_id,
+        row["size"],
+        row["coding"] or "inline",
+        row["place"] or "",
+        row["frames"] or b"",
+    )
     session = SessionInfo(
         session_id=row["session_id"],
         parent=row["parent"],
@@ -1125,4 +1272,6 @@ def session_from(row: Any) -> SessionInfo:
 
 def blob_from(row: Any) -> Blob:
     """Return the blob of a row of the table `blob`."""
-    return Blob(row["digest"].hex(), row["size"], row["coding"], row["place"], row["frames"], row["used"])
+    return Blob(
+        row["digest"].hex(), row["size"], row["coding"], row["place"], row["frames"], row["used"]
+    )

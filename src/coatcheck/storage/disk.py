@@ -1,8 +1,8 @@
 """All calls that change files, in one place.
 
-The embedded backend writes only through a `Disk`, so that a test can replace it: crash after any step, run out of
-space, or drop unsynced data. New files are created exclusively, readable only by the owner, and never through a
-symbolic link.
+The embedded backend writes only through a `Disk`, so that a test can replace it: crash after any
+step, run out of space, or drop unsynced data. New files are created exclusively, readable only by
+the owner, and never through a symbolic link.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Connection(sqlite3.Connection):
-    """A connection that closes itself when its store is dropped. Python 3.13 and newer warn otherwise."""
+    """A connection that closes itself when its store is dropped. Python 3.13 and newer warn
+    otherwise."""
 
     def __del__(self) -> None:
         with contextlib.suppress(sqlite3.ProgrammingError):  # it was never opened
@@ -43,7 +44,8 @@ class Connection(sqlite3.Connection):
 
 
 class Disk:
-    """System calls with the flags that the store needs. `durable=False` makes every sync a no-op."""
+    """System calls with the flags that the store needs. `durable=False` makes every sync a
+    no-op."""
 
     def __init__(self, *, durable: bool = True) -> None:
         self.durable = durable
@@ -67,7 +69,8 @@ class Disk:
             os.pwrite(file, bytes(size), 0)
 
     def sync(self, file: int, *, always: bool = False) -> None:
-        """Make a file's bytes, or a folder's names, survive a power cut. `always` is for what older data depends on."""
+        """Make a file's bytes, or a folder's names, survive a power cut. `always` is for what older
+        data depends on."""
         if self.durable or always:
             _flush(file)
 
@@ -100,8 +103,8 @@ class Disk:
 
 
 def _flush(file: int) -> None:
-    """Sync a file or a folder. On macOS, `fsync` leaves the bytes in the cache of the disk, and `F_FULLFSYNC` does not.
-    Some file systems there do not support it."""
+    """Sync a file or a folder. On macOS, `fsync` leaves the bytes in the cache of the disk, and
+    `F_FULLFSYNC` does not. Some file systems there do not support it."""
     if hasattr(fcntl, "F_FULLFSYNC"):
         try:
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
@@ -113,7 +116,8 @@ def _flush(file: int) -> None:
 
 
 def file_uri(path: Path) -> str:
-    """Return the `file:` URI of an absolute path. `Path.as_uri` imports an HTTP client in some versions of Python."""
+    """Return the `file:` URI of an absolute path. `Path.as_uri` imports an HTTP client in some
+    versions of Python."""
     return "file://" + quote(os.fsencode(path))
 
 
@@ -131,7 +135,8 @@ def open_folder(name: str, folder: int | None = None) -> int:
 
 
 def open_root(path: Path, marker: str, *others: str) -> int:
-    """Return the descriptor of a store's folder, which is created if missing. It must be ours, and empty or a store."""
+    """Return the descriptor of a store's folder, which is created if missing. It must be ours, and
+    empty or a store."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -141,7 +146,9 @@ def open_root(path: Path, marker: str, *others: str) -> int:
         finally:
             os.close(above)
     if not path.is_dir():
-        raise StoreUnavailable(f"{str(path)!r} is not a folder", hint="use a new or empty folder for the store")
+        raise StoreUnavailable(
+            f"{str(path)!r} is not a folder", hint="use a new or empty folder for the store"
+        )
     root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _check_root(root, path, {marker, *others}, marker)
@@ -155,12 +162,16 @@ def _check_root(root: int, path: Path, needed: set[str], marker: str) -> None:
     info = os.fstat(root)
     if info.st_uid != os.geteuid():
         raise StoreUnavailable(
-            f"the folder {str(path)!r} belongs to another user", hint="use a folder that you own for the store"
+            f"the folder {str(path)!r} belongs to another user",
+            hint="use a folder that you own for the store",
         )
     found = os.listdir(root)
-    if found and found != [marker] and not needed <= set(found):  # a crash may leave the marker alone
+    if (
+        found and found != [marker] and not needed <= set(found)
+    ):  # a crash may leave the marker alone
         raise StoreUnavailable(
-            f"the folder {str(path)!r} has other files and is not a store", hint="use a new or empty folder"
+            f"the folder {str(path)!r} has other files and is not a store",
+            hint="use a new or empty folder",
         )
     for name in found:
         with contextlib.suppress(FileNotFoundError):  # another process removed it
@@ -178,7 +189,8 @@ def _check_kind(name: str, mode: int) -> None:
     kind = stat.S_IFMT(mode)
     if kind == stat.S_IFLNK:
         raise StoreUnavailable(
-            f"{name!r} in the store is a symbolic link", hint="remove it: a store must not contain links"
+            f"{name!r} in the store is a symbolic link",
+            hint="remove it: a store must not contain links",
         )
     wanted = kind
     if FILES.fullmatch(name):

@@ -1,8 +1,8 @@
 """When sessions and artifacts expire: the one definition, in Python and as SQL for both databases.
 
-A session expires `ttl` seconds after its last use. A ref expires with its session, or at its own time if that is
-earlier. A pinned ref never expires. Without a time to live, there is no end: None in Python, NULL in SQL, where every
-comparison with it is false.
+A session expires `ttl` seconds after its last use. A ref expires with its session, or at its own
+time if that is earlier. A pinned ref never expires. Without a time to live, there is no end: None
+in Python, NULL in SQL, where every comparison with it is false.
 """
 
 from __future__ import annotations
@@ -39,5 +39,6 @@ def session_is_over(at: str) -> str:
 
 
 def ref_is_over(at: str) -> str:
-    """Return the SQL condition that a row of `ref` has expired by its own time at this parameter."""
+    """Return the SQL condition that a row of `ref` has expired by its own time at this
+    parameter."""
     return f"{REF_MAY_EXPIRE} AND ref.expires <= {at}"

@@ -1,7 +1,9 @@
-"""Large blobs as files: `blobs/<2 hex>/<sha256>-<place>`, raw while in use, seekable zstd once they are cold.
+"""Large blobs as files: `blobs/<2 hex>/<sha256>-<place>`, raw while in use, seekable zstd once they
+are cold.
 
-A place is a file name that is made for one copy and never reused, so a writer and a remover of the same digest never
-use the same file. The file is locked while a copy is being published: a sweep skips it, and a crash releases the lock.
+A place is a file name that is made for one copy and never reused, so a writer and a remover of the
+same digest never use the same file. The file is locked while a copy is being published: a sweep
+skips it, and a crash releases the lock.
 """
 
 from __future__ import annotations
@@ -18,16 +20,27 @@ from functools import partial
 from pathlib import Path
 
 from coatcheck.deferred import lazy_pattern
-from coatcheck.errors import Damaged, NotFound, StoreClosed, StoreError, StoreUnavailable, storage_error
+from coatcheck.errors import (
+    Damaged,
+    NotFound,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+    storage_error,
+)
 from coatcheck.refs import Blob, Coding
 from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, file_uri, open_folder
 from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, framing
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe must not block
+_READ = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+)  # opening a pipe must not block
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _SYNCED_KEPT = 10_000
-_UNCOUNTED = 4 * FRAME  # bytes of a value whose lines its readers count; they keep as many frames in memory
+_UNCOUNTED = (
+    4 * FRAME
+)  # bytes of a value whose lines its readers count; they keep as many frames in memory
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 _QUARANTINE = "quarantine"
 
@@ -45,7 +58,9 @@ class FileBlobs(BlobStore):
         if not is_read_only:
             for name in ("blobs", "tmp"):
                 disk.make_folder(name, folder)
-            disk.sync(folder)  # even if they exist: the process that created them may not have synced their names
+            disk.sync(
+                folder
+            )  # even if they exist: the process that created them may not have synced their names
         self._blobs = open_folder("blobs", folder)
         self._tmp = open_folder("tmp", folder)
 
@@ -106,18 +121,28 @@ class FileBlobs(BlobStore):
             if always or self._disk.durable:
                 for one in (staged.file, fan):
                     self._disk.sync(one, always=always)
-                if name not in self._named:  # the process that created the folder may have died before it synced it
+                if (
+                    name not in self._named
+                ):  # the process that created the folder may have died before it synced it
                     names = os.listdir(self._blobs)  # first, so that the sync serves all of them
                     self._disk.sync(self._blobs, always=always)
                     self._named.update(names)
                 self._note_synced(staged.place)
 
     def sync(self, blob: Blob, *, always: bool = False) -> None:
-        """Make a copy that will be reused as durable as a new one: its publisher may not have synced it. `always` is
-        for a copy that replaces another, which may be durable."""
-        if not (always or self._disk.durable) or blob.place in self._synced or not _is_place(blob.place):
+        """Make a copy that will be reused as durable as a new one: its publisher may not have
+        synced it. `always` is for a copy that replaces another, which may be durable."""
+        if (
+            not (always or self._disk.durable)
+            or blob.place in self._synced
+            or not _is_place(blob.place)
+        ):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
-        with self._opened(blob) as file, self._errors("syncing a blob"), self._named_in(blob) as (fan, _):
+        with (
+            self._opened(blob) as file,
+            self._errors("syncing a blob"),
+            self._named_in(blob) as (fan, _),
+        ):
             for one in (file, fan, self._blobs):
                 self._disk.sync(one, always=always)
         self._note_synced(blob.place)
@@ -153,7 +178,9 @@ class FileBlobs(BlobStore):
                     at = (index - first) * FRAME
                     check_frame(blob, index, view[at : at + FRAME])
             except Damaged:
-                if hasattr(os, "posix_fadvise"):  # the next read must come from disk, not from the page cache
+                if hasattr(
+                    os, "posix_fadvise"
+                ):  # the next read must come from disk, not from the page cache
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 raise
         return data[offset - first * FRAME : end - first * FRAME]
@@ -232,7 +259,9 @@ class FileBlobs(BlobStore):
                     with contextlib.suppress(FileNotFoundError):
                         size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
                         digest, place, coding, since = found.groups()
-                        yield Quarantined(Blob(digest, 0, frames.CODINGS[coding], place), size, float(since))
+                        yield Quarantined(
+                            Blob(digest, 0, frames.CODINGS[coding], place), size, float(since)
+                        )
 
     def take_back(self, blob: Blob) -> bool:
         with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
@@ -252,7 +281,9 @@ class FileBlobs(BlobStore):
     def _names_apart(self, blob: Blob, apart: int) -> list[str]:
         start = f"{blob.digest}-{blob.place}-"
         names = os.listdir(apart) if apart >= 0 else []
-        return [name for name in names if name.startswith(start) and frames.QUARANTINED.fullmatch(name)]
+        return [
+            name for name in names if name.startswith(start) and frames.QUARANTINED.fullmatch(name)
+        ]
 
     @contextmanager
     def _quarantine(self, *, make: bool = False) -> Iterator[int]:
@@ -269,18 +300,24 @@ class FileBlobs(BlobStore):
                 if folder >= 0:
                     os.close(folder)
 
-    def leftovers(self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False) -> int:
+    def leftovers(
+        self, *, remove: bool, is_named: Callable[[str], bool] = lambda place: False
+    ) -> int:
         total = 0
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
         for name in names:
-            with contextlib.suppress(OSError):  # removed, being written, or unreadable: `foreign` reports the last
+            with contextlib.suppress(
+                OSError
+            ):  # removed, being written, or unreadable: `foreign` reports the last
                 file = os.open(name, _READ, dir_fd=self._tmp)
                 try:
                     info = os.fstat(file)
                     if stat.S_ISREG(info.st_mode):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        if is_named(name):  # a power cut undid the rename of a copy that was published
+                        if is_named(
+                            name
+                        ):  # a power cut undid the rename of a copy that was published
                             continue
                         if remove:
                             self._disk.remove(name, self._tmp)
@@ -316,7 +353,8 @@ class FileBlobs(BlobStore):
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Translate an `OSError` to a `StoreError`, or to `StoreClosed` if the folders were closed meanwhile."""
+        """Translate an `OSError` to a `StoreError`, or to `StoreClosed` if the folders were closed
+        meanwhile."""
         try:
             yield
         except OSError as error:
@@ -340,11 +378,12 @@ class FileBlobs(BlobStore):
 
     @contextmanager
     def _named_in(self, blob: Blob) -> Iterator[tuple[int, str]]:
-        """Open the folder of a copy, and give its name there. No part of the path is a link or comes from an unchecked
-        name."""
+        """Open the folder of a copy, and give its name there. No part of the path is a link or
+        comes from an unchecked name."""
         if not (frames.DIGEST.fullmatch(blob.digest) and _is_place(blob.place)):
             raise StoreUnavailable(
-                "the catalog references a blob by an invalid digest or place", hint="run 'coatcheck verify'"
+                "the catalog references a blob by an invalid digest or place",
+                hint="run 'coatcheck verify'",
             )
         fan = open_folder(blob.digest[:2], self._blobs)
         try:
@@ -358,10 +397,14 @@ class FileBlobs(BlobStore):
             with self._named_in(blob) as (fan, name):
                 file = os.open(name, _READ, dir_fd=fan)
         except FileNotFoundError as error:
-            raise NotFound(f"the file of blob {blob.digest} is missing", hint="put the same content again") from error
+            raise NotFound(
+                f"the file of blob {blob.digest} is missing", hint="put the same content again"
+            ) from error
         except OSError as error:
             raise self._error(
-                StoreUnavailable(f"the file of blob {blob.digest} cannot be opened: {error.strerror}")
+                StoreUnavailable(
+                    f"the file of blob {blob.digest} cannot be opened: {error.strerror}"
+                )
             ) from error
         try:
             with self._errors("opening a blob"):
@@ -373,7 +416,8 @@ class FileBlobs(BlobStore):
 
     @contextmanager
     def _listed(self, name: str, folder: int | None) -> Iterator[tuple[int | None, list[str]]]:
-        """Open a folder and list it; None and no names if it is missing, not a folder, or cannot be listed."""
+        """Open a folder and list it; None and no names if it is missing, not a folder, or cannot be
+        listed."""
         try:
             own = open_folder(name, folder)
         except (OSError, StoreUnavailable):
@@ -393,8 +437,8 @@ def _names(folder: int) -> list[str]:
 
 
 def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
-    """Report entries of a folder that are neither files nor folders, or of the wrong kind for their name, or folders
-    that cannot be opened. `files` and `folders` are patterns of names."""
+    """Report entries of a folder that are neither files nor folders, or of the wrong kind for their
+    name, or folders that cannot be opened. `files` and `folders` are patterns of names."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -416,11 +460,14 @@ def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
 
 
 def _is_place(place: object) -> bool:
-    return isinstance(place, str) and frames.PLACE.fullmatch(place) is not None  # a damaged row may have bytes
+    return (
+        isinstance(place, str) and frames.PLACE.fullmatch(place) is not None
+    )  # a damaged row may have bytes
 
 
 def _read_all(file: int, length: int, offset: int) -> bytes:
-    """Read a range, fewer bytes only at the end of the file. One system call reads at most 2 GiB, or less."""
+    """Read a range, fewer bytes only at the end of the file. One system call reads at most 2 GiB,
+    or less."""
     data = os.pread(file, length, offset)
     if len(data) == length:
         return data

@@ -1,7 +1,7 @@
 """The store of a fleet: blobs in an object store, catalog and full-text index in PostgreSQL.
 
-The url is `s3://bucket/prefix?catalog=postgresql://…`. Other query parameters go to the object store. Missing settings
-come from the standard environment variables of AWS and PostgreSQL.
+The url is `s3://bucket/prefix?catalog=postgresql://…`. Other query parameters go to the object
+store. Missing settings come from the standard environment variables of AWS and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -53,14 +53,19 @@ class Place:
 
 
 def parse(url: str) -> Place:
-    """Parse a fleet's url. Raises `InvalidArgument`; the message never repeats a part that may contain a password."""
+    """Parse a fleet's url. Raises `InvalidArgument`; the message never repeats a part that may
+    contain a password."""
     parts = urlsplit(url)
     prefix = parts.path.lstrip("/")
     prefix = prefix + "/" if prefix and not prefix.endswith("/") else prefix
     if not parts.netloc or "@" in parts.netloc:
-        raise InvalidArgument("the url has no valid bucket name", hint="s3://bucket/prefix?catalog=postgresql://…")
+        raise InvalidArgument(
+            "the url has no valid bucket name", hint="s3://bucket/prefix?catalog=postgresql://…"
+        )
     if not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
-        raise InvalidArgument("the prefix in the url is invalid", hint="use letters, digits and ._=- between slashes")
+        raise InvalidArgument(
+            "the prefix in the url is invalid", hint="use letters, digits and ._=- between slashes"
+        )
     # The catalog's url has a query of its own, so it comes last and takes the rest.
     before, _, catalog = parts.query.partition("catalog=")
     catalog = catalog if "://" in catalog else dict(parse_qsl("c=" + catalog)).get("c", "")
@@ -75,7 +80,9 @@ def parse(url: str) -> Place:
         raise InvalidArgument(f"unknown parameters in the url: {', '.join(sorted(unknown))}",
                               hint="use schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
     if not _SCHEMA.fullmatch(schema):
-        raise InvalidArgument("the schema name is invalid", hint="use lower-case letters, digits and _")
+        raise InvalidArgument(
+            "the schema name is invalid", hint="use lower-case letters, digits and _"
+        )
     options = {_OPTIONS[name]: value for name, value in given.items()}
     return Place(parts.netloc, prefix, catalog, schema, options, connections, sweep_after)
 

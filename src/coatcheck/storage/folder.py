@@ -1,15 +1,15 @@
 """The catalog of a folder: SQLite with a write-ahead log (WAL).
 
-Two connections: one writes, one reads, each used by one thread at a time. A change is one transaction
-(`BEGIN IMMEDIATE`), and SQLite syncs it before it is visible: `synchronous=FULL` for the durability `power`. With
-`process` it is `NORMAL`, which survives the end of the process. A read asks the database, so it sees what other
-processes have committed.
+Two connections: one writes, one reads, each used by one thread at a time. A change is one
+transaction (`BEGIN IMMEDIATE`), and SQLite syncs it before it is visible: `synchronous=FULL` for
+the durability `power`. With `process` it is `NORMAL`, which survives the end of the process. A read
+asks the database, so it sees what other processes have committed.
 
 The store's lock (`flock` on the file `lock`) orders writers fairly. It is also held for checkpoints: SQLite before
 3.51.3 may corrupt a WAL that two connections reset at once.
 
-SQLite connections must not be carried across a fork, so they are closed before one. Parent and child open new ones on
-their next call.
+SQLite connections must not be carried across a fork, so they are closed before one. Parent and
+child open new ones on their next call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ LOG = NAME + "-wal"
 INDEX = NAME + "-shm"
 LOCK = "lock"
 INLINE_LIMIT: Final = 128 * 1024
-_PATIENCE: Final = 30.0  # seconds to wait for a lock inside SQLite, which is only held while a process opens or closes
+# seconds to wait for a lock inside SQLite, which is only held while a process opens or closes
+_PATIENCE: Final = 30.0
 _VACUUMED: Final = 64  # pages returned to the file system in one step of compacting
 _STEPS: Final = 16  # such steps while others wait
 _LOST: Final = "lost_frames"  # key in `meta`
@@ -57,7 +58,8 @@ class FolderCatalog(SqliteCatalog):
     rank = 2
 
     def __init__(self, root: Path, folder: int, disk: Disk) -> None:
-        # Called before a ref to an existing copy is added, and always before a copy replaces another.
+        # Called before a ref to an existing copy is added, and always before a copy replaces
+        # another.
         self.sync_copy: Callable[..., None] = lambda blob, always=False: None
         self._path = root / NAME
         self.uri_prefix = f"{file_uri(self._path)}#blob="
@@ -75,11 +77,15 @@ class FolderCatalog(SqliteCatalog):
         self._is_full = True  # whether the connection that writes has synchronous=FULL
         self._closed = False
         self.is_read_only = False
-        self._seen: object = None  # on a read-only file system: state of the files when the connection was opened
+        self._seen: object = (
+            None  # on a read-only file system: state of the files when the connection was opened
+        )
         try:
             with contextlib.suppress(FileExistsError):
                 os.close(disk.create(LOCK, folder))
-                disk.sync(folder, always=True)  # first, because the lock file identifies the folder as a store
+                disk.sync(
+                    folder, always=True
+                )  # first, because the lock file identifies the folder as a store
             self._open_lock_file()
         except OSError as error:
             if error.errno != errno.EROFS:
@@ -103,8 +109,8 @@ class FolderCatalog(SqliteCatalog):
     # Locks and connections
 
     def _exclusive(self, doing: str, work: Callable[[], _T]) -> _T:
-        """Run `work` while holding the store's lock. An interrupt at any moment releases it: nothing between `try` and
-        the calls in `finally` runs a signal handler."""
+        """Run `work` while holding the store's lock. An interrupt at any moment releases it:
+        nothing between `try` and the calls in `finally` runs a signal handler."""
         try:
             with self._writing:
                 if self._closed:
@@ -131,22 +137,30 @@ class FolderCatalog(SqliteCatalog):
     def _open_lock_file(self) -> None:
         if self._lock_file < 0:
             mode = os.O_RDONLY if self.is_read_only else os.O_RDWR
-            self._lock_file = os.open(LOCK, mode | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+            self._lock_file = os.open(
+                LOCK, mode | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder
+            )
 
     def _open_writer(self) -> None:
         """Open the connection that writes, and create the database if the store is new."""
-        if self._reserve.is_needed():  # the files that SQLite creates beside the database need space
+        if (
+            self._reserve.is_needed()
+        ):  # the files that SQLite creates beside the database need space
             self._reserve.release()
         with contextlib.suppress(FileExistsError):
             os.close(self._disk.create(NAME, self._folder))
-            self._disk.sync(self._folder, always=True)  # before SQLite creates its files: alone, they are not a store
+            self._disk.sync(
+                self._folder, always=True
+            )  # before SQLite creates its files: alone, they are not a store
         info = os.stat(NAME, dir_fd=self._folder, follow_symlinks=False)
         if not info.st_size:
             self._check_new()  # before SQLite opens it: SQLite removes the WAL of an empty database
         key = info.st_dev, info.st_ino
         index = None if _in_use[key] else read_index(INDEX, self._folder)
         salts = read_salts(LOG, self._folder)
-        self.confirm()  # first, because SQLite may find a complete commit of a process that was killed before its sync
+        # first, because SQLite may find a complete commit of a process that was killed before its
+        # sync
+        self.confirm()
         db = self._connect()
         try:
             if db.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -154,9 +168,13 @@ class FolderCatalog(SqliteCatalog):
                 db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode != "wal":
-                raise StoreUnavailable("the file system does not support a write-ahead log", hint="use a local disk")
+                raise StoreUnavailable(
+                    "the file system does not support a write-ahead log", hint="use a local disk"
+                )
             migrate(db, self._disk)
-            self._disk.sync(self._folder, always=True)  # the process that created the WAL may not have synced its name
+            self._disk.sync(
+                self._folder, always=True
+            )  # the process that created the WAL may not have synced its name
             if index is not None and index.frames > index.copied:
                 self._check_log(db, index, salts)
         except BaseException:
@@ -170,7 +188,9 @@ class FolderCatalog(SqliteCatalog):
     def _connect(self, options: str = "") -> sqlite3.Connection:
         for name in (NAME, LOG, INDEX):
             if self._path.with_name(name).is_symlink():
-                raise StoreUnavailable(f"{name!r} is a symbolic link", hint="a store must not contain links")
+                raise StoreUnavailable(
+                    f"{name!r} is a symbolic link", hint="a store must not contain links"
+                )
         db = sqlite3.connect(
             file_uri(self._path) + options,
             uri=True,
@@ -182,7 +202,9 @@ class FolderCatalog(SqliteCatalog):
         db.row_factory = sqlite3.Row
         try:
             db.execute("PRAGMA synchronous = FULL")
-            db.execute(f"PRAGMA fullfsync = {int(self._disk.durable)}")  # macOS: the disk empties its own cache too
+            db.execute(
+                f"PRAGMA fullfsync = {int(self._disk.durable)}"
+            )  # macOS: the disk empties its own cache too
             db.execute(f"PRAGMA checkpoint_fullfsync = {int(self._disk.durable)}")
             db.execute(f"PRAGMA wal_autocheckpoint = {self._reserve.log_pages}")
             db.execute("PRAGMA secure_delete = FAST")
@@ -196,12 +218,19 @@ class FolderCatalog(SqliteCatalog):
         return db
 
     def _check_new(self) -> None:
-        """Raise if the catalog has no tables but the folder has files of a store with tables: content was lost."""
+        """Raise if the catalog has no tables but the folder has files of a store with tables:
+        content was lost."""
         found = set(os.listdir(self._folder))
         log = self._path.with_name(LOG)
         is_cut = self._path.stat().st_size == 0 and log.exists() and log.stat().st_size > 0
-        later = {name for name in found if FILES.fullmatch(name) and name != LOCK and not name.startswith(NAME)}
-        beside = sorted(later | found.intersection(FOLDERS))  # what a store creates after the tables of its catalog
+        later = {
+            name
+            for name in found
+            if FILES.fullmatch(name) and name != LOCK and not name.startswith(NAME)
+        }
+        beside = sorted(
+            later | found.intersection(FOLDERS)
+        )  # what a store creates after the tables of its catalog
         if beside or is_cut:
             raise StoreUnavailable(
                 f"the catalog of the store is empty, but the folder contains {', '.join(beside) or LOG!r}",
@@ -209,7 +238,8 @@ class FolderCatalog(SqliteCatalog):
             )
 
     def _close_files(self) -> None:
-        """Close the connections and the lock file. The caller holds both locks, or nobody else has this object."""
+        """Close the connections and the lock file. The caller holds both locks, or nobody else has
+        this object."""
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         self._seen = None
@@ -226,18 +256,23 @@ class FolderCatalog(SqliteCatalog):
         return [self._writing, self._reading]
 
     def before_fork(self) -> None:
-        if not self._inside:  # otherwise this thread forks in the middle of a call, and the parent completes it
+        if (
+            not self._inside
+        ):  # otherwise this thread forks in the middle of a call, and the parent completes it
             self._close_files()
 
     def after_fork(self) -> None:
         if self._writer is not None:
-            _inherited.append((self._writer, self._reader))  # the parent's: never used or closed here
+            _inherited.append(
+                (self._writer, self._reader)
+            )  # the parent's: never used or closed here
             self._reader, self._writer, self._lock_file, self._inside = None, None, -1, 0
 
     # Reading
 
     def _query(self, sql: str, values: Values = (), *, apart: bool = False) -> list[Any]:
-        """Return the rows of a query. Inside a change, it sees the change, unless it is kept `apart`."""
+        """Return the rows of a query. Inside a change, it sees the change, unless it is kept
+        `apart`."""
         if self._inside == threading.get_ident() and (self.is_read_only or not apart):
             return self._run(sql, values).fetchall()
         if self.is_read_only:
@@ -257,10 +292,15 @@ class FolderCatalog(SqliteCatalog):
     # Writing
 
     def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+        self,
+        doing: str,
+        work: Callable[[], _T],
+        *,
+        session_id: str | None = None,
+        effect: Effect | None = None,
     ) -> _T:
-        """Run `work` in one transaction. Changes that free space may use the reserve. Changes that add to the store
-        fail until the reserve is full again."""
+        """Run `work` in one transaction. Changes that free space may use the reserve. Changes that
+        add to the store fail until the reserve is full again."""
         self._check_writable(doing)
 
         def change() -> _T:
@@ -297,7 +337,8 @@ class FolderCatalog(SqliteCatalog):
                 except sqlite3.Error:
                     pass  # the error that led here says more
         if is_synced and db.total_changes == changes:
-            self.make_durable()  # what it has read may be a commit of another process that does not sync
+            # what it has read may be a commit of another process that does not sync
+            self.make_durable()
         return answer
 
     def _set_synchronous(self, is_synced: bool) -> None:
@@ -306,11 +347,13 @@ class FolderCatalog(SqliteCatalog):
             self._is_full = is_synced
 
     def _mend_log(self, db: sqlite3.Connection) -> None:
-        """Copy the WAL to the database and begin a new one. After a failed sync the system may have dropped pages that
-        it could not write, and a second sync would not report that."""
+        """Copy the WAL to the database and begin a new one. After a failed sync the system may have
+        dropped pages that it could not write, and a second sync would not report that."""
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
-            raise StoreUnavailable("an earlier sync of the catalog failed", hint="try again", may_retry=True)
+            raise StoreUnavailable(
+                "an earlier sync of the catalog failed", hint="try again", may_retry=True
+            )
         self._has_failed = False
 
     @contextmanager
@@ -329,12 +372,15 @@ class FolderCatalog(SqliteCatalog):
                 with contextlib.suppress(OSError):
                     self._reserve.fill()
 
-    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+    def put(
+        self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False
+    ) -> bool:
         self._check_writable("putting an artifact")
         if (reuse or heal) and entry.blob.coding != "inline":
             with contextlib.suppress(NotFound):  # removed or moved: the transaction checks its row
                 self.sync_copy(entry.blob, always=heal)
-        # Meanwhile another process may have put the same content without syncing its copy: a synced one replaces it.
+        # Meanwhile another process may have put the same content without syncing its copy: a synced
+        # one replaces it.
         replaces = heal or (self._disk.durable and not reuse and entry.content is None)
         return super().put(entry, limits=limits, reuse=reuse, heal=replaces)
 
@@ -344,7 +390,8 @@ class FolderCatalog(SqliteCatalog):
             self.make_durable()
 
     def make_durable(self) -> None:
-        """Sync the WAL. Only the WAL: closing a second descriptor of the database would drop SQLite's locks."""
+        """Sync the WAL. Only the WAL: closing a second descriptor of the database would drop
+        SQLite's locks."""
         if self.is_read_only:
             return
         try:
@@ -375,7 +422,12 @@ class FolderCatalog(SqliteCatalog):
         return getattr(self._batch, "is_open", False)
 
     def remove(
-        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+        self,
+        session_id: str,
+        digest: str | None = None,
+        *,
+        name: str | None = None,
+        end: bool = False,
     ) -> Freed:
         return self._made_durable(super().remove(session_id, digest, name=name, end=end))
 
@@ -383,14 +435,19 @@ class FolderCatalog(SqliteCatalog):
         return self._made_durable(super().expire(at, forget_before=forget_before, dry_run=dry_run))
 
     def _made_durable(self, freed: Freed) -> Freed:
-        """Sync a removal, whatever the durability: a power cut must not restore rows whose files are deleted."""
+        """Sync a removal, whatever the durability: a power cut must not restore rows whose files
+        are deleted."""
         if freed.blobs and not self._disk.durable:
             self.make_durable()
         return freed
 
-    def _in_steps(self, doing: str, step: Callable[[int, Any], tuple[Freed, Any]], start: object = True) -> Freed:
+    def _in_steps(
+        self, doing: str, step: Callable[[int, Any], tuple[Freed, Any]], start: object = True
+    ) -> Freed:
         def fitting(limit: int, place: object) -> tuple[Freed, Any]:
-            return step(limit if self._reserve.is_full() else min(limit, self._reserve.rows_at_once), place)
+            return step(
+                limit if self._reserve.is_full() else min(limit, self._reserve.rows_at_once), place
+            )
 
         return super()._in_steps(doing, fitting, start)
 
@@ -415,7 +472,9 @@ class FolderCatalog(SqliteCatalog):
             self._set_synchronous(self._disk.durable)
             before = self._free_pages()
             for _ in range(_STEPS if before else 0):
-                self._opened_writer().executescript(f"PRAGMA incremental_vacuum({_VACUUMED})")  # `execute` frees one
+                self._opened_writer().executescript(
+                    f"PRAGMA incremental_vacuum({_VACUUMED})"
+                )  # `execute` frees one
             after = self._free_pages()
             if 0 < after < before:
                 return True
@@ -426,7 +485,8 @@ class FolderCatalog(SqliteCatalog):
         return int(self._one("PRAGMA freelist_count")[0])
 
     def _check_log(self, db: sqlite3.Connection, index: LogIndex, salts: bytes | None) -> None:
-        """Find out whether SQLite has recovered the whole WAL after a crash, and keep a loss for `verify`."""
+        """Find out whether SQLite has recovered the whole WAL after a crash, and keep a loss for
+        `verify`."""
         try:
             busy, found, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         except sqlite3.OperationalError:  # for example a full disk
@@ -438,7 +498,9 @@ class FolderCatalog(SqliteCatalog):
             "INSERT INTO meta VALUES (:key, :lost) ON CONFLICT (key) DO UPDATE SET value = value + excluded.value",
             {"key": _LOST, "lost": lost},
         )
-        logger().warning("The end of the store's write-ahead log is missing or damaged: its newest changes are lost.")
+        logger().warning(
+            "The end of the store's write-ahead log is missing or damaged: its newest changes are lost."
+        )
 
     def _check_losses(self, *, repair: bool) -> list[str]:
         """Return what was lost at the end of the WAL. With `repair`, it is not reported again."""
@@ -448,7 +510,9 @@ class FolderCatalog(SqliteCatalog):
         if repair:
             self._run("DELETE FROM meta WHERE key = :key", {"key": _LOST})
         pages = f"{found['value']} page" + ("" if found["value"] == 1 else "s")
-        return [f"the end of the write-ahead log was missing or damaged: the changes in its last {pages} are lost"]
+        return [
+            f"the end of the write-ahead log was missing or damaged: the changes in its last {pages} are lost"
+        ]
 
     # Read-only file systems
 
@@ -457,9 +521,11 @@ class FolderCatalog(SqliteCatalog):
             raise read_only(doing)
 
     def _open_read_only(self) -> None:
-        """Open the database, or open it again if its files have changed. The caller holds the lock: nobody writes.
+        """Open the database, or open it again if its files have changed. The caller holds the lock:
+        nobody writes.
 
-        A database without a WAL is read as it is. SQLite can read a WAL without writing if its index exists."""
+        A database without a WAL is read as it is. SQLite can read a WAL without writing if its
+        index exists."""
         found = [self._state(name) for name in (NAME, LOG)]
         if found == self._seen:
             return
@@ -492,7 +558,8 @@ _inherited: list[object] = []
 
 
 def open_folder_store(root: Path, disk: Disk) -> tuple[FileBlobs, FolderCatalog]:
-    """Open a store in a folder: large blobs in `blobs/`, the rest in the catalog, all under one lock."""
+    """Open a store in a folder: large blobs in `blobs/`, the rest in the catalog, all under one
+    lock."""
     folder = open_root(root, LOCK, NAME)
     try:
         catalog = FolderCatalog(root, folder, disk)

@@ -1,8 +1,9 @@
 """Keep locks and SQLite connections safe across forks.
 
-A child process has the memory of all threads but runs only one of them, so a lock that another thread holds would never
-be released, and a connection that another thread uses would be in an undefined state. Before a fork, the forking thread
-takes all locks; after it, parent and child release them.
+A child process has the memory of all threads but runs only one of them, so a lock that another
+thread holds would never be released, and a connection that another thread uses would be in an
+undefined state. Before a fork, the forking thread takes all locks; after it, parent and child
+release them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class RLock(Protocol):
 
 
 class Forkable(Protocol):
-    """An object with locks. `rank` orders them: a thread that has one may wait only for locks of a higher rank."""
+    """An object with locks. `rank` orders them: a thread that has one may wait only for locks of a
+    higher rank."""
 
     rank: int
 

@@ -1,11 +1,12 @@
 """Frames: a checksum and a line count for every 256 KiB of a blob.
 
-A range read touches one or two frames, detects damage in them, and finds a line by its number. The record of a frame
-has 12 bytes: XXH3-64 of its bytes, then its number of line feeds, or 0xFFFFFFFF if they were not counted: then a reader
-that needs them counts them.
+A range read touches one or two frames, detects damage in them, and finds a line by its number. The
+record of a frame has 12 bytes: XXH3-64 of its bytes, then its number of line feeds, or 0xFFFFFFFF
+if they were not counted: then a reader that needs them counts them.
 
-A cold copy is seekable zstd: every frame is compressed on its own, followed by a seek table, in the format of zstd's
-contrib/seekable_format. Any zstd tool can decompress the file; we decompress only the frames that a read touches.
+A cold copy is seekable zstd: every frame is compressed on its own, followed by a seek table, in the
+format of zstd's contrib/seekable_format. Any zstd tool can decompress the file; we decompress only
+the frames that a read touches.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ DIGEST: Final = lazy_pattern(r"[0-9a-f]{64}")
 PLACE: Final = lazy_pattern(r"[0-9a-f]{16}\.(raw|zst)")
 """The name of a copy: random digits, and how it is coded."""
 QUARANTINED: Final = lazy_pattern(r"([0-9a-f]{64})-([0-9a-f]{16}\.(raw|zst))-(\d{1,12})")
-"""The name of a copy in quarantine: its digest, its place, and when it was moved there, in seconds."""
+"""The name of a copy in quarantine: its digest, its place, and when it was moved there, in
+seconds."""
 CODINGS: Final[dict[str, Coding]] = {"raw": "raw", "zst": "zstd"}
 _RECORD = struct.Struct("<QI")
 _SKIPPABLE = struct.Struct("<II")
@@ -95,14 +97,17 @@ class Framer:
         return Framed(digest or "", self._size, bytes(self._frames))
 
     def _close_frame(self) -> None:
-        self._frames += _RECORD.pack(self._check.intdigest(), self._lines if self._counts else _NOT_COUNTED)
+        self._frames += _RECORD.pack(
+            self._check.intdigest(), self._lines if self._counts else _NOT_COUNTED
+        )
         self._check.reset()
         self._lines = 0
         self._room = FRAME
 
 
 class FramedChunks(list[bytes]):
-    """Chunks whose digest and frames are known, so that a blob store need not compute them again."""
+    """Chunks whose digest and frames are known, so that a blob store need not compute them
+    again."""
 
     def __init__(self, chunks: Iterable[bytes], framed: Framed) -> None:
         super().__init__(chunks)
@@ -112,7 +117,8 @@ class FramedChunks(list[bytes]):
 def framing(
     chunks: Iterable[bytes], digest: str | None, *, counts: bool = True
 ) -> tuple[Iterable[bytes], Callable[[], Framed]]:
-    """Return the same chunks, and a function that returns their digest, size and frames once all were taken."""
+    """Return the same chunks, and a function that returns their digest, size and frames once all
+    were taken."""
     if isinstance(chunks, FramedChunks):
         return chunks, lambda: chunks.framed
     framer = Framer(digest, counts=counts)
@@ -127,8 +133,9 @@ def framed(data: bytes) -> Framed:
 
 
 def _line_feeds(data: bytes, start: int, end: int) -> int:
-    """Return the number of line feeds in a range. `bytes.count` compares every byte, and `replace` skips from one line
-    feed to the next: it takes a third of the time if lines are long, and much longer if they are short."""
+    """Return the number of line feeds in a range. `bytes.count` compares every byte, and `replace`
+    skips from one line feed to the next: it takes a third of the time if lines are long, and much
+    longer if they are short."""
     sampled = data.count(b"\n", start, min(end, start + _SAMPLE))
     if sampled * _LONG_LINE > _SAMPLE or end - start <= _SAMPLE:
         return data.count(b"\n", start, end)
@@ -145,15 +152,18 @@ def check_size(blob: Blob) -> None:
 def check_frame(blob: Blob, index: int, data: bytes | memoryview) -> None:
     """Raise `Damaged` unless the data matches the frame's checksum and the blob's size."""
     at = index * _RECORD.size
-    if at >= len(blob.frames) or xxhash.xxh3_64_intdigest(data) != _RECORD.unpack_from(blob.frames, at)[0]:
+    if (
+        at >= len(blob.frames)
+        or xxhash.xxh3_64_intdigest(data) != _RECORD.unpack_from(blob.frames, at)[0]
+    ):
         raise Damaged(f"frame {index} of blob {blob.digest} does not match its checksum")
     if len(data) != min(FRAME, blob.size - index * FRAME):
         raise Damaged(f"the size of blob {blob.digest} does not match frame {index}")
 
 
 def line_counts(frames: bytes) -> Sequence[int]:
-    """Return the number of line feeds in each frame: every third word of the records. A gigabyte has 4,096 frames.
-    Return nothing if they were not counted."""
+    """Return the number of line feeds in each frame: every third word of the records. A gigabyte
+    has 4,096 frames. Return nothing if they were not counted."""
     words = array("I", frames)
     if sys.byteorder == "big":
         words.byteswap()
@@ -210,7 +220,8 @@ class SeekTable(NamedTuple):
         return cls(size, tuple(packed for packed, _ in _ENTRY.iter_unpack(table)), what)
 
     def read(self, first: int, last: int, pread: Pread) -> list[bytes]:
-        """Return frames `first` to `last`, decompressed. Raises `Damaged` if the table or a frame is invalid."""
+        """Return frames `first` to `last`, decompressed. Raises `Damaged` if the table or a frame
+        is invalid."""
         if last >= len(self.packed):
             raise Damaged(f"the seek table of blob {self.what} is damaged")
         at = sum(self.packed[:first])

@@ -1,5 +1,5 @@
-"""A store in memory, for tests and throw-away runs: blobs in a dict, the catalog in SQLite. Nothing survives the
-process."""
+"""A store in memory, for tests and throw-away runs: blobs in a dict, the catalog in SQLite. Nothing
+survives the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class MemoryBlobs(BlobStore):
             place = f"{self._next:016x}"
             self._staged.add(place)
         try:
-            yield StagedBlob(digest, size, lambda: self._publish(Blob(digest, size, "raw", place, frames), held))
+            yield StagedBlob(
+                digest, size, lambda: self._publish(Blob(digest, size, "raw", place, frames), held)
+            )
         finally:
             self._staged.discard(place)
 
@@ -111,13 +113,20 @@ class MemoryCatalog(SqliteCatalog):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._inside = False
-        self._writer = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Connection)
+        self._writer = sqlite3.connect(
+            ":memory:", isolation_level=None, check_same_thread=False, factory=Connection
+        )
         self._writer.row_factory = sqlite3.Row
         migrate(self._writer, Disk(durable=False))
         watch(self)
 
     def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+        self,
+        doing: str,
+        work: Callable[[], _T],
+        *,
+        session_id: str | None = None,
+        effect: Effect | None = None,
     ) -> _T:
         with self._lock:
             db = self._opened_writer()

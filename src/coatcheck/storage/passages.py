@@ -1,9 +1,10 @@
-"""The full-text index: passages of text artifacts, and the labels that sessions give them, in SQLite's FTS5.
+"""The full-text index: passages of text artifacts, and the labels that sessions give them, in
+SQLite's FTS5.
 
-It is derived from the store and nothing else depends on it: it is created on the first search, filled outside of puts,
-and rebuilt if it is damaged. It records the artifacts of each session and how far the session is indexed, so that the
-cost of a search depends on what is new and what is found, not on the size of the store. Callers check each match
-against the store.
+It is derived from the store and nothing else depends on it: it is created on the first search,
+filled outside of puts, and rebuilt if it is damaged. It records the artifacts of each session and
+how far the session is indexed, so that the cost of a search depends on what is new and what is
+found, not on the size of the store. Callers check each match against the store.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coatcheck.deferred import lazy_pattern
-from coatcheck.errors import CoatcheckError, StoreError, StoreUnavailable, storage_error, storage_errors
+from coatcheck.errors import (
+    CoatcheckError,
+    StoreError,
+    StoreUnavailable,
+    storage_error,
+    storage_errors,
+)
 from coatcheck.storage import Held, Mark, Match, Passage
 from coatcheck.storage.catalog import InList
 from coatcheck.storage.disk import Connection
@@ -26,9 +33,11 @@ from coatcheck.storage.forks import RLock, watch
 NAME = "search.sqlite"
 _VERSION = 3
 _POSTINGS = 1_000
-"""Maximum number of occurrences that a search ranks; if there are more, the most frequent words are ignored."""
+"""Maximum number of occurrences that a search ranks; if there are more, the most frequent words are
+ignored."""
 _NEWEST = -1e-12
-"""Score of a match of a frequent word, times its number in the index: the best score is the lowest."""
+"""Score of a match of a frequent word, times its number in the index: the best score is the
+lowest."""
 _HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = lazy_pattern(r"\w+")
 _STOP_WORDS = (
@@ -59,15 +68,26 @@ _DIGEST = lazy_pattern(r"[0-9a-f]{64}")
 _NONSENSE = (TypeError, ValueError, AttributeError)  # errors that rows of a damaged index lead to
 _TROUBLE = tuple(
     f"SQLITE_{name}"
-    for name in ("BUSY", "LOCKED", "FULL", "IOERR", "CANTOPEN", "READONLY", "PERM", "AUTH", "NOMEM", "INTERRUPT")
+    for name in (
+        "BUSY",
+        "LOCKED",
+        "FULL",
+        "IOERR",
+        "CANTOPEN",
+        "READONLY",
+        "PERM",
+        "AUTH",
+        "NOMEM",
+        "INTERRUPT",
+    )
 )
 _APART = " \n"
 _T = TypeVar("_T")
 
 
 class Passages:
-    """The index of one store, in memory if `path` is None. Rows are fetched at once: a cursor that an interrupt leaves
-    open would block other processes."""
+    """The index of one store, in memory if `path` is None. Rows are fetched at once: a cursor that
+    an interrupt leaves open would block other processes."""
 
     rank = 1
 
@@ -80,7 +100,8 @@ class Passages:
     def followed(self, session_id: str) -> Mark | None:
         def look(db: sqlite3.Connection) -> Mark | None:
             row = db.execute(
-                "SELECT created, seq, digest FROM followed WHERE session = :session", {"session": session_id}
+                "SELECT created, seq, digest FROM followed WHERE session = :session",
+                {"session": session_id},
             ).fetchone()
             if row is None:
                 return None
@@ -107,18 +128,27 @@ class Passages:
 
         self._run(insert)
 
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
+    def hold(
+        self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool
+    ) -> None:
         def note(db: sqlite3.Connection) -> None:
             if complete:
                 for digest in set(_held_digests(db, session_id)) - holds.keys():
                     _leave(db, session_id, digest)
             for digest, held in holds.items():
                 known = _held(db, session_id, digest)
-                _hold(db, session_id, digest, held if complete else held_together(known, held), known)
+                _hold(
+                    db, session_id, digest, held if complete else held_together(known, held), known
+                )
             if mark is not None:
                 db.execute(
                     "INSERT OR REPLACE INTO followed VALUES (:session, :created, :seq, :digest)",
-                    {"session": session_id, "created": mark.created, "seq": mark.seq, "digest": mark.digest},
+                    {
+                        "session": session_id,
+                        "created": mark.created,
+                        "seq": mark.seq,
+                        "digest": mark.digest,
+                    },
                 )
 
         self._run(note)
@@ -151,13 +181,16 @@ class Passages:
         try:
             if self._exists():
                 self._run(drop)
-        except StoreError:  # for example no space left: forgetting must not fail because of the index
+        except (
+            StoreError
+        ):  # for example no space left: forgetting must not fail because of the index
             with self._lock:
                 self._discard()
 
     def match(self, words: str, sessions: Iterable[str], limit: int) -> list[Match]:
-        # If the words are very frequent, only the rarest are used. The best matches of a single frequent word are the
-        # newest: to rank them, FTS5 would count the word in the whole index first.
+        # If the words are very frequent, only the rarest are used. The best matches of a single
+        # frequent word are the newest: to rank them, FTS5 would count the word in the whole index
+        # first.
         terms = terms_of(words)
         listed = InList("session", sessions)
 
@@ -214,7 +247,10 @@ class Passages:
             if count:
                 with self._lock:
                     self._opened().execute("VACUUM")
-        except (StoreError, sqlite3.Error):  # for example no space left: a discarded index leaves no traces either
+        except (
+            StoreError,
+            sqlite3.Error,
+        ):  # for example no space left: a discarded index leaves no traces either
             with self._lock:
                 self._discard()
             return 0
@@ -250,11 +286,15 @@ class Passages:
             raise storage_error(error, "opening the search index") from error
         except (sqlite3.Error, *_NONSENSE) as error:
             raise StoreUnavailable(
-                f"the search index failed: {error}", hint=f"try again, or remove the file {NAME!r} of the store"
+                f"the search index failed: {error}",
+                hint=f"try again, or remove the file {NAME!r} of the store",
             ) from error
 
     def _attempt(self, change: Callable[[sqlite3.Connection], _T]) -> _T:
-        for failed in (self._close, self._discard):  # only an index that fails on a new connection too is damaged
+        for failed in (
+            self._close,
+            self._discard,
+        ):  # only an index that fails on a new connection too is damaged
             try:
                 return self._transaction(change)
             except CoatcheckError:
@@ -284,10 +324,16 @@ class Passages:
             if self._path is not None:
                 with contextlib.suppress(FileExistsError):
                     os.close(
-                        os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                        os.open(
+                            self._path,
+                            os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+                            0o600,
+                        )
                     )
                 if self._path.is_symlink():
-                    raise StoreUnavailable(f"{NAME!r} is a symbolic link", hint="a store must not contain links")
+                    raise StoreUnavailable(
+                        f"{NAME!r} is a symbolic link", hint="a store must not contain links"
+                    )
             db = sqlite3.connect(
                 self._path or ":memory:",
                 timeout=30,
@@ -311,7 +357,15 @@ class Passages:
     def _make(self, db: sqlite3.Connection) -> None:
         db.execute("BEGIN IMMEDIATE")
         if db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-            for table in ("passage", "words", "indexed", "described", "held", "followed", "held_count"):
+            for table in (
+                "passage",
+                "words",
+                "indexed",
+                "described",
+                "held",
+                "followed",
+                "held_count",
+            ):
                 db.execute(f"DROP TABLE IF EXISTS {table}")
             for statement in _TABLES:
                 db.execute(statement)
@@ -344,7 +398,10 @@ def spread(text: str) -> str:
 
 
 def _is_indexed(db: sqlite3.Connection, digest: str) -> bool:
-    return db.execute("SELECT 1 FROM indexed WHERE digest = :digest", {"digest": digest}).fetchone() is not None
+    return (
+        db.execute("SELECT 1 FROM indexed WHERE digest = :digest", {"digest": digest}).fetchone()
+        is not None
+    )
 
 
 def _insert(db: sqlite3.Connection, digest: str, session_id: str, passage: Passage) -> None:
@@ -360,12 +417,20 @@ def _insert(db: sqlite3.Connection, digest: str, session_id: str, passage: Passa
             "end": passage.end,
         },
     ).lastrowid
-    db.execute("INSERT INTO words (rowid, text) VALUES (:key, :text)", {"key": key, "text": spread(passage.text)})
+    db.execute(
+        "INSERT INTO words (rowid, text) VALUES (:key, :text)",
+        {"key": key, "text": spread(passage.text)},
+    )
 
 
 def _delete_all(db: sqlite3.Connection, digest: str) -> None:
     """Delete all passages of an artifact, and the labels that sessions give it."""
-    _delete(db, db.execute("SELECT passage_key FROM passage WHERE digest = :digest", {"digest": digest}).fetchall())
+    _delete(
+        db,
+        db.execute(
+            "SELECT passage_key FROM passage WHERE digest = :digest", {"digest": digest}
+        ).fetchall(),
+    )
 
 
 def _delete_label(db: sqlite3.Connection, session_id: str, digest: str) -> None:
@@ -383,7 +448,9 @@ def _delete(db: sqlite3.Connection, rows: list[sqlite3.Row]) -> None:
 
 
 def _held_digests(db: sqlite3.Connection, session_id: str) -> list[str]:
-    rows = db.execute("SELECT digest FROM held WHERE session = :session", {"session": session_id}).fetchall()
+    rows = db.execute(
+        "SELECT digest FROM held WHERE session = :session", {"session": session_id}
+    ).fetchall()
     return [row["digest"] for row in rows]
 
 
@@ -423,11 +490,15 @@ def held_together(known: Held | None, held: Held) -> Held:
     """Return the labels of both, and the later end; None never ends."""
     if known is None:
         return held
-    ends = None if known.expires is None or held.expires is None else max(known.expires, held.expires)
+    ends = (
+        None if known.expires is None or held.expires is None else max(known.expires, held.expires)
+    )
     return Held(list(dict.fromkeys([*known.labels, *held.labels])), ends)
 
 
-def _hold(db: sqlite3.Connection, session_id: str, digest: str, held: Held, known: Held | None) -> None:
+def _hold(
+    db: sqlite3.Connection, session_id: str, digest: str, held: Held, known: Held | None
+) -> None:
     label = label_of(held)
     db.execute(
         """INSERT INTO held VALUES (:session, :digest, :label, :expires)
@@ -445,14 +516,15 @@ def _hold(db: sqlite3.Connection, session_id: str, digest: str, held: Held, know
 
 def _leave(db: sqlite3.Connection, session_id: str, digest: str) -> None:
     db.execute(
-        "DELETE FROM held WHERE session = :session AND digest = :digest", {"session": session_id, "digest": digest}
+        "DELETE FROM held WHERE session = :session AND digest = :digest",
+        {"session": session_id, "digest": digest},
     )
     _delete_label(db, session_id, digest)
 
 
 def _selective(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], bool]:
-    """Return the quoted terms that occur in the index, rarest first and at least one, as long as their occurrences can
-    be ranked; and whether all occurrences of the returned terms can be."""
+    """Return the quoted terms that occur in the index, rarest first and at least one, as long as
+    their occurrences can be ranked; and whether all occurrences of the returned terms can be."""
     counts: dict[str, int] = {}
     for term in terms:
         quoted = f'"{term}"'
@@ -473,7 +545,8 @@ def _selective(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], boo
 
 
 def _is_trouble(error: Exception) -> bool:
-    """Return whether the index is temporarily unusable (busy, no space, unreadable), as opposed to damaged."""
+    """Return whether the index is temporarily unusable (busy, no space, unreadable), as opposed to
+    damaged."""
     return (getattr(error, "sqlite_errorname", None) or "").startswith(_TROUBLE)
 
 

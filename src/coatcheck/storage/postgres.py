@@ -1,15 +1,17 @@
 """A fleet's PostgreSQL: one pool of connections per process, the leases of uploads, and the schema.
 
-Every statement names its tenant, and so does every connection (`coatcheck.tenant`). If the role is subject to
-row-level security, the database separates tenants even if one of our statements is wrong.
+Every statement names its tenant, and so does every connection (`coatcheck.tenant`). If the role is
+subject to row-level security, the database separates tenants even if one of our statements is
+wrong.
 
-The schema is made in numbered steps. Processes of the previous version keep running during a step and after it. So a
-step only adds (tables, columns with defaults, functions under a new name, indexes created concurrently); a later step
-drops what only older versions need. A released step never changes.
+The schema is made in numbered steps. Processes of the previous version keep running during a step
+and after it. So a step only adds (tables, columns with defaults, functions under a new name,
+indexes created concurrently); a later step drops what only older versions need. A released step
+never changes.
 
-Names, ids and labels are `bytea`, because `text` cannot contain a NUL. Long ones are indexed by their SHA-256. The name
-of a function ends with the number of its step: a changed function gets a new name, so that processes of the previous
-version still find theirs.
+Names, ids and labels are `bytea`, because `text` cannot contain a NUL. Long ones are indexed by
+their SHA-256. The name of a function ends with the number of its step: a changed function gets a
+new name, so that processes of the previous version still find theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from psycopg import Connection, errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolTimeout
 
-from coatcheck.errors import StoreClosed, StoreFull, StoreUnavailable, UnsupportedFormat, development_format
+from coatcheck.errors import (
+    StoreClosed,
+    StoreFull,
+    StoreUnavailable,
+    UnsupportedFormat,
+    development_format,
+)
 from coatcheck.ids import digest_of
 from coatcheck.storage.retry import Watch, keep_trying
 
@@ -61,11 +69,19 @@ class Connections:
     """A pool that opens on first use, and again in a child process."""
 
     def __init__(
-        self, conninfo: str, *, schema: str, tenant: str = "", size: int = 16, patience: float = PATIENCE
+        self,
+        conninfo: str,
+        *,
+        schema: str,
+        tenant: str = "",
+        size: int = 16,
+        patience: float = PATIENCE,
     ) -> None:
         self._conninfo = conninfo
         self.schema = schema
-        self.tenant = digest_of(tenant.encode()) if tenant else ""  # a name may contain any character
+        self.tenant = (
+            digest_of(tenant.encode()) if tenant else ""
+        )  # a name may contain any character
         self._size = size
         self.patience = patience
         self._lock = threading.Lock()
@@ -82,10 +98,13 @@ class Connections:
         name = about.get("dbname") or os.environ.get("PGDATABASE") or ""
         return f"postgresql://{'' if str(host).startswith('/') else host}{f':{port}' if port else ''}/{name}"
 
-    def run(self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False) -> _T:
-        """Run `change` in one transaction and retry it if that may help. `change` may run more than once: it must be
-        correct even if the first run was committed and only its answer was lost. A `slow` change has no time limit;
-        otherwise a database that does not answer in time is given up. Use `whole` to read whole tables; it is slow."""
+    def run(
+        self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False
+    ) -> _T:
+        """Run `change` in one transaction and retry it if that may help. `change` may run more than
+        once: it must be correct even if the first run was committed and only its answer was lost. A
+        `slow` change has no time limit; otherwise a database that does not answer in time is given
+        up. Use `whole` to read whole tables; it is slow."""
 
         def all_of_it(db: Db) -> _T:
             with db.transaction():
@@ -96,7 +115,11 @@ class Connections:
         return self.once(all_of_it, doing, slow=slow or whole)
 
     def ask(
-        self, sql: str, values: tuple[Any, ...] | dict[str, Any] = (), *, doing: str = "reading the catalog"
+        self,
+        sql: str,
+        values: tuple[Any, ...] | dict[str, Any] = (),
+        *,
+        doing: str = "reading the catalog",
     ) -> list[Any]:
         """Return the rows of one statement, run as its own transaction."""
         return self.once(lambda db: db.execute(sql, values, binary=True).fetchall(), doing)
@@ -120,12 +143,16 @@ class Connections:
                     with _watch.over(db, until):
                         yield db
             except errors.ReadOnlySqlTransaction:
-                db.close()  # the server is no longer the primary: the next connection finds the new one
+                # the server is no longer the primary: the next connection finds the new one
+                db.close()
                 raise
 
-    def once(self, change: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False) -> _T:
-        """Like `run`, for a change that is a single statement and therefore its own transaction. With `own`, it gets a
-        connection of its own, which is closed afterwards and so frees its locks; it may take long."""
+    def once(
+        self, change: Callable[[Db], _T], doing: str, *, own: bool = False, slow: bool = False
+    ) -> _T:
+        """Like `run`, for a change that is a single statement and therefore its own transaction.
+        With `own`, it gets a connection of its own, which is closed afterwards and so frees its
+        locks; it may take long."""
 
         def attempt(until: float) -> _T:
             try:
@@ -139,7 +166,13 @@ class Connections:
                 raise
 
         return keep_trying(
-            attempt, doing, patience=self.patience, errors=_ERRORS, may_pass=is_passing, whose="database", hint=_HINT
+            attempt,
+            doing,
+            patience=self.patience,
+            errors=_ERRORS,
+            may_pass=is_passing,
+            whose="database",
+            hint=_HINT,
         )
 
     def _opened(self) -> ConnectionPool[Db]:
@@ -150,7 +183,9 @@ class Connections:
             with self._lock:
                 if self._pool is None or self._owner != os.getpid():
                     if self._pool is not None:
-                        _inherited.append(self._pool)  # the parent's pool: its sockets are not ours to close
+                        _inherited.append(
+                            self._pool
+                        )  # the parent's pool: its sockets are not ours to close
                     self._pool = ConnectionPool(
                         self._conninfo,
                         kwargs={"autocommit": True, "connect_timeout": 10, **self._options()},
@@ -166,8 +201,9 @@ class Connections:
         return pool
 
     def _options(self) -> dict[str, str]:
-        # Every query on behalf of a caller has an index. If one session has most of the refs, the planner assumes that
-        # every session has as many, and prefers sequential scans and JIT compilation.
+        # Every query on behalf of a caller has an index. If one session has most of the refs, the
+        # planner assumes that every session has as many, and prefers sequential scans and JIT
+        # compilation.
         settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant} -c jit=off -c enable_seqscan=off"
         named = conninfo_to_dict(self._conninfo)
         # A dead machine sends nothing: only a network timeout detects it.
@@ -183,8 +219,9 @@ class Connections:
 
 
 class DatabaseLeases:
-    """Leases as advisory locks. One connection has all leases of this process, and they end with it. A second one tries
-    to take the leases of others, because advisory locks never conflict within one connection."""
+    """Leases as advisory locks. One connection has all leases of this process, and they end with
+    it. A second one tries to take the leases of others, because advisory locks never conflict
+    within one connection."""
 
     def __init__(self, connections: Connections) -> None:
         self._holding = _Kept(connections)
@@ -196,7 +233,9 @@ class DatabaseLeases:
         try:
             yield
         finally:
-            with contextlib.suppress(StoreUnavailable):  # a broken connection has already released it
+            with contextlib.suppress(
+                StoreUnavailable
+            ):  # a broken connection has already released it
                 self._holding.run("SELECT pg_advisory_unlock(%s)", place, "ending a lease")
 
     @contextmanager
@@ -279,9 +318,11 @@ _APPLIED: Final = """CREATE TABLE applied_step (version int PRIMARY KEY, tolerat
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Either a `change` in one transaction, or indexes that are created and dropped while others write.
+    """Either a `change` in one transaction, or indexes that are created and dropped while others
+    write.
 
-    `tolerates` is the number of steps that a process must know to keep using the schema after this one."""
+    `tolerates` is the number of steps that a process must know to keep using the schema after this
+    one."""
 
     change: tuple[str, ...] = ()
     indexes: dict[str, str] = field(default_factory=dict)
@@ -290,9 +331,10 @@ class Step:
 
 
 _TABLES: Final = (
-    # `look_at`: when a collection must check a session again, or NULL for never. `ended_at`: when an emptied session
-    # ended. A put changes neither, so that the row it updates stays on its page and in its indexes. `attempts`: the
-    # last 16 puts, so that one whose answer was lost is not done twice.
+    # `look_at`: when a collection must check a session again, or NULL for never. `ended_at`: when
+    # an emptied session ended. A put changes neither, so that the row it updates stays on its page
+    # and in its indexes. `attempts`: the last 16 puts, so that one whose answer was lost is not
+    # done twice.
     """CREATE TABLE session (
         session_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL,
         session_id bytea NOT NULL, parent bytea, ttl float8, quota bigint, created float8 NOT NULL,
@@ -306,7 +348,8 @@ _TABLES: Final = (
         tenant text NOT NULL, digest bytea NOT NULL, size bigint NOT NULL, coding text NOT NULL,
         place text NOT NULL, frames bytea NOT NULL, refs bigint NOT NULL, used float8 NOT NULL, data bytea,
         PRIMARY KEY (tenant, digest)) WITH (fillfactor = 85)""",
-    "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",  # compressing would cost a put more than writing
+    # compressing would cost a put more than writing
+    "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",
     "CREATE INDEX blob_by_use ON blob (tenant, used) WHERE coding = 'raw'",
     """CREATE TABLE ref (
         session_key bigint NOT NULL, seq bigint NOT NULL, tenant text NOT NULL, digest bytea NOT NULL,
@@ -338,7 +381,8 @@ _TABLES: Final = (
     """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL, created float8 NOT NULL,
         seq bigint NOT NULL, digest bytea NOT NULL)""",
     "CREATE UNIQUE INDEX followed_by_session ON followed (tenant, sha256(session_id))",
-    # Tokens are drawn for the whole schema: a session that is created again never reuses an old token.
+    # Tokens are drawn for the whole schema: a session that is created again never reuses an old
+    # token.
     "CREATE SEQUENCE fence",
     """CREATE FUNCTION look_again_1() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -350,7 +394,8 @@ _TABLES: Final = (
         WHEN (NEW.ttl IS DISTINCT FROM OLD.ttl OR OLD.look_at IS NULL
             AND (NEW.used, NEW.used_bytes) IS DISTINCT FROM (OLD.used, OLD.used_bytes))
         EXECUTE FUNCTION look_again_1()""",
-    # The bytes of a tenant's blobs, split over slots: writers rarely collide, and a quota adds up a few rows.
+    # The bytes of a tenant's blobs, split over slots: writers rarely collide, and a quota adds up a
+    # few rows.
     """CREATE TABLE stored (tenant text NOT NULL, slot int NOT NULL, bytes bigint NOT NULL, PRIMARY KEY (tenant, slot))
         WITH (fillfactor = 50)""",
     """CREATE FUNCTION count_1() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -364,8 +409,8 @@ _TABLES: Final = (
         FOR EACH STATEMENT EXECUTE FUNCTION count_1()""",
     """CREATE TRIGGER dropped AFTER DELETE ON blob REFERENCING OLD TABLE AS changed
         FOR EACH STATEMENT EXECUTE FUNCTION count_1()""",
-    # Updates the accounts after removing refs, one array element each: the used bytes of their sessions, and blobs
-    # without refs, including their full-text index.
+    # Updates the accounts after removing refs, one array element each: the used bytes of their
+    # sessions, and blobs without refs, including their full-text index.
     """CREATE FUNCTION let_go_1(p_tenant text, p_keys bigint[], p_digests bytea[], p_sizes bigint[])
     RETURNS SETOF blob LANGUAGE plpgsql AS $$
     DECLARE
@@ -408,9 +453,9 @@ _TABLES: Final = (
             WHERE ref.session_key = session.session_key AND gone IS NULL) held) WHERE session_key = ANY (keys);
         RETURN cardinality(keys);
     END $$""",
-    # One call is one transaction and one round trip. The order of locks is always session, refs, blob. Returns the
-    # session's previous ids between `p_low` and `p_high`. With `p_if_new`, if the session already has the artifact, it
-    # does nothing and returns NULL.
+    # One call is one transaction and one round trip. The order of locks is always session, refs,
+    # blob. Returns the session's previous ids between `p_low` and `p_high`. With `p_if_new`, if the
+    # session already has the artifact, it does nothing and returns NULL.
     """CREATE FUNCTION put_1(
         p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8,
         p_grace float8, p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text, p_place text,
@@ -524,7 +569,17 @@ _TABLES: Final = (
         RETURN coalesce(near, '{}');
     END $$""",
 )
-_WITH_TENANTS: Final = ("session", "blob", "ref", "note", "passage", "indexed", "held", "followed", "stored")
+_WITH_TENANTS: Final = (
+    "session",
+    "blob",
+    "ref",
+    "note",
+    "passage",
+    "indexed",
+    "held",
+    "followed",
+    "stored",
+)
 _SECURED: Final = tuple(
     statement
     for table in _WITH_TENANTS
@@ -541,23 +596,31 @@ STEPS: Final[list[Step]] = [
 
 
 def migrate(connections: Connections, *, create: bool = True) -> None:
-    """Migrate the schema to the version that this code knows; any number of machines may do so. A newer schema is used
-    as it is, if it still supports this version."""
+    """Migrate the schema to the version that this code knows; any number of machines may do so. A
+    newer schema is used as it is, if it still supports this version."""
     known = connections.run(lambda db: _version(db, connections.schema), "opening the catalog")
     if known is None and not create:
-        raise StoreUnavailable("no store found in this schema", hint="check the url, or create the store with a put")
+        raise StoreUnavailable(
+            "no store found in this schema", hint="check the url, or create the store with a put"
+        )
     if known is None or known < len(STEPS):
         connections.once(lambda db: _take_steps(db, connections), "migrating the catalog", own=True)
     elif known > len(STEPS):
         ((needed,),) = connections.ask("SELECT max(tolerates) FROM applied_step")
         if needed > len(STEPS):
-            raise UnsupportedFormat(f"this store has format {known}; this version of coatcheck knows {len(STEPS)}")
+            raise UnsupportedFormat(
+                f"this store has format {known}; this version of coatcheck knows {len(STEPS)}"
+            )
 
 
 def _version(db: Db, schema: str) -> int | None:
-    # Not `to_regclass`: it answers from a cache, and another machine may just have created the table.
+    # Not `to_regclass`: it answers from a cache, and another machine may just have created the
+    # table.
     made = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
-    names = {name for (name,) in db.execute(made + " AND c.relname IN ('applied_step', 'format')", (schema,))}
+    names = {
+        name
+        for (name,) in db.execute(made + " AND c.relname IN ('applied_step', 'format')", (schema,))
+    }
     if "format" in names:
         raise development_format()
     if not names:
@@ -586,17 +649,22 @@ def _take_steps(db: Db, connections: Connections) -> None:
 
 
 def _lock(db: Db, patience: float) -> None:
-    """Take the lock, which is kept until the connection is closed. This polls: creating an index concurrently waits
-    for every statement that began before it, so it would wait for one that waits for this lock."""
+    """Take the lock, which is kept until the connection is closed. This polls: creating an index
+    concurrently waits for every statement that began before it, so it would wait for one that waits
+    for this lock."""
     until = time.monotonic() + patience
     while db.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone() != (True,):
         if time.monotonic() > until:
-            raise StoreUnavailable("another process is migrating the catalog", hint="try again", may_retry=True)
+            raise StoreUnavailable(
+                "another process is migrating the catalog", hint="try again", may_retry=True
+            )
         time.sleep(_PAUSE)
 
 
 def _note(db: Db, number: int, step: Step) -> None:
-    db.execute("INSERT INTO applied_step (version, tolerates) VALUES (%s, %s)", (number, step.tolerates))
+    db.execute(
+        "INSERT INTO applied_step (version, tolerates) VALUES (%s, %s)", (number, step.tolerates)
+    )
 
 
 def _index(db: Db, step: Step, schema: str, *, beside: str) -> None:

@@ -1,8 +1,8 @@
 """The catalog in PostgreSQL, and the full-text index beside it.
 
-A change is one transaction; locks are always taken in the order session, refs, blob. A put is one call of a function in
-the database: one round trip. Content up to `inline_limit` is sent with it. Any number of machines may collect: each
-takes a batch of sessions that no other machine has locked.
+A change is one transaction; locks are always taken in the order session, refs, blob. A put is one
+call of a function in the database: one round trip. Content up to `inline_limit` is sent with it.
+Any number of machines may collect: each takes a batch of sessions that no other machine has locked.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kin
 _IN_SESSION: Final = """r.session_key = (SELECT session_key FROM session
     WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))"""
 _ENDED: Final = b"\xff"
-"""The first byte of the id of a session that has ended and still has rows; no text has it. `look_at` is then infinite,
-and so is `ended_at`, in the past."""
+"""The first byte of the id of a session that has ended and still has rows; no text has it.
+`look_at` is then infinite, and so is `ended_at`, in the past."""
 _LONGEST: Final = 500_000  # indexed characters per passage: a tsvector is limited to one megabyte
 _SWEPT_AT_ONCE: Final = 1000
 _SWEPT_EVERY: Final = 86_400  # seconds
@@ -84,7 +84,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _Check:
-    """Something that may be wrong with rows: a name, a query for the number of such rows, and what corrects them."""
+    """Something that may be wrong with rows: a name, a query for the number of such rows, and what
+    corrects them."""
 
     name: str
     count: str
@@ -161,7 +162,12 @@ class PostgresCatalog(Catalog):
     # Rows
 
     def change(
-        self, doing: str, work: Callable[[], _T], *, session_id: str | None = None, effect: Effect | None = None
+        self,
+        doing: str,
+        work: Callable[[], _T],
+        *,
+        session_id: str | None = None,
+        effect: Effect | None = None,
     ) -> _T:
         return self._run(doing, work, session_id, slow=effect == "free", is_locked=effect != "note")
 
@@ -175,8 +181,8 @@ class PostgresCatalog(Catalog):
         whole: bool = False,
         is_locked: bool = False,
     ) -> _T:
-        """Run `work` in a transaction. A locked one runs after others about the session, or about no session, and only
-        once, even if the answer to its commit is lost."""
+        """Run `work` in a transaction. A locked one runs after others about the session, or about
+        no session, and only once, even if the answer to its commit is lost."""
         tried: list[tuple[str, _T]] = []  # the last transaction and its result
 
         def run(db: Db) -> _T:
@@ -186,11 +192,15 @@ class PostgresCatalog(Catalog):
                     lock = """(SELECT 1 FROM session
                         WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) FOR UPDATE)"""
                 elif is_locked:
-                    lock = "pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))"
+                    lock = (
+                        "pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))"
+                    )
                 else:
                     return work()
                 # First the lock: after it, an earlier transaction of this change is over.
-                (now,) = self._ask(f"SELECT {lock}, pg_current_xact_id()::text AS number", session_id=session_id)
+                (now,) = self._ask(
+                    f"SELECT {lock}, pg_current_xact_id()::text AS number", session_id=session_id
+                )
                 if not tried or not _is_committed(db, tried[-1][0]):
                     tried.append((now["number"], work()))
                 return tried[-1][1]
@@ -208,7 +218,9 @@ class PostgresCatalog(Catalog):
         return _rows(db, sql, packed)
 
     def _packed(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {"tenant": self._tenant} | {name: _stored(name, value) for name, value in values.items()}
+        return {"tenant": self._tenant} | {
+            name: _stored(name, value) for name, value in values.items()
+        }
 
     def _lock(self) -> str:
         """Return a clause for rows that a change reads to write them."""
@@ -236,7 +248,11 @@ class PostgresCatalog(Catalog):
             last = rows[-1]["session_key"]
 
     def session_page(
-        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+        self,
+        prefix: str,
+        before: tuple[float, str] | None,
+        limit: int,
+        wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
         where = ["tenant = %(tenant)s", "substr(session_id, 1, 1) <> %(ended)s"]
         values: dict[str, Any] = {"prefix": prefix.encode(), "ended": _ENDED, "limit": limit}
@@ -249,12 +265,18 @@ class PostgresCatalog(Catalog):
             where.append("position(%(contains)s IN session_id) > 0")
             values["contains"] = wanted.contains.encode()
         for number, text in enumerate(wanted.without):
-            where.append(f"substr(session_id, 1, length(%(without{number})s)) <> %(without{number})s")
+            where.append(
+                f"substr(session_id, 1, length(%(without{number})s)) <> %(without{number})s"
+            )
             values[f"without{number}"] = text.encode()
         if wanted.roots:
-            listed = "substr(s.parent, 1, length(%(prefix)s)) = %(prefix)s AND p.tenant = %(tenant)s"
+            listed = (
+                "substr(s.parent, 1, length(%(prefix)s)) = %(prefix)s AND p.tenant = %(tenant)s"
+            )
             same = "sha256(p.session_id) = sha256(s.parent)"
-            where.append(f"(parent IS NULL OR NOT EXISTS (SELECT 1 FROM session p WHERE {listed} AND {same}))")
+            where.append(
+                f"(parent IS NULL OR NOT EXISTS (SELECT 1 FROM session p WHERE {listed} AND {same}))"
+            )
         if wanted.parents is not None:
             where.append("parent = ANY (%(parents)s)")
             values["parents"] = [one.encode() for one in wanted.parents]
@@ -312,7 +334,9 @@ class PostgresCatalog(Catalog):
                 yield blob_from(row), row["data"]
             last = rows[-1]["digest"]
 
-    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
+    def notes(
+        self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False
+    ) -> list[Note]:
         order = "DESC" if newest else "ASC"
         found = self._ask(
             f"""SELECT key, value FROM note WHERE tenant = %(tenant)s AND key >= %(start)s AND key < %(stop)s
@@ -384,7 +408,8 @@ class PostgresCatalog(Catalog):
 
     def _save_refs(self, rows: list[dict[str, Any]]) -> None:
         self._each(
-            # What a pin kept may have expired long ago: a collection looks at the session again, unless it has ended.
+            # What a pin kept may have expired long ago: a collection looks at the session again,
+            # unless it has ended.
             """WITH own AS (UPDATE session
                     SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
                     WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) RETURNING session_key)
@@ -404,7 +429,9 @@ class PostgresCatalog(Catalog):
             if kind is SessionInfo:
                 self._drop_sessions(keys)
             elif kind is Blob:
-                self._each("DELETE FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s", keys)
+                self._each(
+                    "DELETE FROM blob WHERE tenant = %(tenant)s AND digest = %(digest)s", keys
+                )
             elif kind is Note:
                 self._each(
                     """DELETE FROM note WHERE tenant = %(tenant)s AND key = %(key)s
@@ -427,7 +454,8 @@ class PostgresCatalog(Catalog):
             keys,
         )
         self._each(
-            "DELETE FROM session WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)", keys
+            "DELETE FROM session WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)",
+            keys,
         )
 
     def _each(self, statement: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -442,7 +470,14 @@ class PostgresCatalog(Catalog):
         )
         keys = {row["session_id"]: row["session_key"] for row in rows}
         return self._let_go_of(
-            [(keys[one.session.session_id], bytes.fromhex(one.ref.artifact_id), one.ref.size_bytes) for one in refs]
+            [
+                (
+                    keys[one.session.session_id],
+                    bytes.fromhex(one.ref.artifact_id),
+                    one.ref.size_bytes,
+                )
+                for one in refs
+            ]
         )
 
     def _let_go_of(self, refs: Sequence[tuple[int, bytes, int]]) -> Freed:
@@ -458,7 +493,9 @@ class PostgresCatalog(Catalog):
         return Freed.of(len(refs), [blob_from(row) for row in gone])
 
     def _revive(self, digest: str) -> int:
-        (row,) = self._ask("SELECT revive_1(%(tenant)s, %(digest)s) AS refs", digest=bytes.fromhex(digest))
+        (row,) = self._ask(
+            "SELECT revive_1(%(tenant)s, %(digest)s) AS refs", digest=bytes.fromhex(digest)
+        )
         return int(row["refs"])
 
     def _next_token(self) -> int:
@@ -490,7 +527,9 @@ class PostgresCatalog(Catalog):
         elif before is not None:
             where += " AND r.seq < %(before)s"
         # A literal bound: with an unknown one, the planner may sort the session's refs first.
-        return self._entries(f"{where} ORDER BY r.seq DESC {_limit(limit)}", content=content, **values)
+        return self._entries(
+            f"{where} ORDER BY r.seq DESC {_limit(limit)}", content=content, **values
+        )
 
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
         low, high = prefix_range(prefix)
@@ -501,7 +540,9 @@ class PostgresCatalog(Catalog):
             content=content, session_id=session_id, low=low, high=high,
         )  # fmt: skip
 
-    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+    def find_many(
+        self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False
+    ) -> list[Entry]:
         lineage, ranges = list(sessions), [prefix_range(prefix) for prefix in prefixes]
         rows = self._ask(
             # OFFSET prevents a join: each session and range is one index lookup.
@@ -551,7 +592,9 @@ class PostgresCatalog(Catalog):
 
     # Writing
 
-    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+    def put(
+        self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False
+    ) -> bool:
         return self._put(entry, limits, reuse=reuse, heal=heal) is not None
 
     def put_inline(
@@ -570,10 +613,17 @@ class PostgresCatalog(Catalog):
         return entry, near | (self.near(lineage[1:], [digest]) if len(lineage) > 1 else set())
 
     def _put(
-        self, entry: Entry, limits: Limits, *, reuse: bool = False, heal: bool = False, if_new: bool = False
+        self,
+        entry: Entry,
+        limits: Limits,
+        *,
+        reuse: bool = False,
+        heal: bool = False,
+        if_new: bool = False,
     ) -> set[str] | None:
-        """Put an entry in one round trip, and return the ids in its session that begin like its own. Returns None and
-        changes nothing if the copy to reuse is gone or, with `if_new`, if the session has the artifact."""
+        """Put an entry in one round trip, and return the ids in its session that begin like its
+        own. Returns None and changes nothing if the copy to reuse is gone or, with `if_new`, if the
+        session has the artifact."""
         ref, blob, session = entry.ref, entry.blob, entry.session
         low, high = prefix_range(ref.artifact_id[:MIN_PREFIX])
         values = self._packed(ref_values(ref)) | self._packed(
@@ -613,10 +663,16 @@ class PostgresCatalog(Catalog):
         return self._connections.once(change, "putting an artifact")
 
     def remove(
-        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+        self,
+        session_id: str,
+        digest: str | None = None,
+        *,
+        name: str | None = None,
+        end: bool = False,
     ) -> Freed:
-        """Like `Catalog.remove`. A session that ends gets an id that cannot be found, and its rows are removed in short
-        transactions. If they are interrupted, a collection removes the rest."""
+        """Like `Catalog.remove`. A session that ends gets an id that cannot be found, and its rows
+        are removed in short transactions. If they are interrupted, a collection removes the
+        rest."""
         if not end:
             return super().remove(session_id, digest, name=name)
 
@@ -642,8 +698,8 @@ class PostgresCatalog(Catalog):
         return freed
 
     def _end_some(self, key: int | None) -> tuple[Freed, bool]:
-        """Remove some rows of a session that has ended, and the session itself with the last of them. Returns what was
-        freed and whether there may be more."""
+        """Remove some rows of a session that has ended, and the session itself with the last of
+        them. Returns what was freed and whether there may be more."""
         own, lock = ("", "SKIP LOCKED") if key is None else ("AND session_key = %(key)s", "")
         found = self._ask(
             f"SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at = '-infinity' {own} LIMIT 1"
@@ -658,14 +714,17 @@ class PostgresCatalog(Catalog):
             " WHERE session_key = %(key)s ORDER BY seq LIMIT %(batch)s) part) RETURNING digest, size, gone",
             key=one, batch=BATCH,
         )  # fmt: skip
-        freed = self._let_go_of([(one, row["digest"], row["size"]) for row in refs if row["gone"] is None])
+        freed = self._let_go_of(
+            [(one, row["digest"], row["size"]) for row in refs if row["gone"] is None]
+        )
         if len(refs) == BATCH or self._drop_some("note", [one]):
             return freed, True
         self._ask("DELETE FROM session WHERE session_key = %(key)s", key=one)
         return freed, key is None
 
     def _drop_some(self, table: str, keys: list[int], where: str = "TRUE") -> bool:
-        """Delete notes or refs of these sessions, at most a batch. Returns whether there may be more."""
+        """Delete notes or refs of these sessions, at most a batch. Returns whether there may be
+        more."""
         key = "key" if table == "note" else "seq"
         same = "t.tenant = %(tenant)s AND t.session_key = one.session_key"
         (done,) = self._ask(
@@ -691,7 +750,10 @@ class PostgresCatalog(Catalog):
             )
             self._each(
                 "UPDATE blob SET used = greatest(used, %(at)s) WHERE tenant = %(tenant)s AND digest = %(digest)s",
-                [{"digest": bytes.fromhex(digest), "at": at} for digest, at in sorted(blobs.items())],
+                [
+                    {"digest": bytes.fromhex(digest), "at": at}
+                    for digest, at in sorted(blobs.items())
+                ],
             )
             self._add_shown(shown)
 
@@ -705,7 +767,9 @@ class PostgresCatalog(Catalog):
         freed = self._end_all()  # first the sessions whose end was interrupted
         walked: dict[int, tuple[int, bool]] | None = {}
         while walked is not None:
-            some, walked = self._run("expiring", partial(self._expire_sessions, at, walked), slow=True)
+            some, walked = self._run(
+                "expiring", partial(self._expire_sessions, at, walked), slow=True
+            )
             freed += some
         is_open = True
         while is_open:
@@ -720,7 +784,8 @@ class PostgresCatalog(Catalog):
         is_due = f"""session.tenant = %(tenant)s AND {expiry.REF_MAY_EXPIRE}
             AND ({expiry.session_is_over("%(at)s")} OR ref.expires <= %(at)s)"""
         (count,) = self._ask_whole(
-            f"SELECT count(*) AS refs FROM session JOIN ref USING (session_key) WHERE {is_due}", at=at
+            f"SELECT count(*) AS refs FROM session JOIN ref USING (session_key) WHERE {is_due}",
+            at=at,
         )
         blobs = self._ask_whole(
             f"""SELECT b.digest, b.size, b.coding, b.place, b.frames, b.used FROM blob b
@@ -734,9 +799,10 @@ class PostgresCatalog(Catalog):
     def _expire_sessions(
         self, at: float, walked: dict[int, tuple[int, bool]]
     ) -> tuple[Freed, dict[int, tuple[int, bool]] | None]:
-        """Expire the next refs of due sessions that no other machine has locked. Each session is checked again at its
-        current expiry time. `walked` has the last ref looked at in each session that is not done, and whether one of
-        its refs is pinned; also returns this for the next call, or None if no session is due."""
+        """Expire the next refs of due sessions that no other machine has locked. Each session is
+        checked again at its current expiry time. `walked` has the last ref looked at in each
+        session that is not done, and whether one of its refs is pinned; also returns this for the
+        next call, or None if no session is due."""
         due = self._ask(
             f"SELECT session_key, coalesce({expiry.session_is_over('%(at)s')}, false) AS is_over FROM session"
             " WHERE tenant = %(tenant)s AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
@@ -747,7 +813,8 @@ class PostgresCatalog(Catalog):
         over = [row["session_key"] for row in due if row["is_over"]]
         places = {key: walked.get(key, (0, False)) for key in over}
         rows = self._ask(
-            # Turns the next refs into tombstones, except pinned ones, and returns all that it has looked at.
+            # Turns the next refs into tombstones, except pinned ones, and returns all that it has
+            # looked at.
             """WITH part AS MATERIALIZED (SELECT one.key, found.*
                     FROM unnest(%(keys)s::bigint[], %(after)s::bigint[]) AS one (key, after),
                     LATERAL (SELECT seq, gone IS NULL AS is_live, pinned FROM ref
@@ -767,8 +834,12 @@ class PostgresCatalog(Catalog):
             seq, has_pins = places[row["session_key"]]
             places[row["session_key"]] = max(row["seq"], seq), row["is_pinned"] or has_pins
         buried = [row for row in rows if row["digest"] is not None]
-        freed = self._let_go_of([(row["session_key"], row["digest"], row["size"]) for row in buried])
-        if len(rows) == BATCH or self._drop_some("note", over, f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"):
+        freed = self._let_go_of(
+            [(row["session_key"], row["digest"], row["size"]) for row in buried]
+        )
+        if len(rows) == BATCH or self._drop_some(
+            "note", over, f"key >= '{RECORDS[0]}' AND key < '{RECORDS[1]}'"
+        ):
             return freed, places
         self._ask(
             f"UPDATE session SET look_at = {expiry.SESSION_END} WHERE session_key = ANY (%(keys)s)",
@@ -785,24 +856,31 @@ class PostgresCatalog(Catalog):
         return freed, {}
 
     def _expire_refs(self, at: float) -> tuple[Freed, bool]:
-        """Expire the next refs by their own expiry time. Returns what was freed and whether there may be more."""
+        """Expire the next refs by their own expiry time. Returns what was freed and whether there
+        may be more."""
         due = self._ask(
             f"SELECT session_key, seq FROM ref WHERE tenant = %(tenant)s AND {expiry.ref_is_over('%(at)s')}"
             " ORDER BY expires LIMIT %(batch)s",
             at=at, batch=BATCH,
         )  # fmt: skip
         keys, seqs = [row["session_key"] for row in due], [row["seq"] for row in due]
-        self._ask("SELECT 1 FROM session WHERE session_key = ANY (%(keys)s) ORDER BY session_key FOR UPDATE", keys=keys)
+        self._ask(
+            "SELECT 1 FROM session WHERE session_key = ANY (%(keys)s) ORDER BY session_key FOR UPDATE",
+            keys=keys,
+        )
         buried = self._ask(
             "UPDATE ref SET gone = 'expired' FROM unnest(%(keys)s::bigint[], %(seqs)s::bigint[]) AS due (key, seq)"
             f" WHERE session_key = due.key AND ref.seq = due.seq AND {expiry.REF_MAY_EXPIRE}"
             " RETURNING session_key, digest, size",
             keys=keys, seqs=seqs,
         )  # fmt: skip
-        return self._let_go_of([(row["session_key"], row["digest"], row["size"]) for row in buried]), bool(due)
+        return self._let_go_of(
+            [(row["session_key"], row["digest"], row["size"]) for row in buried]
+        ), bool(due)
 
     def _drop_tombstones(self, before: float) -> bool:
-        """Drop some tombstones of the next sessions that have nothing else; return whether there may be more."""
+        """Drop some tombstones of the next sessions that have nothing else; return whether there
+        may be more."""
         found = self._ask(
             "SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at < %(before)s"
             " AND ended_at > '-infinity' ORDER BY ended_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
@@ -827,7 +905,9 @@ class PostgresCatalog(Catalog):
         for table, more in (("held", ""), ("followed", ""), ("passage", " AND session_id <> ''")):
             where = f"tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s){more}"
             self._ask(f"DELETE FROM {table} WHERE {where}", sessions=list(empty.values()))
-        self._ask("UPDATE session SET ended_at = NULL WHERE session_key = ANY (%(keys)s)", keys=keys)
+        self._ask(
+            "UPDATE session SET ended_at = NULL WHERE session_key = ANY (%(keys)s)", keys=keys
+        )
         return bool(keys)
 
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
@@ -859,7 +939,8 @@ class PostgresCatalog(Catalog):
         return problems + self._check_records(repair=repair)
 
     def _check_stray_refs(self, repair: bool, until: float) -> list[str]:
-        """Find live refs without a blob row. They become tombstones, and what they need is set aside."""
+        """Find live refs without a blob row. They become tombstones, and what they need is set
+        aside."""
         rows = self._ask(
             """SELECT digest, count(*) AS number FROM ref WHERE tenant = %(tenant)s AND gone IS NULL
                 AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)
@@ -917,22 +998,32 @@ class PostgresPassages:
                 "INSERT INTO indexed SELECT %s, unnest(%s) ON CONFLICT DO NOTHING RETURNING digest",
                 (self._tenant, [bytes.fromhex(digest) for digest in found]),
             ).fetchall()
-            self._insert(db, b"", [(digest, passage) for (digest,) in new for passage in found[digest.hex()]])
+            self._insert(
+                db, b"", [(digest, passage) for (digest,) in new for passage in found[digest.hex()]]
+            )
 
         self._connections.run(insert, "indexing artifacts")
 
-    def hold(self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool) -> None:
+    def hold(
+        self, session_id: str, holds: Mapping[str, Held], mark: Mark | None, *, complete: bool
+    ) -> None:
         session = session_id.encode()
 
         def note(db: Db) -> None:
             # One at a time: the results of two machines for one session must not be mixed.
-            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(encode(%s, 'hex'), 1))", (session,))
+            db.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(encode(%s, 'hex'), 1))", (session,)
+            )
             known = self._held(db, session)
             if complete:
-                self._leave(db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()])
+                self._leave(
+                    db, session, [bytes.fromhex(digest) for digest in known.keys() - holds.keys()]
+                )
                 self._save_held(db, session, known, holds)
             else:
-                together = {digest: held_together(known.get(digest), held) for digest, held in holds.items()}
+                together = {
+                    digest: held_together(known.get(digest), held) for digest, held in holds.items()
+                }
                 self._save_held(db, session, known, together)
             if mark is not None:
                 self._save_mark(db, session, mark)
@@ -947,9 +1038,13 @@ class PostgresPassages:
                 WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)""",
             {"tenant": self._tenant, "session": session},
         )
-        return {row["digest"].hex(): held_from(row["label"].decode(), row["expires"]) for row in rows}
+        return {
+            row["digest"].hex(): held_from(row["label"].decode(), row["expires"]) for row in rows
+        }
 
-    def _save_held(self, db: Db, session: bytes, known: Mapping[str, Held], holds: Mapping[str, Held]) -> None:
+    def _save_held(
+        self, db: Db, session: bytes, known: Mapping[str, Held], holds: Mapping[str, Held]
+    ) -> None:
         """Save a session's artifacts, and index the labels that differ from the known ones."""
         rows: list[dict[str, Any]] = []
         changed: dict[bytes, str] = {}
@@ -975,7 +1070,11 @@ class PostgresPassages:
                 rows,
             )
         self._drop_labels(db, session, list(changed))
-        self._insert(db, session, [(key, Passage(0, 0, 0, 0, label)) for key, label in changed.items() if label])
+        self._insert(
+            db,
+            session,
+            [(key, Passage(0, 0, 0, 0, label)) for key, label in changed.items() if label],
+        )
 
     def _save_mark(self, db: Db, session: bytes, mark: Mark) -> None:
         db.execute(
@@ -1008,9 +1107,13 @@ class PostgresPassages:
                 self._leave(db, session, [bytes.fromhex(digest)])
                 return
             own = {"tenant": self._tenant, "session": session}
-            db.execute("DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)", own)
             db.execute(
-                "DELETE FROM followed WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)", own
+                "DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)",
+                own,
+            )
+            db.execute(
+                "DELETE FROM followed WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)",
+                own,
             )
             db.execute(
                 """DELETE FROM passage WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)
@@ -1028,9 +1131,9 @@ class PostgresPassages:
         if not terms:
             return []
         rows = self._ask(
-            # Each word is its own query, so a model's words are never parsed as operators. The ranking is like BM25: a
-            # word counts more if fewer passages of these sessions contain it, and repeating it in one passage counts
-            # less each time.
+            # Each word is its own query, so a model's words are never parsed as operators. The
+            # ranking is like BM25: a word counts more if fewer passages of these sessions contain
+            # it, and repeating it in one passage counts less each time.
             """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('english', term) AS word
                     FROM unnest(%(terms)s::text[]) AS t (term) WHERE numnode(plainto_tsquery('english', term)) > 0),
                 own AS MATERIALIZED (SELECT DISTINCT digest FROM held
@@ -1051,14 +1154,21 @@ class PostgresPassages:
             limit=limit,
         )
         return [
-            Match(row["digest"].hex(), row["first"], row["last"], row["start"], row["stop"], row["score"])
+            Match(
+                row["digest"].hex(),
+                row["first"],
+                row["last"],
+                row["start"],
+                row["stop"],
+                row["score"],
+            )
             for row in rows
         ]
 
     def keep(self, is_known: Callable[[str], bool]) -> int:
-        """Drop what the catalog no longer knows. Both are in one database, so `is_known` is not called, and the words
-        of a blob are deleted with it. Only entries indexed just then, or released by an older version, remain: one
-        sweep a day, on one machine, is enough."""
+        """Drop what the catalog no longer knows. Both are in one database, so `is_known` is not
+        called, and the words of a blob are deleted with it. Only entries indexed just then, or
+        released by an older version, remain: one sweep a day, on one machine, is enough."""
         due = self._ask(
             "INSERT INTO note VALUES (%(tenant)s, 0, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
             " ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value"
@@ -1076,7 +1186,10 @@ class PostgresPassages:
                 {"tenant": self._tenant, "page": _SWEPT_AT_ONCE},
             )]  # fmt: skip
             for table in ("passage", "indexed", "held"):
-                db.execute(f"DELETE FROM {table} WHERE tenant = %s AND digest = ANY (%s)", (self._tenant, gone))
+                db.execute(
+                    f"DELETE FROM {table} WHERE tenant = %s AND digest = ANY (%s)",
+                    (self._tenant, gone),
+                )
             return len(gone)
 
         total = 0
@@ -1088,7 +1201,9 @@ class PostgresPassages:
         """Do nothing: the catalog closes the connections that both use."""
 
     def _ask(self, sql: str, **values: Any) -> list[Any]:
-        return self._connections.once(lambda db: _rows(db, sql, {"tenant": self._tenant, **values}), "searching")
+        return self._connections.once(
+            lambda db: _rows(db, sql, {"tenant": self._tenant, **values}), "searching"
+        )
 
     def _leave(self, db: Db, session: bytes, digests: list[bytes]) -> None:
         db.execute(
@@ -1147,7 +1262,8 @@ def _rows(db: Db, sql: str, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _put_row(db: Db, values: dict[str, Any]) -> list[bytes] | None:
-    """Call the function that puts. Some puts must not run beside others: it says so, and is called again alone."""
+    """Call the function that puts. Some puts must not run beside others: it says so, and is called
+    again alone."""
     try:
         return _call_put(db, values | {"alone": False})
     except psycopg.Error as error:
@@ -1170,20 +1286,28 @@ def _call_put(db: Db, values: dict[str, Any]) -> list[bytes] | None:
 
 
 def _check_reported_quota(error: psycopg.Error, entry: Entry, limits: Limits) -> None:
-    """Raise `QuotaExceeded` for the quota that the database reports, with the bytes that are used."""
+    """Raise `QuotaExceeded` for the quota that the database reports, with the bytes that are
+    used."""
     whose, _, used = (error.diag.message_primary or " ").partition(" ")
     quota = entry.session.quota if whose == "session" else limits.store_quota
     check_quota(whose, quota, int(used), entry)
 
 
 def _values_of(row: Row) -> dict[str, Any]:
-    """Return the values of a row by the names of their columns; the owner of a note is its session."""
+    """Return the values of a row by the names of their columns; the owner of a note is its
+    session."""
     if isinstance(row, Entry):
-        return ref_values(row.ref) | {"session_id": row.session.session_id, "seq": row.seq, "gone": row.gone}
+        return ref_values(row.ref) | {
+            "session_id": row.session.session_id,
+            "seq": row.seq,
+            "gone": row.gone,
+        }
     if isinstance(row, Note):
         return {"session_id": row.owner, "key": row.key, "value": row.value}
     if isinstance(row, Blob):
-        return {name: getattr(row, name) for name in row.__slots__} | {"digest": bytes.fromhex(row.digest)}
+        return {name: getattr(row, name) for name in row.__slots__} | {
+            "digest": bytes.fromhex(row.digest)
+        }
     return {name: getattr(row, name) for name in row.__slots__}
 
 

@@ -1,8 +1,8 @@
 """Reserved space, so that a store on a full disk can still be read and cleaned up.
 
-Removing rows needs some space before it frees any: SQLite appends the changed pages to its write-ahead log, and copies
-them to the database later. The reserve is a file of allocated bytes that is given back for such a change. While it is
-not full, the store accepts no new content.
+Removing rows needs some space before it frees any: SQLite appends the changed pages to its
+write-ahead log, and copies them to the database later. The reserve is a file of allocated bytes
+that is given back for such a change. While it is not full, the store accepts no new content.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ NAME: Final = "reserve"
 FULL_SIZE = 8 * 1024 * 1024
 _SMALLEST: Final = 64 * 1024
 _PAGE: Final = 4096
-_PAGES_OF_A_ROW: Final = 32 * 1024  # bytes: one row in each table and index, each on a page of its own
+_PAGES_OF_A_ROW: Final = (
+    32 * 1024
+)  # bytes: one row in each table and index, each on a page of its own
 _OPEN: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Reserve:
     """The reserve of one store. Its caller holds the store's lock.
 
-    On a full disk the log may grow to twice `log_pages` before a put fails, and all of its pages may have to be
-    appended to the database. This and one more change fit into the reserve."""
+    On a full disk the log may grow to twice `log_pages` before a put fails, and all of its pages
+    may have to be appended to the database. This and one more change fit into the reserve."""
 
     def __init__(self, folder: int, disk: Disk) -> None:
         self._folder = folder
@@ -55,7 +57,8 @@ class Reserve:
             return False
 
     def fill(self) -> None:
-        """Allocate the whole reserve. If there is not enough space, allocate what is left and raise OSError."""
+        """Allocate the whole reserve. If there is not enough space, allocate what is left and raise
+        OSError."""
         try:
             file = os.open(NAME, _OPEN, dir_fd=self._folder)
         except FileNotFoundError:

@@ -1,7 +1,9 @@
-"""Calls to servers within a deadline: they are tried again until it passes, and do not wait beyond it.
+"""Calls to servers within a deadline: they are tried again until it passes, and do not wait beyond
+it.
 
-A server that hangs, or whose machine disappeared, neither answers nor closes the connection. When the deadline passes,
-`Watch` shuts the socket down, and the call fails as it does for any broken connection.
+A server that hangs, or whose machine disappeared, neither answers nor closes the connection. When
+the deadline passes, `Watch` shuts the socket down, and the call fails as it does for any broken
+connection.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def keep_trying(
     whose: str,
     hint: str,
 ) -> _T:
-    """Return the result of `call`, which gets its deadline (`time.monotonic`). It is repeated until then if it fails
-    with one of these errors and the error `may_pass`. Raises `StoreUnavailable` with the hint if it does not."""
+    """Return the result of `call`, which gets its deadline (`time.monotonic`). It is repeated until
+    then if it fails with one of these errors and the error `may_pass`. Raises `StoreUnavailable`
+    with the hint if it does not."""
     until, pause = time.monotonic() + patience, _SHORTEST
     while True:
         try:
@@ -47,7 +50,9 @@ def keep_trying(
                 # The text of the error may contain addresses, users and more: report only its kind.
                 kind = getattr(error, "sqlstate", None) or type(error).__name__
                 raise StoreUnavailable(
-                    f"the {whose} failed while {doing}: {kind}", hint="try again" if again else hint, may_retry=again
+                    f"the {whose} failed while {doing}: {kind}",
+                    hint="try again" if again else hint,
+                    may_retry=again,
                 ) from None
         time.sleep(pause * random.uniform(0.5, 1.5))
         pause = min(pause * 2, _LONGEST)
@@ -82,13 +87,17 @@ class Watch:
 
     def _begin(self) -> None:
         with self._lock:
-            if self._owner != os.getpid():  # a child inherits its parent's calls, but not its threads
+            if (
+                self._owner != os.getpid()
+            ):  # a child inherits its parent's calls, but not its threads
                 self._calls, self._watcher, self._owner = {}, None, os.getpid()
 
     def _start(self) -> None:
         with self._lock:
             if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="coatcheck-watch", daemon=True)
+                self._watcher = threading.Thread(
+                    target=self._watch, name="coatcheck-watch", daemon=True
+                )
                 self._watcher.start()
 
     def _watch(self) -> None:
@@ -104,7 +113,9 @@ class Watch:
                     _shut_down(connection)
             with self._lock:
                 if now - busy > _IDLE:
-                    self._watcher = None  # first: a concurrent call either sees this or is seen below
+                    self._watcher = (
+                        None  # first: a concurrent call either sees this or is seen below
+                    )
                     if not self._calls:
                         return
                     self._watcher = threading.current_thread()

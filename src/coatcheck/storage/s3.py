@@ -1,9 +1,9 @@
 """Blobs in any S3-compatible object store: `<prefix>blobs/<sha256>-<place>`, through obstore.
 
-A place is drawn for one copy and never reused. So a retried put whose answer was lost can only find its own object, and
-removing a copy cannot collide with writing the same digest again. The place of a copy that is being published is
-leased: a sweep skips it, and a crash ends the lease. Stages are unnamed files, and the bucket cleans up the parts of
-interrupted uploads, so there are no leftovers.
+A place is drawn for one copy and never reused. So a retried put whose answer was lost can only find
+its own object, and removing a copy cannot collide with writing the same digest again. The place of
+a copy that is being published is leased: a sweep skips it, and a crash ends the lease. Stages are
+unnamed files, and the bucket cleans up the parts of interrupted uploads, so there are no leftovers.
 """
 
 from __future__ import annotations
@@ -47,8 +47,14 @@ _AT_ONCE: Final = 32  # requests at once
 _CACHED: Final = 64 << 20  # bytes of checked frames kept in memory
 _TABLES: Final = 512  # compressed blobs whose frame tables are cached
 _WINDOW: Final = 64  # maximum number of frames per request
-_FINAL: Final = (PermissionDeniedError, UnauthenticatedError, NotSupportedError)  # retrying does not help
-_BEYOND: Final = re.compile(r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE)
+_FINAL: Final = (
+    PermissionDeniedError,
+    UnauthenticatedError,
+    NotSupportedError,
+)  # retrying does not help
+_BEYOND: Final = re.compile(
+    r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE
+)
 _T = TypeVar("_T")
 
 
@@ -68,7 +74,14 @@ class S3Blobs(BlobStore):
     """Blobs below one prefix of a bucket."""
 
     def __init__(
-        self, bucket: S3Store, *, uri: str, leases: Leases, prefix: str, sweep_after: float, patience: float
+        self,
+        bucket: S3Store,
+        *,
+        uri: str,
+        leases: Leases,
+        prefix: str,
+        sweep_after: float,
+        patience: float,
     ) -> None:
         self._bucket = bucket
         self._uri = uri.rstrip("/")
@@ -105,13 +118,17 @@ class S3Blobs(BlobStore):
     @contextmanager
     def _compressed(self, blob: Blob) -> Iterator[StagedBlob]:
         with tempfile.SpooledTemporaryFile(_SPOOLED) as spool:
-            for piece in frames.compressed(self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME)):
+            for piece in frames.compressed(
+                self.read(blob, at, FRAME) for at in range(0, blob.size, FRAME)
+            ):
                 spool.write(piece)
             with self._staged(Framed(blob.digest, blob.size, blob.frames), spool, "zst") as staged:
                 yield staged
 
     @contextmanager
-    def _staged(self, framed: Framed, source: bytes | IO[bytes], suffix: str) -> Iterator[StagedBlob]:
+    def _staged(
+        self, framed: Framed, source: bytes | IO[bytes], suffix: str
+    ) -> Iterator[StagedBlob]:
         place = f"{secrets.token_hex(8)}.{suffix}"
         blob = Blob(framed.digest, framed.size, frames.CODINGS[suffix], place, framed.frames)
         with self._leases.hold(place):
@@ -126,7 +143,9 @@ class S3Blobs(BlobStore):
                 source.seek(0)
             obstore.put(self._bucket, path, source, chunk_size=PART)
 
-        if size > PART:  # conditional creation does not support multiple parts; nobody else has this place
+        if (
+            size > PART
+        ):  # conditional creation does not support multiple parts; nobody else has this place
             self._asked(upload, "storing a blob")
             return blob
         if not isinstance(source, bytes):
@@ -153,7 +172,11 @@ class S3Blobs(BlobStore):
                  for view in self._frames(blob, at, min(at + _WINDOW - 1, last))]  # fmt: skip
         whole = views[0].obj
         alone = all(view.obj is whole for view in views)
-        if alone and isinstance(whole, bytes) and len(whole) == end - offset == sum(map(len, views)):
+        if (
+            alone
+            and isinstance(whole, bytes)
+            and len(whole) == end - offset == sum(map(len, views))
+        ):
             return whole  # the request returned exactly what the caller asked for
         views[-1] = views[-1][: end - last * FRAME]
         views[0] = views[0][offset - first * FRAME :]
@@ -164,7 +187,9 @@ class S3Blobs(BlobStore):
             with contextlib.suppress(Exception):
                 self.read(*one)
 
-        if len(ranges) > 1 and sum(length for *_, length in ranges) <= _CACHED // 2:  # more might push each other out
+        if (
+            len(ranges) > 1 and sum(length for *_, length in ranges) <= _CACHED // 2
+        ):  # more might push each other out
             with ThreadPoolExecutor(min(len(ranges), _AT_ONCE), "coatcheck-prefetch") as pool:
                 list(pool.map(load, ranges))
 
@@ -191,11 +216,16 @@ class S3Blobs(BlobStore):
         if blob.coding == "zstd":
             table = self._tables.get(blob.place)
             if table is None:
-                table = frames.SeekTable.of(self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest)
+                table = frames.SeekTable.of(
+                    self._tail(blob), lambda at, size: self._range(blob, at, size), blob.digest
+                )
                 if len(self._tables) >= _TABLES:
                     self._tables.pop(next(iter(self._tables)), None)
                 self._tables[blob.place] = table
-            return [memoryview(one) for one in table.read(first, last, lambda at, size: self._range(blob, at, size))]
+            return [
+                memoryview(one)
+                for one in table.read(first, last, lambda at, size: self._range(blob, at, size))
+            ]
         length = min((last + 1) * FRAME, blob.size) - first * FRAME
         data = memoryview(self._range(blob, first * FRAME, length))
         if len(data) != length:
@@ -204,8 +234,12 @@ class S3Blobs(BlobStore):
 
     def _range(self, blob: Blob, start: int, length: int) -> bytes:
         path = self._path(blob)
-        if blob.coding == "raw" and not start and length == blob.size:  # the whole object: a plain get is faster
-            return bytes(self._asked(lambda: obstore.get(self._bucket, path).bytes(), "reading a blob"))
+        if (
+            blob.coding == "raw" and not start and length == blob.size
+        ):  # the whole object: a plain get is faster
+            return bytes(
+                self._asked(lambda: obstore.get(self._bucket, path).bytes(), "reading a blob")
+            )
 
         def ranged() -> bytes:
             try:
@@ -249,7 +283,9 @@ class S3Blobs(BlobStore):
 
     def places(self) -> Iterator[Blob]:
         self._check_open()
-        batches = self._asked(lambda: iter(obstore.list(self._bucket, f"{self._prefix}blobs")), "listing blobs")
+        batches = self._asked(
+            lambda: iter(obstore.list(self._bucket, f"{self._prefix}blobs")), "listing blobs"
+        )
         while (batch := self._asked(lambda: next(batches, None), "listing blobs")) is not None:
             for meta in batch:
                 digest, _, name = str(meta["path"]).rpartition("/")[2].partition("-")
@@ -271,7 +307,9 @@ class S3Blobs(BlobStore):
             changed: datetime = self._head(blob)["last_modified"]
         except NotFound:
             return False
-        return not self._sweep_after or datetime.now(UTC) - changed >= timedelta(seconds=self._sweep_after)
+        return not self._sweep_after or datetime.now(UTC) - changed >= timedelta(
+            seconds=self._sweep_after
+        )
 
     def quarantine(self, blob: Blob, at: float) -> bool:
         with self._leases.take(blob.place) as free:
@@ -286,12 +324,16 @@ class S3Blobs(BlobStore):
 
     def quarantined(self) -> Iterator[Quarantined]:
         self._check_open()
-        listed = self._asked(lambda: obstore.list(self._bucket, self._apart).collect(), "listing the quarantine")
+        listed = self._asked(
+            lambda: obstore.list(self._bucket, self._apart).collect(), "listing the quarantine"
+        )
         for meta in listed:
             found = frames.QUARANTINED.fullmatch(str(meta["path"]).rpartition("/")[2])
             if found is not None:
                 digest, place, coding, since = found.groups()
-                yield Quarantined(Blob(digest, 0, frames.CODINGS[coding], place), int(meta["size"]), float(since))
+                yield Quarantined(
+                    Blob(digest, 0, frames.CODINGS[coding], place), int(meta["size"]), float(since)
+                )
 
     def take_back(self, blob: Blob) -> bool:
         names = self._names_apart(blob)
@@ -301,14 +343,20 @@ class S3Blobs(BlobStore):
 
     def discard(self, blob: Blob) -> None:
         for name in self._names_apart(blob):
-            self._asked(partial(obstore.delete, self._bucket, self._apart + name), "emptying the quarantine")
+            self._asked(
+                partial(obstore.delete, self._bucket, self._apart + name), "emptying the quarantine"
+            )
 
     @property
     def _apart(self) -> str:
         return f"{self._prefix}quarantine/"
 
     def _names_apart(self, blob: Blob) -> list[str]:
-        same = [one for one in self.quarantined() if (one.blob.digest, one.blob.place) == (blob.digest, blob.place)]
+        same = [
+            one
+            for one in self.quarantined()
+            if (one.blob.digest, one.blob.place) == (blob.digest, blob.place)
+        ]
         return [f"{one.blob.digest}-{one.blob.place}-{int(one.since)}" for one in same]
 
     def _move(self, source: str, target: str) -> None:
@@ -330,7 +378,9 @@ class S3Blobs(BlobStore):
 
     def _path(self, blob: Blob) -> str:
         if not (frames.DIGEST.fullmatch(blob.digest) and frames.PLACE.fullmatch(blob.place)):
-            raise StoreUnavailable("the catalog names a blob by an invalid digest", hint="run 'coatcheck verify'")
+            raise StoreUnavailable(
+                "the catalog names a blob by an invalid digest", hint="run 'coatcheck verify'"
+            )
         return f"{self._prefix}blobs/{blob.digest}-{blob.place}"
 
     def _check_open(self) -> None:
@@ -338,8 +388,9 @@ class S3Blobs(BlobStore):
             raise StoreClosed("the store is closed")
 
     def _asked(self, call: Callable[[], _T], doing: str) -> _T:
-        """Return the object store's answer. The client retries requests by itself, but not an interrupted body or the
-        errors of a server that is starting up. Those are retried here, within the same time limit."""
+        """Return the object store's answer. The client retries requests by itself, but not an
+        interrupted body or the errors of a server that is starting up. Those are retried here,
+        within the same time limit."""
         if os.getpid() != self._owner:
             raise StoreUnavailable(
                 "the object store's client does not work after a fork",
@@ -351,7 +402,9 @@ class S3Blobs(BlobStore):
             try:
                 return call()
             except FileNotFoundError as error:
-                raise NotFound("the object of this blob was not found", hint="put the same content again") from error
+                raise NotFound(
+                    "the object of this blob was not found", hint="put the same content again"
+                ) from error
 
         return keep_trying(
             attempt, doing, patience=self._patience, errors=(BaseError, OSError), whose="object store",
@@ -364,17 +417,21 @@ def _shortened(blob: Blob) -> Damaged:
 
 
 def _tag(data: bytes) -> str:
-    """Return the entity tag that S3 gives these bytes when we upload them: their MD5, or the MD5 of the parts' MD5s if
-    there are several."""
+    """Return the entity tag that S3 gives these bytes when we upload them: their MD5, or the MD5 of
+    the parts' MD5s if there are several."""
     if len(data) <= PART:
         return hashlib.md5(data, usedforsecurity=False).hexdigest()
     view = memoryview(data)
-    parts = [hashlib.md5(view[at : at + PART], usedforsecurity=False).digest() for at in range(0, len(data), PART)]
+    parts = [
+        hashlib.md5(view[at : at + PART], usedforsecurity=False).digest()
+        for at in range(0, len(data), PART)
+    ]
     return f"{hashlib.md5(b''.join(parts), usedforsecurity=False).hexdigest()}-{len(parts)}"
 
 
 class FrameCache:
-    """A bounded cache of checked frames, by place and number; the least recently used are evicted first.
+    """A bounded cache of checked frames, by place and number; the least recently used are evicted
+    first.
 
     A place always names the same copy, so entries never become stale."""
 

@@ -1,11 +1,12 @@
 """A catalog in the tables of an SQLite database. `memory` and `folder` say where the database is.
 
-`blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the same transaction.
-`session.used_bytes` counts each artifact of a session once. The view `entry` joins a ref with its session and blob: it
-is the only place that names all columns.
+`blob.refs` counts refs other than tombstones; a blob whose count falls to zero is deleted in the
+same transaction. `session.used_bytes` counts each artifact of a session once. The view `entry`
+joins a ref with its session and blob: it is the only place that names all columns.
 
-The tables are created in numbered steps: a new store runs all of them, an older one those it does not have yet. Each
-step runs in a transaction of its own, which also updates the version. A released step never changes.
+The tables are created in numbered steps: a new store runs all of them, an older one those it does
+not have yet. Each step runs in a transaction of its own, which also updates the version. A released
+step never changes.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ STEPS: list[tuple[str, ...]] = [_TABLES]
 
 @dataclass(frozen=True)
 class _Check:
-    """Something that may be wrong with rows: a name, a query for the number of such rows, and what corrects them."""
+    """Something that may be wrong with rows: a name, a query for the number of such rows, and what
+    corrects them."""
 
     name: str
     count: str
@@ -161,9 +163,13 @@ def migrate(db: sqlite3.Connection, disk: Disk) -> None:
     if application in _DEVELOPMENT_IDS:
         raise development_format()
     if application not in (0, _APPLICATION_ID):
-        raise StoreUnavailable("the catalog file belongs to another program", hint="use a new folder for the store")
+        raise StoreUnavailable(
+            "the catalog file belongs to another program", hint="use a new folder for the store"
+        )
     if version > len(STEPS):
-        raise UnsupportedFormat(f"this store has format {version}; this version of coatcheck supports {len(STEPS)}")
+        raise UnsupportedFormat(
+            f"this store has format {version}; this version of coatcheck supports {len(STEPS)}"
+        )
     if version:
         _check_schema(db, version)
     for number, step in enumerate(STEPS[version:], version + 1):
@@ -197,14 +203,15 @@ class _Schema:
 
 
 def _check_schema(db: sqlite3.Connection, version: int) -> None:
-    """Raise if the database does not have the tables of this version, or if their SQL was changed: one letter may give
-    a column another type, so that no row is found. It may have other tables."""
+    """Raise if the database does not have the tables of this version, or if their SQL was changed:
+    one letter may give a column another type, so that no row is found. It may have other tables."""
     wanted, found = _schema_of(version), _Schema.of(db)
     if {column for column in found.columns if column[0] in wanted.sql} != wanted.columns:
         raise development_format()
     if any(found.sql[name] != sql for name, sql in wanted.sql.items()):
         raise Damaged(
-            "the definitions of the catalog's tables are damaged", hint="restore it from an export or a backup"
+            "the definitions of the catalog's tables are damaged",
+            hint="restore it from an export or a backup",
         )
 
 
@@ -225,7 +232,8 @@ class SqliteCatalog(Catalog):
 
     @abstractmethod
     def _query(self, sql: str, values: Values = (), *, apart: bool = False) -> list[Any]:
-        """Return the rows of a query. Inside a change, it sees the change, unless it is kept `apart`."""
+        """Return the rows of a query. Inside a change, it sees the change, unless it is kept
+        `apart`."""
 
     def _opened_writer(self) -> sqlite3.Connection:
         if self._writer is None:
@@ -245,7 +253,9 @@ class SqliteCatalog(Catalog):
 
     def sessions(self, session_id: str | None = None) -> Iterator[SessionInfo]:
         if session_id is not None:
-            found = self._query("SELECT * FROM session WHERE session_id = :session_id", {"session_id": session_id})
+            found = self._query(
+                "SELECT * FROM session WHERE session_id = :session_id", {"session_id": session_id}
+            )
             yield from map(session_from, found)
             return
         last = -1
@@ -259,7 +269,11 @@ class SqliteCatalog(Catalog):
             last = page[-1]["session_key"]
 
     def session_page(
-        self, prefix: str, before: tuple[float, str] | None, limit: int, wanted: SessionFilter = ANY_SESSION
+        self,
+        prefix: str,
+        before: tuple[float, str] | None,
+        limit: int,
+        wanted: SessionFilter = ANY_SESSION,
     ) -> list[SessionInfo]:
         created, session_id = (inf, "") if before is None else before
         parents = InList("parent", wanted.parents or ())
@@ -291,11 +305,18 @@ class SqliteCatalog(Catalog):
         return [session_from(row) for row in found]
 
     def refs(self, session_id: str | None = None, digest: str | None = None) -> list[Entry]:
-        values = {"session_id": session_id, "digest": None if digest is None else bytes.fromhex(digest)}
+        values = {
+            "session_id": session_id,
+            "digest": None if digest is None else bytes.fromhex(digest),
+        }
         if session_id is None:
-            return self._entries("SELECT * FROM entry WHERE digest = :digest ORDER BY seq DESC", values)
+            return self._entries(
+                "SELECT * FROM entry WHERE digest = :digest ORDER BY seq DESC", values
+            )
         if digest is None:
-            return self._entries("SELECT * FROM entry WHERE session_id = :session_id ORDER BY seq DESC", values)
+            return self._entries(
+                "SELECT * FROM entry WHERE session_id = :session_id ORDER BY seq DESC", values
+            )
         return self._entries(
             # Without `unlikely`, SQLite reads all refs of the session in the order of their seq.
             "SELECT * FROM entry WHERE session_id = :session_id AND unlikely(digest = :digest) ORDER BY seq DESC",
@@ -306,34 +327,47 @@ class SqliteCatalog(Catalog):
         rows = self._query(sql, values)
         try:
             return [entry_from(dict(zip(row.keys(), row, strict=True))) for row in rows]
-        except (AttributeError, TypeError, ValueError) as error:  # a damaged index led to a row that does not exist
-            raise Damaged("the catalog has an invalid row", hint="run 'coatcheck verify'") from error
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # a damaged index led to a row that does not exist
+            raise Damaged(
+                "the catalog has an invalid row", hint="run 'coatcheck verify'"
+            ) from error
 
     def blobs(self, digest: str | None = None) -> Iterator[tuple[Blob, bytes | StoreError | None]]:
         for blob_key in self._blob_keys(digest):
             for row, content in self._blob_with_content(blob_key):
                 if not isinstance(row["digest"], bytes):
-                    raise Damaged("the catalog has an invalid row", hint="restore the store from a backup")
+                    raise Damaged(
+                        "the catalog has an invalid row", hint="restore the store from a backup"
+                    )
                 if content is not None and not isinstance(content, (bytes, StoreError)):
                     content = Damaged("the content has a wrong type")
                 yield blob_from(row), content
 
     def _blob_keys(self, digest: str | None) -> Iterator[int]:
         if digest is not None:
-            found = self._query("SELECT blob_key FROM blob WHERE digest = :digest", {"digest": bytes.fromhex(digest)})
+            found = self._query(
+                "SELECT blob_key FROM blob WHERE digest = :digest",
+                {"digest": bytes.fromhex(digest)},
+            )
             yield from (row["blob_key"] for row in found)
             return
         last = -1
         while page := self._query(
-            "SELECT blob_key FROM blob WHERE blob_key > :last ORDER BY blob_key LIMIT 64", {"last": last}
+            "SELECT blob_key FROM blob WHERE blob_key > :last ORDER BY blob_key LIMIT 64",
+            {"last": last},
         ):
             yield from (row["blob_key"] for row in page)
             last = page[-1]["blob_key"]
 
     def _blob_with_content(self, blob_key: int) -> list[tuple[Any, Any]]:
-        """Return the row of a blob with its content, or with the error of reading that. Row and content are read in one
-        statement: keys are reused, so the content may be another blob's by then. They are read apart from the
-        writer, because a failed read would spoil its transaction."""
+        """Return the row of a blob with its content, or with the error of reading that. Row and
+        content are read in one statement: keys are reused, so the content may be another blob's by
+        then. They are read apart from the writer, because a failed read would spoil its
+        transaction."""
         key = {"blob_key": blob_key}
         try:
             found = self._query(
@@ -344,12 +378,22 @@ class SqliteCatalog(Catalog):
             )
         except StoreError as error:
             return [
-                (row, error) for row in self._query("SELECT * FROM blob WHERE blob_key = :blob_key", key, apart=True)
+                (row, error)
+                for row in self._query(
+                    "SELECT * FROM blob WHERE blob_key = :blob_key", key, apart=True
+                )
             ]
         return [(row, row["data"]) for row in found]
 
-    def notes(self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False) -> list[Note]:
-        values = {"owner": owner, "start": start, "stop": stop, "limit": -1 if limit is None else limit}
+    def notes(
+        self, owner: str, start: str, stop: str, *, limit: int | None = None, newest: bool = False
+    ) -> list[Note]:
+        values = {
+            "owner": owner,
+            "start": start,
+            "stop": stop,
+            "limit": -1 if limit is None else limit,
+        }
         if newest:
             found = self._query(
                 """SELECT key, value FROM note WHERE key >= :start AND key < :stop AND session_key =
@@ -438,14 +482,18 @@ class SqliteCatalog(Catalog):
                 FROM session WHERE session_id = :session_id
                 ON CONFLICT (session_key, seq) DO UPDATE
                 SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
-            ref_values(entry.ref) | {"session_id": entry.session.session_id, "seq": entry.seq, "gone": entry.gone},
+            ref_values(entry.ref)
+            | {"session_id": entry.session.session_id, "seq": entry.seq, "gone": entry.gone},
         )
 
     def drop(self, *rows: Row) -> None:
         for row in rows:
             if isinstance(row, SessionInfo):
                 self._drop_notes(row.session_id, "", "\x7f")
-                self._run("DELETE FROM session WHERE session_id = :session_id", {"session_id": row.session_id})
+                self._run(
+                    "DELETE FROM session WHERE session_id = :session_id",
+                    {"session_id": row.session_id},
+                )
             elif isinstance(row, Blob):
                 digest = {"digest": bytes.fromhex(row.digest)}
                 self._drop_content("SELECT blob_key FROM blob WHERE digest = :digest", digest)
@@ -470,13 +518,17 @@ class SqliteCatalog(Catalog):
         gone = []
         for one in refs:
             digest = bytes.fromhex(one.ref.artifact_id)
-            gone.append({"session_id": one.session.session_id, "digest": digest, "size": one.ref.size_bytes})
+            gone.append(
+                {"session_id": one.session.session_id, "digest": digest, "size": one.ref.size_bytes}
+            )
         return self._let_go_of(gone)
 
     def _let_go_of(self, refs: Sequence[Any]) -> Freed:
-        """Update the counts after live refs were removed: rows with the session id, digest and size of each."""
+        """Update the counts after live refs were removed: rows with the session id, digest and size
+        of each."""
         self._run_each(
-            "UPDATE blob SET refs = refs - 1 WHERE digest = :digest", [{"digest": ref["digest"]} for ref in refs]
+            "UPDATE blob SET refs = refs - 1 WHERE digest = :digest",
+            [{"digest": ref["digest"]} for ref in refs],
         )
         distinct = {(ref["session_id"], ref["digest"]): ref["size"] for ref in refs}
         self._run_each(
@@ -501,7 +553,8 @@ class SqliteCatalog(Catalog):
 
     def _damaged(self, digest: str) -> list[Entry]:
         return self._entries(
-            "SELECT * FROM entry WHERE digest = :digest AND gone = 'damaged'", {"digest": bytes.fromhex(digest)}
+            "SELECT * FROM entry WHERE digest = :digest AND gone = 'damaged'",
+            {"digest": bytes.fromhex(digest)},
         )
 
     # Reading
@@ -549,7 +602,9 @@ class SqliteCatalog(Catalog):
         found.sort(key=_newest_first)
         return newest_of_each(found)
 
-    def find_many(self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False) -> list[Entry]:
+    def find_many(
+        self, sessions: Iterable[str], prefixes: Iterable[str], *, content: bool = False
+    ) -> list[Entry]:
         lineage = list(sessions)
         listed = InList("session", lineage)
         found: list[Entry] = []
@@ -585,15 +640,25 @@ class SqliteCatalog(Catalog):
                 FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
                 WHERE granted_by = :granted_by AND digest BETWEEN :low AND :high
                 AND substr(session_id, 1, length(:transcript)) = :transcript ORDER BY created DESC, +seq DESC""",
-            {"granted_by": session_id, "low": low, "high": high, "transcript": TRANSCRIPT, "content": content},
+            {
+                "granted_by": session_id,
+                "low": low,
+                "high": high,
+                "transcript": TRANSCRIPT,
+                "content": content,
+            },
         )
 
     def blob(self, digest: str) -> Blob | None:
-        found = self._query("SELECT * FROM blob WHERE digest = :digest", {"digest": bytes.fromhex(digest)})
+        found = self._query(
+            "SELECT * FROM blob WHERE digest = :digest", {"digest": bytes.fromhex(digest)}
+        )
         return blob_from(found[0]) if found else None
 
     def is_named(self, place: str) -> bool:
-        return bool(self._query("SELECT 1 FROM blob WHERE place = :place LIMIT 1", {"place": place}))
+        return bool(
+            self._query("SELECT 1 FROM blob WHERE place = :place LIMIT 1", {"place": place})
+        )
 
     def totals(self) -> Totals:
         (row,) = self._query(
@@ -608,27 +673,34 @@ class SqliteCatalog(Catalog):
 
     # Putting
 
-    def put(self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False) -> bool:
+    def put(
+        self, entry: Entry, *, limits: Limits = NO_LIMITS, reuse: bool = False, heal: bool = False
+    ) -> bool:
         def work() -> bool:
             known = self._known(entry)
             if reuse and known["place"] != entry.blob.place:
                 return False
             self._check_quotas(entry, limits, known)
             end = expiry.session_end(known["ttl"], known["used"] or 0.0)
-            if known["session_key"] is None or expiry.is_over(end, entry.ref.created - limits.grace):
+            if known["session_key"] is None or expiry.is_over(
+                end, entry.ref.created - limits.grace
+            ):
                 self._use(entry.session, entry.ref.created, limits.grace)
                 known = self._known(entry)  # if the session had expired, the blob may be gone
             if known["blob_key"] is None:
                 self._add_blob(entry, revive=known["is_damaged"])
             else:
                 self._update_blob(known["blob_key"], entry, heal=heal)
-            self._add_ref(entry, known, is_counted=known["blob_key"] is None and not known["is_damaged"])
+            self._add_ref(
+                entry, known, is_counted=known["blob_key"] is None and not known["is_damaged"]
+            )
             return True
 
         return self.change("putting an artifact", work, effect="add")
 
     def _known(self, entry: Entry) -> sqlite3.Row:
-        """Return what a put needs to know about its session and its blob, NULL if they do not exist yet."""
+        """Return what a put needs to know about its session and its blob, NULL if they do not exist
+        yet."""
         found: sqlite3.Row = self._one(
             """SELECT session.session_key, session.ttl, session.used, session.used_bytes, session.next_seq,
                 blob.blob_key, blob.place,
@@ -637,7 +709,10 @@ class SqliteCatalog(Catalog):
                     WHERE ref.session_key = session.session_key AND ref.digest = :digest) AS has_refs
                 FROM (SELECT 1) LEFT JOIN session ON session.session_id = :session_id
                 LEFT JOIN blob ON blob.digest = :digest""",
-            {"session_id": entry.session.session_id, "digest": bytes.fromhex(entry.ref.artifact_id)},
+            {
+                "session_id": entry.session.session_id,
+                "digest": bytes.fromhex(entry.ref.artifact_id),
+            },
         )
         return found
 
@@ -658,8 +733,8 @@ class SqliteCatalog(Catalog):
         )
 
     def _add_blob(self, entry: Entry, *, revive: bool) -> None:
-        """Add the blob of a put and its content. The ref of the put is counted already, unless `revive` restores refs
-        that had lost the blob: the put may repeat one of them."""
+        """Add the blob of a put and its content. The ref of the put is counted already, unless
+        `revive` restores refs that had lost the blob: the put may repeat one of them."""
         blob = entry.blob
         blob_key = self._run(
             """INSERT INTO blob (digest, size, coding, place, frames, refs, used)
@@ -677,7 +752,8 @@ class SqliteCatalog(Catalog):
         if entry.content is not None:
             try:
                 self._run(
-                    "INSERT INTO content VALUES (:blob_key, :data)", {"blob_key": blob_key, "data": entry.content}
+                    "INSERT INTO content VALUES (:blob_key, :data)",
+                    {"blob_key": blob_key, "data": entry.content},
                 )
             except sqlite3.IntegrityError:  # damaged content was left behind under this key
                 self._replace_content(blob_key, entry.content)
@@ -690,14 +766,19 @@ class SqliteCatalog(Catalog):
             self._run(
                 """UPDATE blob SET coding = :coding, place = :place, frames = :frames
                     WHERE blob_key = :blob_key AND place <> :place""",
-                {"coding": blob.coding, "place": blob.place, "frames": blob.frames, "blob_key": blob_key},
+                {
+                    "coding": blob.coding,
+                    "place": blob.place,
+                    "frames": blob.frames,
+                    "blob_key": blob_key,
+                },
             )
         if entry.content is not None:
             self._replace_content(blob_key, entry.content)
 
     def _replace_content(self, blob_key: int | None, data: bytes) -> None:
-        """Replace a blob's content. If the old content's pages are damaged, they are left alone and the blob moves to a
-        new key: damage to one artifact must not affect the others."""
+        """Replace a blob's content. If the old content's pages are damaged, they are left alone and
+        the blob moves to a new key: damage to one artifact must not affect the others."""
         if not self._are_readable([blob_key]):
             (new_key,) = self._one(
                 "SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))"
@@ -714,7 +795,8 @@ class SqliteCatalog(Catalog):
         )
 
     def _are_readable(self, blob_keys: Sequence[int | None]) -> bool:
-        """Return whether contents can be read, on another connection: a failed read would spoil the transaction."""
+        """Return whether contents can be read, on another connection: a failed read would spoil the
+        transaction."""
         try:
             self._query(
                 "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(:blob_keys))",
@@ -728,22 +810,31 @@ class SqliteCatalog(Catalog):
     def _set_size(self, digest: bytes, size: int) -> None:
         """Correct the size of content wherever damage has changed it, and count bytes again."""
         values = {"digest": digest, "size": size}
-        changed = self._run("UPDATE ref SET size = :size WHERE digest = :digest AND size <> :size", values).rowcount
-        changed += self._run("UPDATE blob SET size = :size WHERE digest = :digest AND size <> :size", values).rowcount
+        changed = self._run(
+            "UPDATE ref SET size = :size WHERE digest = :digest AND size <> :size", values
+        ).rowcount
+        changed += self._run(
+            "UPDATE blob SET size = :size WHERE digest = :digest AND size <> :size", values
+        ).rowcount
         if changed:
             for check in _CHECKS:
                 if "bytes" in check.name:
                     self._run(check.mend)
 
     def _add_ref(self, entry: Entry, known: sqlite3.Row, *, is_counted: bool) -> None:
-        """Add a ref, unless it repeats the newest live one of its artifact, and mark the session as used."""
+        """Add a ref, unless it repeats the newest live one of its artifact, and mark the session as
+        used."""
         values = ref_values(entry.ref)
         session_key = known["session_key"]
-        newest = self._newest_live(session_key, entry.ref.artifact_id) if known["has_refs"] else None
+        newest = (
+            self._newest_live(session_key, entry.ref.artifact_id) if known["has_refs"] else None
+        )
         if newest is not None:
             if newest["size"] != values["size"]:
                 self._set_size(values["digest"], values["size"])
-            values["pinned"] = values["pinned"] or bool(newest["pinned"])  # a pin covers later refs of the artifact
+            values["pinned"] = values["pinned"] or bool(
+                newest["pinned"]
+            )  # a pin covers later refs of the artifact
             if self._is_repeated(newest, values):
                 self._run(
                     "UPDATE session SET used = max(used, :at) WHERE session_key = :session_key",
@@ -764,15 +855,23 @@ class SqliteCatalog(Catalog):
             values | {"session_key": session_key, "seq": known["next_seq"]},
         )
         if not is_counted:
-            self._run("UPDATE blob SET refs = refs + 1 WHERE digest = :digest", {"digest": values["digest"]})
+            self._run(
+                "UPDATE blob SET refs = refs + 1 WHERE digest = :digest",
+                {"digest": values["digest"]},
+            )
         self._run(
             """UPDATE session SET used = max(used, :at), next_seq = next_seq + 1, used_bytes = used_bytes + :more
                 WHERE session_key = :session_key""",
-            {"at": values["created"], "more": values["size"] if newest is None else 0, "session_key": session_key},
+            {
+                "at": values["created"],
+                "more": values["size"] if newest is None else 0,
+                "session_key": session_key,
+            },
         )
 
     def _is_repeated(self, known: Any, values: dict[str, Any]) -> bool:
-        """Return whether a put says nothing new about an artifact, and no later ref uses its name."""
+        """Return whether a put says nothing new about an artifact, and no later ref uses its
+        name."""
         for column, value in values.items():
             if column not in ("created", "size") and known[column] != value:
                 return False
@@ -787,13 +886,19 @@ class SqliteCatalog(Catalog):
     # Removing
 
     def remove(
-        self, session_id: str, digest: str | None = None, *, name: str | None = None, end: bool = False
+        self,
+        session_id: str,
+        digest: str | None = None,
+        *,
+        name: str | None = None,
+        end: bool = False,
     ) -> Freed:
         if not end:
             return super().remove(session_id, digest, name=name)
 
         def end_some(limit: int, _: object) -> tuple[Freed, bool | None]:
-            """Give the session an id that no text equals, so that nobody finds it, and remove some of its refs."""
+            """Give the session an id that no text equals, so that nobody finds it, and remove some
+            of its refs."""
             self._stop_lending(session_id)
             self._run(
                 """UPDATE session SET session_id = CAST(session_key AS BLOB), parent = NULL
@@ -805,8 +910,11 @@ class SqliteCatalog(Catalog):
         return self._in_steps("forgetting", end_some)
 
     def _end_next(self, limit: int, _: object) -> tuple[Freed, bool | None]:
-        """Remove some refs of a session that has ended, and the session itself with the last of them."""
-        ended = self._run("SELECT session_key FROM session WHERE session_id >= x'' LIMIT 2").fetchall()
+        """Remove some refs of a session that has ended, and the session itself with the last of
+        them."""
+        ended = self._run(
+            "SELECT session_key FROM session WHERE session_id >= x'' LIMIT 2"
+        ).fetchall()
         if not ended:
             return Freed(), None
         session_key = ended[0]["session_key"]
@@ -823,7 +931,9 @@ class SqliteCatalog(Catalog):
         freed = self._let_go_of([row for row in refs if row["gone"] is None])
         if len(refs) == limit or self._drop_notes_of([session_key], limit):
             return freed, True
-        self._run("DELETE FROM session WHERE session_key = :session_key", {"session_key": session_key})
+        self._run(
+            "DELETE FROM session WHERE session_key = :session_key", {"session_key": session_key}
+        )
         return freed, len(ended) > 1 or None
 
     def _drop_unreferenced(self) -> list[Blob]:
@@ -834,18 +944,23 @@ class SqliteCatalog(Catalog):
         return [blob_from(row) for row in found]
 
     def _drop_content(self, which: str, values: Values = ()) -> None:
-        """Delete content, except where it cannot be read: freeing damaged pages would damage others."""
+        """Delete content, except where it cannot be read: freeing damaged pages would damage
+        others."""
         keys = [row[0] for row in self._run(which, values).fetchall()]
         if not self._are_readable(keys):
             keys = [key for key in keys if self._are_readable([key])]
-        self._run_each("DELETE FROM content WHERE blob_key = :blob_key", [{"blob_key": key} for key in keys])
+        self._run_each(
+            "DELETE FROM content WHERE blob_key = :blob_key", [{"blob_key": key} for key in keys]
+        )
 
     # Upkeep
 
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
             return self._would_expire(at)
-        freed = self._in_steps("forgetting", self._end_next)  # first the sessions whose end a crash interrupted
+        freed = self._in_steps(
+            "forgetting", self._end_next
+        )  # first the sessions whose end a crash interrupted
         freed += self._in_steps("expiring", partial(self._expire_sessions, at), _Place(0, -1))
         freed += self._in_steps("expiring", partial(self._expire_refs, at))
         self._in_steps("expiring", partial(self._drop_records, at))
@@ -869,8 +984,8 @@ class SqliteCatalog(Catalog):
         return Freed.of(count["refs"], [blob_from(row) for row in blobs])
 
     def _expire_sessions(self, at: float, limit: int, after: _Place) -> tuple[Freed, _Place | None]:
-        """Expire the next refs of sessions that had expired at `at`. Tombstones count for the limit too, because they
-        take time. Also returns the last ref, or None at the end."""
+        """Expire the next refs of sessions that had expired at `at`. Tombstones count for the limit
+        too, because they take time. Also returns the last ref, or None at the end."""
         rows = self._run(
             f"""SELECT session.session_id, ref.session_key, ref.seq, ref.digest, ref.size,
                 {expiry.REF_MAY_EXPIRE} AS may_expire
@@ -926,8 +1041,11 @@ class SqliteCatalog(Catalog):
         )
         return Freed(), done.rowcount == limit or None
 
-    def _drop_empty_sessions(self, before: float, limit: int, _: object) -> tuple[Freed, bool | None]:
-        """Drop some sessions without refs that had expired before this time. Their notes go first."""
+    def _drop_empty_sessions(
+        self, before: float, limit: int, _: object
+    ) -> tuple[Freed, bool | None]:
+        """Drop some sessions without refs that had expired before this time. Their notes go
+        first."""
         found = self._run(
             f"""SELECT session_key FROM session INDEXED BY session_by_end
                 WHERE {expiry.SESSION_END} < :before AND session_id < x''
@@ -937,7 +1055,9 @@ class SqliteCatalog(Catalog):
         keys = [row["session_key"] for row in found]
         if self._drop_notes_of(keys, limit):
             return Freed(), True
-        self._run_each("DELETE FROM session WHERE session_key = :key", [{"key": key} for key in keys])
+        self._run_each(
+            "DELETE FROM session WHERE session_key = :key", [{"key": key} for key in keys]
+        )
         return Freed(), len(keys) == limit or None
 
     def _drop_notes_of(self, session_keys: Sequence[int], limit: int) -> bool:
@@ -965,7 +1085,9 @@ class SqliteCatalog(Catalog):
             """SELECT DISTINCT ref.digest, ref.size FROM ref JOIN blob ON blob.digest = ref.digest
                 WHERE ref.gone IS NULL AND ref.size <> blob.size"""
         ):
-            if isinstance(row["digest"], bytes) and isinstance(row["size"], int):  # a damaged row may have anything
+            if isinstance(row["digest"], bytes) and isinstance(
+                row["size"], int
+            ):  # a damaged row may have anything
                 found.setdefault(row["digest"].hex(), set()).add(row["size"])
         return found
 
@@ -976,10 +1098,13 @@ class SqliteCatalog(Catalog):
         return self.change("checking the catalog", lambda: self._check(repair, until))
 
     def _check(self, repair: bool, until: float) -> list[str]:
-        """Return what is wrong with the rows. Parts of the database that cannot be read are reported once."""
+        """Return what is wrong with the rows. Parts of the database that cannot be read are
+        reported once."""
         damage = self._integrity()
         problems = [f"SQLite reports: {message}" for message in damage]
-        mends = repair and not damage  # rows read from damaged tables and indexes are not reliable enough to change
+        mends = (
+            repair and not damage
+        )  # rows read from damaged tables and indexes are not reliable enough to change
         checks: list[Callable[[], list[str]]] = [
             partial(self._check_stray_refs, mends, until),
             partial(self._check_stray_content, mends),
@@ -1008,7 +1133,8 @@ class SqliteCatalog(Catalog):
         return [row[0] for row in found if row[0] != "ok"]
 
     def _check_stray_refs(self, mends: bool, until: float) -> list[str]:
-        """Find live refs without a blob row. They become tombstones, and what they need is set aside."""
+        """Find live refs without a blob row. They become tombstones, and what they need is set
+        aside."""
         rows = self._run(
             """SELECT digest, count(*) AS number FROM ref
                 WHERE gone IS NULL AND digest NOT IN (SELECT digest FROM blob) GROUP BY digest"""
@@ -1023,9 +1149,13 @@ class SqliteCatalog(Catalog):
         return _found(sum(row["number"] for row in rows), "refs without a blob row", mends)
 
     def _check_stray_content(self, mends: bool) -> list[str]:
-        rows = self._run("SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)").fetchall()
+        rows = self._run(
+            "SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)"
+        ).fetchall()
         if mends and rows:
-            self._drop_content("SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)")
+            self._drop_content(
+                "SELECT blob_key FROM content WHERE blob_key NOT IN (SELECT blob_key FROM blob)"
+            )
         return _found(len(rows), "content without a blob row", mends)
 
     def _check_rows(self, check: _Check, mends: bool) -> list[str]:
@@ -1044,7 +1174,8 @@ class _Place:
 
 
 def _newest_first(entry: Entry) -> int:
-    """Return the key to sort entries by in Python: to sort them, SQLite would copy their content."""
+    """Return the key to sort entries by in Python: to sort them, SQLite would copy their
+    content."""
     return -entry.seq
 
 
@@ -1060,15 +1191,26 @@ def inside_another_call() -> StoreUnavailable:
 
 
 def translated(error: sqlite3.Error | UnicodeDecodeError, doing: str) -> StoreError:
-    """Return our error for an SQLite error. Text that is not UTF-8, even in a message of SQLite, is damage."""
+    """Return our error for an SQLite error. Text that is not UTF-8, even in a message of SQLite, is
+    damage."""
     name = getattr(error, "sqlite_errorname", "") or ""
     if name.startswith("SQLITE_FULL"):
         return StoreFull(f"no space left while {doing}")
-    if isinstance(error, UnicodeDecodeError) or (isinstance(error, sqlite3.DatabaseError) and is_damage(error)):
-        return Damaged(f"the catalog is damaged: {error}", hint="restore it from an export, or open a new store")
-    return StoreUnavailable(f"the catalog failed while {doing}: {error}", hint="check the folder and try again")
+    if isinstance(error, UnicodeDecodeError) or (
+        isinstance(error, sqlite3.DatabaseError) and is_damage(error)
+    ):
+        return Damaged(
+            f"the catalog is damaged: {error}",
+            hint="restore it from an export, or open a new store",
+        )
+    return StoreUnavailable(
+        f"the catalog failed while {doing}: {error}", hint="check the folder and try again"
+    )
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Return whether SQLite reports a damaged file, as opposed to one that is busy, full or misused."""
-    return (getattr(error, "sqlite_errorname", "") or "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+    """Return whether SQLite reports a damaged file, as opposed to one that is busy, full or
+    misused."""
+    return (getattr(error, "sqlite_errorname", "") or "").startswith(
+        ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+    )

@@ -1,13 +1,15 @@
 """Detect damage to SQLite's write-ahead log, which SQLite itself does not report.
 
-When SQLite opens a log that a crash left behind, it keeps the valid frames at its beginning and ignores the rest. That
-is right for a commit that was never synced, but damage in the middle looks the same, and later commits are lost. The
-index of the log (the `-shm` file) tells them apart: its number of frames grows only after the frames are written and,
-with `synchronous=FULL`, synced. (A process that opens a log after a crash syncs it first.) If SQLite finds fewer frames
-than the index names, some were damaged.
+When SQLite opens a log that a crash left behind, it keeps the valid frames at its beginning and
+ignores the rest. That is right for a commit that was never synced, but damage in the middle looks
+the same, and later commits are lost. The index of the log (the `-shm` file) tells them apart: its
+number of frames grows only after the frames are written and, with `synchronous=FULL`, synced. (A
+process that opens a log after a crash syncs it first.) If SQLite finds fewer frames than the index
+names, some were damaged.
 
-After a power cut, the index on disk may be older than the log, but never newer than what was synced. Without syncs
-(`synchronous=NORMAL`) it may be newer: then acknowledged commits are lost, and reporting that is right too.
+After a power cut, the index on disk may be older than the log, but never newer than what was
+synced. Without syncs (`synchronous=NORMAL`) it may be newer: then acknowledged commits are lost,
+and reporting that is right too.
 
 The layouts are those of https://www.sqlite.org/walformat.html.
 """
@@ -19,8 +21,11 @@ import struct
 from typing import Final, NamedTuple
 
 _INDEX: Final = struct.Struct("=12xB3xI12x8s8x")
-"""The header of the index: whether it is initialized, the number of frames, the salts of the log."""
-_COPIED_AT: Final = 2 * _INDEX.size  # after two equal headers: the number of frames that the database has
+"""The header of the index: whether it is initialized, the number of frames, the salts of the
+log."""
+_COPIED_AT: Final = (
+    2 * _INDEX.size
+)  # after two equal headers: the number of frames that the database has
 _LOG: Final = struct.Struct(">I12x8sII")
 """The header of the log: magic number, salts, checksum."""
 _MAGIC: Final = 0x377F0682  # the last bit says in which byte order checksums are computed
@@ -28,7 +33,8 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LogIndex(NamedTuple):
-    """What the index says about a log: its salts, its frames, and how many of these the database has."""
+    """What the index says about a log: its salts, its frames, and how many of these the database
+    has."""
 
     salts: bytes
     frames: int
@@ -36,8 +42,9 @@ class LogIndex(NamedTuple):
 
 
 def read_index(name: str, folder: int) -> LogIndex | None:
-    """Return what an index file says, or None if there is none or it is not valid. Not for a database that this process
-    has open: closing a second descriptor of the file would drop SQLite's locks on it."""
+    """Return what an index file says, or None if there is none or it is not valid. Not for a
+    database that this process has open: closing a second descriptor of the file would drop SQLite's
+    locks on it."""
     data = _read(name, folder, _COPIED_AT + 4)
     header = data[: _INDEX.size]
     if len(data) < _COPIED_AT + 4 or header != data[_INDEX.size : _COPIED_AT]:
@@ -55,14 +62,17 @@ def read_salts(name: str, folder: int) -> bytes | None:
     if len(header) < _LOG.size:
         return None
     magic, salts, *checksum = _LOG.unpack(header)
-    if magic | 1 != _MAGIC | 1 or checksum != _checksum(header[:24], "<" if magic == _MAGIC else ">"):
+    if magic | 1 != _MAGIC | 1 or checksum != _checksum(
+        header[:24], "<" if magic == _MAGIC else ">"
+    ):
         return None
     return bytes(salts)
 
 
 def lost_frames(index: LogIndex, salts: bytes | None, found: int) -> int:
-    """Return the number of frames that are missing from a log: `index` is from before SQLite opened it, `salts` are
-    those of the log itself, and `found` is the number of frames that SQLite accepted."""
+    """Return the number of frames that are missing from a log: `index` is from before SQLite opened
+    it, `salts` are those of the log itself, and `found` is the number of frames that SQLite
+    accepted."""
     if salts is None:
         return max(0, index.frames - index.copied)
     if salts != index.salts:

@@ -1,7 +1,8 @@
-"""Tests that every adapter must pass: one scripted conversation after another, through a real agent of the framework.
+"""Tests that every adapter must pass: one scripted conversation after another, through a real agent
+of the framework.
 
-An adapter provides a `Driver`, which runs an agent with a scripted model and plain functions as tools, with or without
-Coatcheck. This module imports no framework.
+An adapter provides a `Driver`, which runs an agent with a scripted model and plain functions as
+tools, with or without Coatcheck. This module imports no framework.
 
     class MyDriver(Driver):
         lacks = {"hand_off": "the framework has a single agent"}
@@ -10,14 +11,15 @@ Coatcheck. This module imports no framework.
             agent = Agent(model_of(scenario.model), tools=[tool_of(one) for one in scenario.tools])
             if scenario.store is not None:
                 agent.add(Coatcheck(scenario.store, policy=scenario.policy))
-            return Run(scenario.model, final=agent.run(scenario.prompt), persisted=agent.history_json())
+            return Run(scenario.model, final=agent.run(scenario.prompt),
+            persisted=agent.history_json())
 
     class TestMyAdapter(AdapterSuite):
         def driver(self):
             return MyDriver()
 
-The driver's model calls `scenario.model.respond(messages, tools, results)` for each request, and does what the returned
-`ScriptedTurn` says. Sync, async and streaming runs are three drivers.
+The driver's model calls `scenario.model.respond(messages, tools, results)` for each request, and
+does what the returned `ScriptedTurn` says. Sync, async and streaming runs are three drivers.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ Ask = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class SeenResult:
-    """What the model got for one call: all of its text, and the bytes of pictures and files that were sent."""
+    """What the model got for one call: all of its text, and the bytes of pictures and files that
+    were sent."""
 
     id: str
     name: str
@@ -86,7 +89,8 @@ class SeenResult:
 
 
 Step = str | list[Ask] | Callable[[Sequence[SeenResult]], str | list[Ask]]
-"""One turn of the model: a final text, calls, or a function of the results so far that returns one of the two."""
+"""One turn of the model: a final text, calls, or a function of the results so far that returns one
+of the two."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class ScriptedTurn:
 
 
 class ScriptedModel:
-    """A model that follows a script, and records what it was sent. After the last step it answers "Done."."""
+    """A model that follows a script, and records what it was sent. After the last step it answers
+    "Done."."""
 
     def __init__(self, *script: Step, ids: str = "call") -> None:
         self.requests: list[dict[str, Any]] = []
@@ -108,22 +113,31 @@ class ScriptedModel:
         self._calls = 0
 
     def respond(
-        self, messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], results: Sequence[SeenResult] = ()
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Mapping[str, Any]],
+        results: Sequence[SeenResult] = (),
     ) -> ScriptedTurn:
         """Answer a request.
 
-        `messages` is the request in JSON, as the framework would send it to a provider: the instructions, if any, the
-        user's messages, calls and results, without times and other values that differ between runs. `tools` has a name,
-        a description and parameters for each tool, in the order of the request. `results` are the results in the
-        messages, in their order."""
-        described = [{key: tool[key] for key in ("name", "description", "parameters")} for tool in tools]
-        self.requests.append(json.loads(json.dumps({"messages": list(messages), "tools": described})))
+        `messages` is the request in JSON, as the framework would send it to a provider: the
+        instructions, if any, the user's messages, calls and results, without times and other values
+        that differ between runs. `tools` has a name, a description and parameters for each tool, in
+        the order of the request. `results` are the results in the messages, in their order."""
+        described = [
+            {key: tool[key] for key in ("name", "description", "parameters")} for tool in tools
+        ]
+        self.requests.append(
+            json.loads(json.dumps({"messages": list(messages), "tools": described}))
+        )
         self.results = list(results)
         step: Any = self._script.pop(0) if self._script else "Done."
         answer = step(self.results) if callable(step) else step
         if isinstance(answer, str):
             return ScriptedTurn(text=answer)
-        return ScriptedTurn(calls=tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in answer))
+        return ScriptedTurn(
+            calls=tuple(ToolCall(self._next_id(), name, arguments) for name, arguments in answer)
+        )
 
     def _next_id(self) -> str:
         self._calls += 1
@@ -143,12 +157,13 @@ class Colleague:
 class Scenario:
     """One run. Without a `store`, it is a run without Coatcheck.
 
-    `conversation` is the host's id, or None if the host has none. `agents` are tools of the agent, which run the other
-    agent with Coatcheck too and return its final text. `hand_off` is an agent that takes over. `approvals` names tools
-    that the host approves: it is asked, the event "approval: <tool>" is noted, and it agrees. The result of a tool in
-    `final` is the run's final text. With `offloader`, the framework's own offloader is turned on. `shared` are further
-    tools of the agent: objects that `Driver.shared_tool` has made, which other runs have too. A `Session` in place of
-    the store serves every conversation."""
+    `conversation` is the host's id, or None if the host has none. `agents` are tools of the agent,
+    which run the other agent with Coatcheck too and return its final text. `hand_off` is an agent
+    that takes over. `approvals` names tools that the host approves: it is asked, the event
+    "approval: <tool>" is noted, and it agrees. The result of a tool in `final` is the run's final
+    text. With `offloader`, the framework's own offloader is turned on. `shared` are further tools
+    of the agent: objects that `Driver.shared_tool` has made, which other runs have too. A `Session`
+    in place of the store serves every conversation."""
 
     model: ScriptedModel
     tools: Sequence[Callable[..., Any]] = ()
@@ -166,8 +181,9 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of a scenario: the final text, the exception that ended the run, what the framework saved of the
-    conversation, and what the host was notified of, as "approval: <tool>" and "hand_off: <agent>"."""
+    """The outcome of a scenario: the final text, the exception that ended the run, what the
+    framework saved of the conversation, and what the host was notified of, as "approval: <tool>"
+    and "hand_off: <agent>"."""
 
     model: ScriptedModel
     final: str = ""
@@ -189,20 +205,24 @@ class Driver(ABC):
     """Runs scenarios with one framework, in one way: sync, async or streaming."""
 
     lacks: ClassVar[Mapping[Ability, str]] = {}
-    """What the framework cannot do, with the reason. The suite skips and reports what depends on it."""
+    """What the framework cannot do, with the reason. The suite skips and reports what depends on
+    it."""
 
     @abstractmethod
     def run(self, scenario: Scenario) -> Run:
         """Run a scenario. An exception that ends the run is returned, not raised."""
 
     def shared_tool(self, function: Callable[..., Any]) -> Any:
-        """Return what a module defines once for the agents of all users: the framework's own object for a tool, or the
-        function itself if the framework takes functions."""
+        """Return what a module defines once for the agents of all users: the framework's own object
+        for a tool, or the function itself if the framework takes functions."""
         return function
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
-        """Return what a tool of this framework returns for a text, a picture or a file, or several of them."""
-        raise NotImplementedError("define content, or declare that the framework lacks picture and file")
+        """Return what a tool of this framework returns for a text, a picture or a file, or several
+        of them."""
+        raise NotImplementedError(
+            "define content, or declare that the framework lacks picture and file"
+        )
 
     def retry(self, text: str) -> Exception:
         """Return what a tool raises to make the model try again."""
@@ -226,7 +246,18 @@ class Driver(ABC):
 
 def _log_text() -> str:
     pick = random.Random(7)
-    words = ("queue", "cache", "index", "login", "billing", "search", "upload", "worker", "session", "report")
+    words = (
+        "queue",
+        "cache",
+        "index",
+        "login",
+        "billing",
+        "search",
+        "upload",
+        "worker",
+        "session",
+        "report",
+    )
     lines = [
         f"2026-11-17T{n // 3600:02}:{n // 60 % 60:02}:{n % 60:02}Z INFO {pick.choice(words)} {pick.choice(words)} "
         f"request {pick.randrange(10**9):09} took {pick.randrange(9000)} ms"
@@ -240,11 +271,16 @@ LOG: Final = _log_text()
 """A log of about 248 KB."""
 
 ROWS: Final[list[dict[str, Any]]] = [
-    {"id": n, "name": f"customer {n}", "city": f"city {n % 97}", "total": n * 7 % 1_000} for n in range(3_000)
+    {"id": n, "name": f"customer {n}", "city": f"city {n % 97}", "total": n * 7 % 1_000}
+    for n in range(3_000)
 ]
-_ERROR: Final = "the payload was refused:\n" + "\n".join(f"field {n}: value {n * 17} is invalid" for n in range(1_800))
+_ERROR: Final = "the payload was refused:\n" + "\n".join(
+    f"field {n}: value {n * 17} is invalid" for n in range(1_800)
+)
 _MOST: Final = 12_000  # characters of a bounded text
-_WAIT: Final = 0.2  # seconds for the calls of a turn to meet, in frameworks that run them side by side
+_WAIT: Final = (
+    0.2  # seconds for the calls of a turn to meet, in frameworks that run them side by side
+)
 _LAST_REQUEST: Final = 3_000  # tokens
 _RUN_OF_PAYLOAD: Final = 1_024
 
@@ -337,13 +373,20 @@ def _picture(width: int = 200, height: int = 150, *, noisy: int = 150) -> bytes:
     """A PNG with random pixels in its first `noisy` rows, and a plain background below."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        return (
+            len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        )
 
     noise = random.Random(3)
     rows = b"".join(b"\0" + noise.randbytes(width * 3) for _ in range(noisy))
     rows += (b"\0" + b"\xf0" * width * 3) * (height - noisy)
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows, 1))
+        + chunk(b"IEND", b"")
+    )
 
 
 # What the tests look at
@@ -370,7 +413,8 @@ def _call(tool: str, argument: str, suffix: str = "", which: int = -1, **others:
 
 
 def _tour(received: _Received) -> tuple[list[Step], list[Callable[..., Any]]]:
-    """The conversation that every adapter was first tried with: seven turns, two large results, one dead pointer."""
+    """The conversation that every adapter was first tried with: seven turns, two large results, one
+    dead pointer."""
     script: list[Step] = [
         [("fetch_log", {})],
         _call("get_artifact", "pointer", grep="ERROR"),
@@ -406,7 +450,10 @@ def _meet(barrier: threading.Barrier) -> None:
 def _descriptions() -> dict[str, dict[str, Any]]:
     with coatcheck.open("memory:") as store:
         tools = toolkit(store.session("descriptions"))
-        return {tool.description: {"name": tool.name, "parameters": dict(tool.parameters)} for tool in tools}
+        return {
+            tool.description: {"name": tool.name, "parameters": dict(tool.parameters)}
+            for tool in tools
+        }
 
 
 def _ours(request: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -423,12 +470,16 @@ def _kept_whole(text: str, payload: str) -> bool:
     step = _RUN_OF_PAYLOAD // 2
     escaped = payload.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     forms = (payload, escaped, escaped.replace("\\", "\\\\"))
-    return any(form[at : at + step] in text for form in forms for at in range(0, len(form) - step, step))
+    return any(
+        form[at : at + step] in text for form in forms for at in range(0, len(form) - step, step)
+    )
 
 
 def _check_prefixes(requests: Sequence[Mapping[str, Any]]) -> None:
     for before, after in itertools.pairwise(requests):
-        earlier, later = ([json.dumps(one) for one in request["messages"]] for request in (before, after))
+        earlier, later = (
+            [json.dumps(one) for one in request["messages"]] for request in (before, after)
+        )
         assert later[: len(earlier)] == earlier
         assert json.dumps(before["tools"]) == json.dumps(after["tools"])
 
@@ -465,16 +516,19 @@ class _Stage:
         ids: str = "call",
         **scenario: Any,
     ) -> Run:
-        """Run a script with a new driver, as a process that has just started does. An error that ends the run is raised
-        unless it `may_fail`."""
+        """Run a script with a new driver, as a process that has just started does. An error that
+        ends the run is raised unless it `may_fail`."""
         model = ScriptedModel(*script, ids=ids)
-        run = self.suite.driver().run(Scenario(model=model, tools=tuple(tools), store=store, **scenario))
+        run = self.suite.driver().run(
+            Scenario(model=model, tools=tuple(tools), store=store, **scenario)
+        )
         if run.error is not None and not may_fail:
             raise run.error
         return run
 
     def needs(self, *abilities: Ability) -> None:
-        """Skip the test if the framework cannot do something, and report the reason that the driver declares."""
+        """Skip the test if the framework cannot do something, and report the reason that the driver
+        declares."""
         for ability in abilities:
             if reason := self.driver.lacks.get(ability):
                 pytest.skip(f"{type(self.driver).__name__} lacks {ability}: {reason}")
@@ -501,7 +555,9 @@ class AdapterSuite(Suite, suite=True):
 
     # 1
 
-    def test_small_results_are_the_same_bytes_and_only_the_list_of_tools_differs(self, stage: _Stage) -> None:
+    def test_small_results_are_the_same_bytes_and_only_the_list_of_tools_differs(
+        self, stage: _Stage
+    ) -> None:
         def facts(name: str) -> dict[str, Any]:
             """Return facts about a person."""
             return {"name": name, "age": 41, "scores": [1.5, None, True], "note": "ü"}
@@ -509,12 +565,18 @@ class AdapterSuite(Suite, suite=True):
         def nothing(name: str) -> None:
             """Do nothing."""
 
-        script: list[Step] = [[("greet", {"name": "Ada"})], [("facts", {"name": "Ada"})], [("nothing", {"name": "x"})]]
+        script: list[Step] = [
+            [("greet", {"name": "Ada"})],
+            [("facts", {"name": "Ada"})],
+            [("nothing", {"name": "x"})],
+        ]
         tools = [greet, facts, nothing]
         without = stage.play(*script, tools=tools)
         run = stage.play(*script, tools=tools, store=stage.store())
         assert run.results == without.results
-        assert [one["messages"] for one in run.requests] == [one["messages"] for one in without.requests]
+        assert [one["messages"] for one in run.requests] == [
+            one["messages"] for one in without.requests
+        ]
         assert [_theirs(one) for one in run.requests] == [one["tools"] for one in without.requests]
         assert len(run.results) == 3
         assert (run.final, run.error) == (without.final, None)
@@ -523,7 +585,9 @@ class AdapterSuite(Suite, suite=True):
 
     def test_a_large_result_is_a_stub_at_once_and_reads_back_exactly(self, stage: _Stage) -> None:
         store = stage.store()
-        run = stage.play([("fetch_log", {})], [("greet", {"name": "Ada"})], tools=[fetch_log, greet], store=store)
+        run = stage.play(
+            [("fetch_log", {})], [("greet", {"name": "Ada"})], tools=[fetch_log, greet], store=store
+        )
         stub = _stub(run.results[0].text)
         assert stub["size_bytes"] == len(LOG.encode())
         found = store.find(stub["artifact"])
@@ -565,13 +629,20 @@ class AdapterSuite(Suite, suite=True):
 
     # 4
 
-    def test_our_tools_are_described_as_in_the_toolkit_from_the_first_request_on(self, stage: _Stage) -> None:
+    def test_our_tools_are_described_as_in_the_toolkit_from_the_first_request_on(
+        self, stage: _Stage
+    ) -> None:
         run = stage.play([("greet", {"name": "Ada"})], tools=[greet], store=stage.store())
         assert len(run.requests) == 2
         for request in run.requests:
             ours = {tool["name"]: tool for tool in _ours(request)}
-            wanted = {about["name"]: (text, about["parameters"]) for text, about in _descriptions().items()}
-            assert {name: (tool["description"], tool["parameters"]) for name, tool in ours.items()} == wanted
+            wanted = {
+                about["name"]: (text, about["parameters"])
+                for text, about in _descriptions().items()
+            }
+            assert {
+                name: (tool["description"], tool["parameters"]) for name, tool in ours.items()
+            } == wanted
             assert [tool["name"] for tool in _theirs(request)] == ["greet"]
 
     def test_a_clash_of_names_gives_ours_a_prefix_and_stubs_use_it(self, stage: _Stage) -> None:
@@ -583,7 +654,12 @@ class AdapterSuite(Suite, suite=True):
 
         def read(results: Sequence[SeenResult]) -> list[Ask]:
             names.update({tool["description"]: tool["name"] for tool in _ours(model.requests[-1])})
-            return [(names[next(iter(_descriptions()))], {"pointer": _last_pointer(results), "lines": "1:2"})]
+            return [
+                (
+                    names[next(iter(_descriptions()))],
+                    {"pointer": _last_pointer(results), "lines": "1:2"},
+                )
+            ]
 
         model = ScriptedModel([("fetch_log", {})], read, [("get_artifact", {"pointer": "17"})])
         scenario = Scenario(model=model, tools=(fetch_log, get_artifact), store=stage.store())
@@ -606,7 +682,9 @@ class AdapterSuite(Suite, suite=True):
         assert len(run.results[1].text) > 3_000
         assert LOG[:1_000] in run.results[1].text
 
-    def test_answers_and_stubs_of_another_part_of_coatcheck_stay_as_they_are(self, stage: _Stage) -> None:
+    def test_answers_and_stubs_of_another_part_of_coatcheck_stay_as_they_are(
+        self, stage: _Stage
+    ) -> None:
         store = stage.store()
         elsewhere = store.session("elsewhere")
         stub = elsewhere.externalize(LOG, tool="fetch_log")
@@ -621,7 +699,10 @@ class AdapterSuite(Suite, suite=True):
             return stub.text
 
         script: list[Step] = [[("proxied_page", {"name": "a"})], [("proxied_stub", {"name": "a"})]]
-        options: dict[str, Any] = {"tools": [proxied_page, proxied_stub], "policy": Policy(max_chars=300)}
+        options: dict[str, Any] = {
+            "tools": [proxied_page, proxied_stub],
+            "policy": Policy(max_chars=300),
+        }
         run = stage.play(*script, store=store, **options)
         without = stage.play(*script, tools=options["tools"])
         assert [one.text for one in run.results] == [one.text for one in without.results]
@@ -644,7 +725,9 @@ class AdapterSuite(Suite, suite=True):
             return [("place_order", {"order": asked, "labels": [rows + "#/5/name", "urgent"]})]
 
         script: list[Step] = [[("fetch_rows", {})], [("fetch_log", {})], order]
-        run = stage.play(*script, tools=[fetch_rows, fetch_log, *received.tools()], store=stage.store())
+        run = stage.play(
+            *script, tools=[fetch_rows, fetch_log, *received.tools()], store=stage.store()
+        )
         expected = {"title": "city 3", "rows": ROWS, "notes": [LOG, "a note"]}
         assert received.values == [(expected, ["customer 5", "urgent"])]
         assert run.results[-1].text.endswith("placed")
@@ -656,7 +739,9 @@ class AdapterSuite(Suite, suite=True):
             sent.append(f"please read {_last_pointer(results)} first")
             return [("count_lines", {"text": sent[0]})]
 
-        stage.play([("fetch_log", {})], mention, tools=[fetch_log, *received.tools()], store=stage.store())
+        stage.play(
+            [("fetch_log", {})], mention, tools=[fetch_log, *received.tools()], store=stage.store()
+        )
         assert received.values == sent
 
     # 7
@@ -667,7 +752,9 @@ class AdapterSuite(Suite, suite=True):
         script: list[Step] = [[("count_lines", {"text": pointer})] for pointer in dead]
         script.append([("count_lines", {"text": "one\ntwo"})])
         run = stage.play(*script, tools=received.tools(), store=stage.store())
-        assert [pointer in one.text for pointer, one in zip(dead, run.results, strict=False)] == [True] * 4
+        assert [pointer in one.text for pointer, one in zip(dead, run.results, strict=False)] == [
+            True
+        ] * 4
         assert all(len(one.text) < 2_000 for one in run.results)
         assert received.values == ["one\ntwo"]
         assert "2 lines" in run.results[-1].text
@@ -688,7 +775,9 @@ class AdapterSuite(Suite, suite=True):
         stage.needs("persistence")
         saved = run.persisted.decode("utf-8", "replace")
         assert pointer_in(run.results[0].text) in saved
-        assert not any(_kept_whole(saved, payload) for payload in (LOG, rows, rows.replace(" ", ""), str(ROWS)))
+        assert not any(
+            _kept_whole(saved, payload) for payload in (LOG, rows, rows.replace(" ", ""), str(ROWS))
+        )
 
     # 9
 
@@ -703,8 +792,19 @@ class AdapterSuite(Suite, suite=True):
         run = stage.play(*script, tools=tools, store=stage.store())
         test = type(stage.suite)
         source = f"from {__name__} import print_tour; import sys; print_tour(*sys.argv[1:])"
-        command = [sys.executable, "-c", source, inspect.getfile(test), test.__qualname__, str(stage.folder)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "17"}
+        command = [
+            sys.executable,
+            "-c",
+            source,
+            inspect.getfile(test),
+            test.__qualname__,
+            str(stage.folder),
+        ]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONHASHSEED": "17",
+        }
         child = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         assert child.returncode == 0, child.stderr[-3_000:]
         assert child.stdout.splitlines()[-1] == json.dumps(run.requests)
@@ -737,7 +837,10 @@ class AdapterSuite(Suite, suite=True):
         stage.needs("approval")
         script: list[Step] = [[("fetch_log", {})], _call("count_lines", "text")]
         received = _Received()
-        options: dict[str, Any] = {"tools": [fetch_log, *received.tools()], "approvals": frozenset({"count_lines"})}
+        options: dict[str, Any] = {
+            "tools": [fetch_log, *received.tools()],
+            "approvals": frozenset({"count_lines"}),
+        }
         run = stage.play(*script, store=stage.store(), **options)
         assert run.events == ("approval: count_lines",)
         assert received.values == [LOG]
@@ -757,7 +860,12 @@ class AdapterSuite(Suite, suite=True):
                     raise stage.driver.retry("it begins with B")
                 return f"right, {name}"
 
-            return stage.play([("guess", {"name": "Ada"})], [("guess", {"name": "Bob"})], tools=[guess], store=store)
+            return stage.play(
+                [("guess", {"name": "Ada"})],
+                [("guess", {"name": "Bob"})],
+                tools=[guess],
+                store=store,
+            )
 
         run, without = played(stage.store()), played(None)
         assert run.results == without.results
@@ -773,7 +881,9 @@ class AdapterSuite(Suite, suite=True):
             return [stage.driver.transfer("specialist")]
 
         other = ScriptedModel(
-            lambda _: [("get_artifact", {"pointer": pointers[0], "grep": "ERROR"})], "Handed over.", ids="other"
+            lambda _: [("get_artifact", {"pointer": pointers[0], "grep": "ERROR"})],
+            "Handed over.",
+            ids="other",
         )
         run = stage.play(
             [("fetch_log", {})],
@@ -801,7 +911,12 @@ class AdapterSuite(Suite, suite=True):
 
     def test_a_result_that_ends_the_run_is_whole(self, stage: _Stage) -> None:
         stage.needs("final_answer")
-        run = stage.play([("fetch_log", {})], tools=[fetch_log], store=stage.store(), final=frozenset({"fetch_log"}))
+        run = stage.play(
+            [("fetch_log", {})],
+            tools=[fetch_log],
+            store=stage.store(),
+            final=frozenset({"fetch_log"}),
+        )
         assert run.final == LOG
         assert run.error is None
 
@@ -838,7 +953,9 @@ class AdapterSuite(Suite, suite=True):
         assert run.results == without.results
         assert run.results[0].media == (picture,)
 
-    def test_a_screenshot_with_a_large_file_is_the_same_as_without_coatcheck(self, stage: _Stage) -> None:
+    def test_a_screenshot_with_a_large_file_is_the_same_as_without_coatcheck(
+        self, stage: _Stage
+    ) -> None:
         stage.needs("picture")
         screenshot = _picture(1_280, 800, noisy=73)
         assert len(screenshot) > 270_000
@@ -899,14 +1016,20 @@ class AdapterSuite(Suite, suite=True):
             return f"part {number}\n{LOG}"
 
         store = stage.store()
-        run = stage.play([("part", {"number": number}) for number in range(8)], tools=[part], store=store)
-        assert [(one.id, one.name) for one in run.results] == [(f"call_{number}", "part") for number in range(1, 9)]
+        run = stage.play(
+            [("part", {"number": number}) for number in range(8)], tools=[part], store=store
+        )
+        assert [(one.id, one.name) for one in run.results] == [
+            (f"call_{number}", "part") for number in range(1, 9)
+        ]
         for number, one in enumerate(run.results):
             found = store.find(pointer_in(one.text))
             assert found is not None
             assert found[0].get(pointer_in(one.text)) == f"part {number}\n{LOG}"
 
-    def test_calls_at_once_in_a_conversation_without_an_id_share_one_session(self, stage: _Stage) -> None:
+    def test_calls_at_once_in_a_conversation_without_an_id_share_one_session(
+        self, stage: _Stage
+    ) -> None:
         stage.needs("parallel", "private")
 
         def part(number: int) -> str:
@@ -914,13 +1037,18 @@ class AdapterSuite(Suite, suite=True):
             return f"part {number}\n{LOG}"
 
         def read_all(results: Sequence[SeenResult]) -> list[Ask]:
-            return [("get_artifact", {"pointer": pointer_in(one.text), "lines": "1:1"}) for one in results]
+            return [
+                ("get_artifact", {"pointer": pointer_in(one.text), "lines": "1:1"})
+                for one in results
+            ]
 
         calls: list[Ask] = [("part", {"number": number}) for number in range(8)]
         for _ in range(4):  # which call is the first varies
             run = stage.play(calls, read_all, tools=[part], store=stage.store(), conversation=None)
             pages = [one.text for one in run.results[8:]]
-            opened = [number for number in range(8) if any(f"part {number}" in page for page in pages)]
+            opened = [
+                number for number in range(8) if any(f"part {number}" in page for page in pages)
+            ]
             assert opened == [*range(8)]
 
     # 14
@@ -939,19 +1067,27 @@ class AdapterSuite(Suite, suite=True):
             ids="child",
         )
         agents = (Colleague(name="reader", model=child, tools=(greet,)),)
-        run = stage.play([("fetch_log", {})], delegate, tools=[fetch_log], store=stage.store(), agents=agents)
+        run = stage.play(
+            [("fetch_log", {})], delegate, tools=[fetch_log], store=stage.store(), agents=agents
+        )
         assert "code 4711" in child.results[-1].text
         assert "code 4711" in run.results[-1].text
 
     @pytest.mark.parametrize("conversation", ["conversation", None])
-    def test_a_pointer_of_a_sub_agent_opens_in_its_parent(self, stage: _Stage, conversation: str | None) -> None:
+    def test_a_pointer_of_a_sub_agent_opens_in_its_parent(
+        self, stage: _Stage, conversation: str | None
+    ) -> None:
         stage.needs("sub_agent", *(("private",) if conversation is None else ()))
         child = ScriptedModel(
-            [("fetch_log", {})], lambda results: f"The log is {_last_pointer(results)} .", ids="child"
+            [("fetch_log", {})],
+            lambda results: f"The log is {_last_pointer(results)} .",
+            ids="child",
         )
 
         def read(results: Sequence[SeenResult]) -> list[Ask]:
-            pointer = next(word for word in re.split(r"[\s\"\\]+", results[-1].text) if is_pointer(word))
+            pointer = next(
+                word for word in re.split(r"[\s\"\\]+", results[-1].text) if is_pointer(word)
+            )
             return [("get_artifact", {"pointer": pointer, "grep": "ERROR"})]
 
         run = stage.play(
@@ -965,11 +1101,15 @@ class AdapterSuite(Suite, suite=True):
         assert "code 4711" in run.results[-1].text
 
     @pytest.mark.parametrize("conversations", [("one", "another"), (None, None)])
-    def test_conversations_share_nothing(self, stage: _Stage, conversations: tuple[str | None, str | None]) -> None:
+    def test_conversations_share_nothing(
+        self, stage: _Stage, conversations: tuple[str | None, str | None]
+    ) -> None:
         if None in conversations:
             stage.needs("private")
         store = stage.store()
-        first = stage.play([("fetch_log", {})], tools=[fetch_log], store=store, conversation=conversations[0])
+        first = stage.play(
+            [("fetch_log", {})], tools=[fetch_log], store=store, conversation=conversations[0]
+        )
         pointer = pointer_in(first.results[0].text)
         read: Ask = ("get_artifact", {"pointer": pointer, "grep": "ERROR"})
         second = stage.play([read], tools=[fetch_log], store=store, conversation=conversations[1])
@@ -977,7 +1117,9 @@ class AdapterSuite(Suite, suite=True):
         assert pointer in second.results[-1].text
 
     @pytest.mark.parametrize("apart", ["conversations", "sessions", "stores"])
-    def test_users_whose_agents_share_a_tool_share_nothing_else(self, stage: _Stage, apart: str) -> None:
+    def test_users_whose_agents_share_a_tool_share_nothing_else(
+        self, stage: _Stage, apart: str
+    ) -> None:
         tool = stage.driver.shared_tool(fetch_mail)
         store = stage.store()
         with coatcheck.open("memory:") as other:
@@ -1003,13 +1145,17 @@ class AdapterSuite(Suite, suite=True):
         tool = stage.driver.shared_tool(fetch_mail)
 
         def played(user: str) -> Run:
-            return stage.play(*_mail_script(user), shared=[tool], store=store, conversation=f"of {user}")
+            return stage.play(
+                *_mail_script(user), shared=[tool], store=store, conversation=f"of {user}"
+            )
 
         with ThreadPoolExecutor(2) as threads:
             for user, run in zip(("ada", "bob"), threads.map(played, ("ada", "bob")), strict=True):
                 _check_mail(run, user)
 
-    def test_an_agent_without_coatcheck_that_shares_a_tool_is_as_before(self, stage: _Stage) -> None:
+    def test_an_agent_without_coatcheck_that_shares_a_tool_is_as_before(
+        self, stage: _Stage
+    ) -> None:
         tool = stage.driver.shared_tool(fetch_mail)
         script: list[Step] = [[("fetch_mail", {"user": "ada"})]]
         before = stage.play(*script, shared=[tool])
@@ -1023,23 +1169,33 @@ class AdapterSuite(Suite, suite=True):
     def test_a_pointer_opens_after_a_restart(self, stage: _Stage) -> None:
         with coatcheck.open(stage.folder) as store:
             first = stage.play([("fetch_log", {})], tools=[fetch_log], store=store)
-        read: Ask = ("get_artifact", {"pointer": pointer_in(first.results[0].text), "grep": "ERROR"})
+        read: Ask = (
+            "get_artifact",
+            {"pointer": pointer_in(first.results[0].text), "grep": "ERROR"},
+        )
         second = stage.play([read], tools=[fetch_log], store=stage.store(), ids="again")
         assert "code 4711" in second.results[-1].text
 
-    def test_a_pointer_does_not_open_after_the_host_deletes_the_conversation(self, stage: _Stage) -> None:
+    def test_a_pointer_does_not_open_after_the_host_deletes_the_conversation(
+        self, stage: _Stage
+    ) -> None:
         stage.needs("deletion")
         store = stage.store()
         first = stage.play([("fetch_log", {})], tools=[fetch_log], store=store)
         stage.driver.delete(store, "conversation")
-        read: Ask = ("get_artifact", {"pointer": pointer_in(first.results[0].text), "grep": "ERROR"})
+        read: Ask = (
+            "get_artifact",
+            {"pointer": pointer_in(first.results[0].text), "grep": "ERROR"},
+        )
         second = stage.play([read], tools=[fetch_log], store=store, ids="again")
         assert "4711" not in second.results[-1].text
 
     # 16
 
     @pytest.mark.parametrize("trouble", ["full", "closed"])
-    def test_a_store_that_fails_leaves_head_and_tail_and_the_run_ends_well(self, stage: _Stage, trouble: str) -> None:
+    def test_a_store_that_fails_leaves_head_and_tail_and_the_run_ends_well(
+        self, stage: _Stage, trouble: str
+    ) -> None:
         store = stage.store(**({"quota_bytes": 1_000} if trouble == "full" else {}))
 
         def fetch_all() -> str:
@@ -1048,14 +1204,18 @@ class AdapterSuite(Suite, suite=True):
                 store.close()
             return LOG
 
-        run = stage.play([("fetch_all", {})], [("greet", {"name": "Ada"})], tools=[fetch_all, greet], store=store)
+        run = stage.play(
+            [("fetch_all", {})], [("greet", {"name": "Ada"})], tools=[fetch_all, greet], store=store
+        )
         assert len(run.results[0].text) < _MOST * 2
         assert LOG[:200].splitlines()[0] in run.results[0].text
         assert LOG.splitlines()[-1] in run.results[0].text
         assert "Hello, Ada!" in run.results[1].text
         assert (run.final, run.error) == ("Done.", None)
 
-    def test_a_store_that_fails_before_its_key_was_read_does_not_end_the_run(self, stage: _Stage) -> None:
+    def test_a_store_that_fails_before_its_key_was_read_does_not_end_the_run(
+        self, stage: _Stage
+    ) -> None:
         store = stage.store()
         store.close()
         script: list[Step] = [
@@ -1086,8 +1246,12 @@ class AdapterSuite(Suite, suite=True):
             """Write a long text."""
             return LOG[:40_000]
 
-        policy = Policy(tools={"whole": "never", "short": "always", "report": Limit(max_chars=1_000)})
-        script: list[Step] = [[(tool, {"name": "Ada"})] for tool in ("whole", "short", "report", "greet")]
+        policy = Policy(
+            tools={"whole": "never", "short": "always", "report": Limit(max_chars=1_000)}
+        )
+        script: list[Step] = [
+            [(tool, {"name": "Ada"})] for tool in ("whole", "short", "report", "greet")
+        ]
         tools = [whole, short, report, greet]
         without = stage.play(*script, tools=tools)
         run = stage.play(*script, tools=tools, store=stage.store(), policy=policy)
@@ -1097,8 +1261,14 @@ class AdapterSuite(Suite, suite=True):
         assert pointer_in(run.results[1].text)
         assert pointer_in(run.results[2].text)
 
-    def test_a_disabled_policy_is_byte_for_byte_the_run_without_coatcheck(self, stage: _Stage) -> None:
-        script: list[Step] = [[("fetch_log", {})], [("greet", {"name": "Ada"})], [("fetch_rows", {})]]
+    def test_a_disabled_policy_is_byte_for_byte_the_run_without_coatcheck(
+        self, stage: _Stage
+    ) -> None:
+        script: list[Step] = [
+            [("fetch_log", {})],
+            [("greet", {"name": "Ada"})],
+            [("fetch_rows", {})],
+        ]
         tools: list[Callable[..., Any]] = [fetch_log, greet, fetch_rows]
         without = stage.play(*script, tools=tools)
         run = stage.play(*script, tools=tools, store=stage.store(), policy=Policy(enabled=False))
@@ -1107,7 +1277,8 @@ class AdapterSuite(Suite, suite=True):
 
 
 def print_tour(file: str, name: str, folder: str) -> None:
-    """Print the requests of the tour: what `test_two_processes_on_one_store_send_the_same_bytes` runs in a child."""
+    """Print the requests of the tour: what `test_two_processes_on_one_store_send_the_same_bytes`
+    runs in a child."""
     spec = importlib.util.spec_from_file_location("suite_under_test", file)
     assert spec is not None
     assert spec.loader is not None
@@ -1117,5 +1288,7 @@ def print_tour(file: str, name: str, folder: str) -> None:
     suite = cast(AdapterSuite, functools.reduce(getattr, name.split("."), module)())  # type: ignore[operator]
     script, tools = _tour(_Received())
     with coatcheck.open(folder) as store:
-        run = suite.driver().run(Scenario(model=ScriptedModel(*script), tools=tuple(tools), store=store))
+        run = suite.driver().run(
+            Scenario(model=ScriptedModel(*script), tools=tuple(tools), store=store)
+        )
     sys.stdout.write("\n" + json.dumps(run.requests) + "\n")

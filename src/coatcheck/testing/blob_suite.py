@@ -1,5 +1,5 @@
-"""Tests that every `BlobStore` must pass. `Suite` makes a suite binding: a subclass cannot override, delete or skip
-its tests."""
+"""Tests that every `BlobStore` must pass. `Suite` makes a suite binding: a subclass cannot
+override, delete or skip its tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _EXCUSES = frozenset({"skip", "skipif", "xfail"})
 
 
 class _Sealing(type):
-    """Rejects `@pytest.mark.skip` on a class and later assignments, which happen after `__init_subclass__`."""
+    """Rejects `@pytest.mark.skip` on a class and later assignments, which happen after
+    `__init_subclass__`."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         _refuse_excuses(cls, name, value)
@@ -35,16 +36,23 @@ class _Sealing(type):
 
 
 class Suite(metaclass=_Sealing):
-    """The base class of the suites. A class with `suite=True` adds tests; no subclass may change inherited ones."""
+    """The base class of the suites. A class with `suite=True` adds tests; no subclass may change
+    inherited ones."""
 
     _kept: ClassVar[dict[str, object]] = {}
 
     def __init_subclass__(cls, *, suite: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
-        kept = {name: test for base in reversed(cls.__mro__[1:]) for name, test in vars(base).get("_kept", {}).items()}
+        kept = {
+            name: test
+            for base in reversed(cls.__mro__[1:])
+            for name, test in vars(base).get("_kept", {}).items()
+        }
         for name, test in kept.items():
             if getattr(cls, name, None) is not test:
-                raise TypeError(f"{cls.__name__} cannot override {name}: a backend must pass the suite unchanged")
+                raise TypeError(
+                    f"{cls.__name__} cannot override {name}: a backend must pass the suite unchanged"
+                )
         for name, value in vars(cls).items():
             if name not in kept and not suite:
                 _refuse_excuses(cls, name, value)
@@ -61,24 +69,30 @@ def _refuse_excuses(cls: type, name: str, value: object) -> None:
         for mark in value if isinstance(value, list | tuple) else [value]:
             excuse = getattr(mark, "name", "")
             if excuse in _EXCUSES:
-                raise TypeError(f"{cls.__name__} cannot {excuse} the suite: a backend must pass all of it")
+                raise TypeError(
+                    f"{cls.__name__} cannot {excuse} the suite: a backend must pass all of it"
+                )
 
 
 class BlobStoreSuite(Suite, suite=True):
-    """Subclass it and define `make_blobs`. If possible, also define the methods that bypass the store."""
+    """Subclass it and define `make_blobs`. If possible, also define the methods that bypass the
+    store."""
 
     shared: ClassVar[bool] = True
-    """Whether `make_blobs` with the same folder opens the same blobs again, like another process."""
+    """Whether `make_blobs` with the same folder opens the same blobs again, like another
+    process."""
 
     def make_blobs(self, tmp_path: Path) -> BlobStore:
         raise NotImplementedError("define make_blobs to create your blob store")
 
     def flip_byte(self, blobs: BlobStore, blob: Blob, offset: int) -> bool:
-        """Change the stored byte at this offset without the store noticing. Return False if that is impossible."""
+        """Change the stored byte at this offset without the store noticing. Return False if that is
+        impossible."""
         return False
 
     def abandon_stage(self, blobs: BlobStore, size: int) -> bool:
-        """Leave what a process leaves behind if it dies with `size` bytes staged. Return False if that is nothing."""
+        """Leave what a process leaves behind if it dies with `size` bytes staged. Return False if
+        that is nothing."""
         return False
 
     @pytest.fixture
@@ -112,7 +126,11 @@ class BlobStoreSuite(Suite, suite=True):
     def test_a_copy_that_is_kept_open_reads_like_any_other(self, blobs: BlobStore) -> None:
         data = noise(600_000)
         with blobs.opened(publish(blobs, data)) as read:
-            assert (read(0, 600_000), read(262_140, 10), read(600_000, 1)) == (data, data[262_140:262_150], b"")
+            assert (read(0, 600_000), read(262_140, 10), read(600_000, 1)) == (
+                data,
+                data[262_140:262_150],
+                b"",
+            )
 
     def test_a_stage_knows_digest_and_size_whatever_the_pieces_are(self, blobs: BlobStore) -> None:
         data = noise(FRAME + 5)
@@ -129,7 +147,9 @@ class BlobStoreSuite(Suite, suite=True):
         assert blob.digest == digest_of(data)
         assert blobs.read(blob, 0, 5000) == data
 
-    def test_nobody_finds_what_is_staged_and_not_published(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_nobody_finds_what_is_staged_and_not_published(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         with blobs.stage([noise(FRAME)]):
             assert list(blobs.places()) == list(others.places()) == []
 
@@ -155,7 +175,9 @@ class BlobStoreSuite(Suite, suite=True):
         assert list(blobs.places()) == []
         assert blobs.leftovers(remove=False) == 0
 
-    def test_another_process_reads_what_was_published(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_another_process_reads_what_was_published(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         data = noise(FRAME + 1)
         blob = publish(blobs, data)
         assert others.read(blob, 0, len(data)) == data
@@ -188,7 +210,9 @@ class BlobStoreSuite(Suite, suite=True):
         except Damaged:
             assert damaged
 
-    def test_a_copy_that_was_removed_is_not_found(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_a_copy_that_was_removed_is_not_found(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         blob = publish(blobs, noise(5000))
         blobs.remove(blob)
         for store in (blobs, others):
@@ -203,7 +227,9 @@ class BlobStoreSuite(Suite, suite=True):
         blobs.remove(blob)
         assert list(blobs.places()) == []
 
-    def test_places_lists_every_copy_with_digest_coding_and_place_alone(self, blobs: BlobStore) -> None:
+    def test_places_lists_every_copy_with_digest_coding_and_place_alone(
+        self, blobs: BlobStore
+    ) -> None:
         copies = [publish(blobs, noise(100 + i // 2)) for i in range(8)]
         expected = {Blob(copy.digest, 0, copy.coding, copy.place) for copy in copies}
         listed = list(blobs.places())
@@ -218,7 +244,11 @@ class BlobStoreSuite(Suite, suite=True):
             return
         with stage as staged:
             smaller = staged.publish()
-        assert (smaller.digest, smaller.size, smaller.frames) == (blob.digest, blob.size, blob.frames)
+        assert (smaller.digest, smaller.size, smaller.frames) == (
+            blob.digest,
+            blob.size,
+            blob.frames,
+        )
         assert smaller.place != blob.place
         check_ranges(blobs, smaller, data)
         assert blobs.read(blob, 0, 100) == data[:100], "the original copy stays until it is removed"
@@ -254,7 +284,9 @@ class BlobStoreSuite(Suite, suite=True):
         blobs.remove(blob)
         assert not blobs.sweep(blob)
 
-    def test_a_copy_whose_row_is_not_written_yet_is_not_swept(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_a_copy_whose_row_is_not_written_yet_is_not_swept(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         data = noise(5000)
         with blobs.stage([data]) as staged:
             blob = staged.publish()
@@ -264,7 +296,9 @@ class BlobStoreSuite(Suite, suite=True):
             assert blobs.read(blob, 0, 5000) == data
         assert others.sweep(listed(others, blob)), "the protection ends with the stage"
 
-    def test_a_copy_in_quarantine_can_be_taken_back_or_discarded(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_a_copy_in_quarantine_can_be_taken_back_or_discarded(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         data = noise(5000)
         blob = publish(blobs, data)
         if not blobs.quarantine(listed(blobs, blob), 1_000.9):
@@ -274,7 +308,11 @@ class BlobStoreSuite(Suite, suite=True):
             return
         assert list(others.places()) == []
         (held,) = others.quarantined()
-        assert (held.blob.digest, held.blob.place, int(held.since)) == (blob.digest, blob.place, 1_000)
+        assert (held.blob.digest, held.blob.place, int(held.since)) == (
+            blob.digest,
+            blob.place,
+            1_000,
+        )
         assert held.size >= 5000
         assert not blobs.quarantine(blob, 2_000), "it is there already"
         assert others.take_back(held.blob)
@@ -293,7 +331,9 @@ class BlobStoreSuite(Suite, suite=True):
             blob = staged.publish()
             assert not others.quarantine(listed(others, blob), 1_000)
 
-    def test_what_was_fetched_ahead_reads_the_same_and_a_missing_copy_is_no_error_yet(self, blobs: BlobStore) -> None:
+    def test_what_was_fetched_ahead_reads_the_same_and_a_missing_copy_is_no_error_yet(
+        self, blobs: BlobStore
+    ) -> None:
         first, second, gone = (noise(size) for size in (5000, FRAME + 9, 10))
         kept = [publish(blobs, data) for data in (first, second, gone)]
         blobs.remove(kept[2])
@@ -325,7 +365,9 @@ class BlobStoreSuite(Suite, suite=True):
         assert blobs.leftovers(remove=False) == 0
 
     @pytest.mark.parametrize("size", [1, 5000, FRAME, 2 * FRAME + 9])
-    def test_a_flipped_byte_is_noticed_by_every_read_that_touches_its_frame(self, blobs: BlobStore, size: int) -> None:
+    def test_a_flipped_byte_is_noticed_by_every_read_that_touches_its_frame(
+        self, blobs: BlobStore, size: int
+    ) -> None:
         data = noise(size)
         blob, twin = publish(blobs, data), publish(blobs, data)
         if not self.flip_byte(blobs, blob, size - 1):
@@ -356,7 +398,9 @@ class BlobStoreSuite(Suite, suite=True):
         assert len({copy.place for copy in copies}) == 32
         assert [blobs.read(copy, 0, copy.size) for copy in copies] == contents
 
-    def test_removing_one_copy_never_disturbs_publishing_another(self, blobs: BlobStore, others: BlobStore) -> None:
+    def test_removing_one_copy_never_disturbs_publishing_another(
+        self, blobs: BlobStore, others: BlobStore
+    ) -> None:
         data = noise(3000)
 
         def publish_and_remove(store: BlobStore) -> bool:
@@ -389,10 +433,20 @@ def listed(blobs: BlobStore, blob: Blob) -> Blob:
 
 def check_ranges(blobs: BlobStore, blob: Blob, data: bytes) -> None:
     size = len(data)
-    edges = {0, 1, size - 1, size, size + 1, *(at + d for at in range(FRAME, size + 1, FRAME) for d in (-1, 0, 1))}
+    edges = {
+        0,
+        1,
+        size - 1,
+        size,
+        size + 1,
+        *(at + d for at in range(FRAME, size + 1, FRAME) for d in (-1, 0, 1)),
+    }
     for offset in sorted(edge for edge in edges if edge >= 0):
         for length in (0, 1, 7, FRAME, size + 10):
-            assert blobs.read(blob, offset, length) == data[offset : offset + length], (offset, length)
+            assert blobs.read(blob, offset, length) == data[offset : offset + length], (
+                offset,
+                length,
+            )
 
 
 def noise(size: int) -> bytes:

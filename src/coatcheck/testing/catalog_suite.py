@@ -17,7 +17,18 @@ import pytest
 from coatcheck.errors import Fenced, QuotaExceeded, StoreClosed
 from coatcheck.ids import digest_of
 from coatcheck.refs import Blob, Ref
-from coatcheck.storage import Catalog, Claimant, Entry, Freed, Limits, Note, Record, Row, SessionFilter, SessionInfo
+from coatcheck.storage import (
+    Catalog,
+    Claimant,
+    Entry,
+    Freed,
+    Limits,
+    Note,
+    Record,
+    Row,
+    SessionFilter,
+    SessionInfo,
+)
 from coatcheck.testing.blob_suite import Suite
 
 
@@ -36,8 +47,16 @@ def entry(
     """Return a row for bytes in a blob store."""
     data = content.encode()
     digest = digest or digest_of(data)
-    ref = Ref(digest, session, len(data), **{"media_type": "text/plain", "kind": "result"} | about, created=created)
-    return Entry(ref, Blob(digest, len(data), "raw", place, b""), SessionInfo(session, parent, ttl, quota))
+    ref = Ref(
+        digest,
+        session,
+        len(data),
+        **{"media_type": "text/plain", "kind": "result"} | about,
+        created=created,
+    )
+    return Entry(
+        ref, Blob(digest, len(data), "raw", place, b""), SessionInfo(session, parent, ttl, quota)
+    )
 
 
 def inline(data: bytes, **about: Any) -> Entry:
@@ -55,7 +74,8 @@ class RecordSuite(Suite, suite=True):
     """The part of the catalog's suite about claims and records."""
 
     shared: ClassVar[bool] = True
-    """Whether `make_catalog` with the same folder opens the same catalog again, like another process."""
+    """Whether `make_catalog` with the same folder opens the same catalog again, like another
+    process."""
 
     def make_catalog(self, tmp_path: Path) -> Catalog:
         raise NotImplementedError("define make_catalog to create your catalog")
@@ -76,11 +96,18 @@ class RecordSuite(Suite, suite=True):
         yield made
         made.close()
 
-    def test_each_claim_has_a_larger_token_and_the_newest_is_returned(self, catalog: Catalog, others: Catalog) -> None:
+    def test_each_claim_has_a_larger_token_and_the_newest_is_returned(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         assert catalog.claimant("s") is None
-        tokens = [(catalog, others)[i % 2].claim(SessionInfo("s"), f"holder {i}", at=float(i)) for i in range(6)]
+        tokens = [
+            (catalog, others)[i % 2].claim(SessionInfo("s"), f"holder {i}", at=float(i))
+            for i in range(6)
+        ]
         assert tokens == sorted(set(tokens))
-        assert catalog.claimant("s") == others.claimant("s") == Claimant(tokens[-1], "holder 5", 5.0)
+        assert (
+            catalog.claimant("s") == others.claimant("s") == Claimant(tokens[-1], "holder 5", 5.0)
+        )
         assert catalog.claimant("other") is None
 
     def test_a_claim_with_an_empty_holder_gives_it_up(self, catalog: Catalog) -> None:
@@ -101,7 +128,9 @@ class RecordSuite(Suite, suite=True):
         with pytest.raises(Fenced):
             catalog.record(SessionInfo("s"), "hot", b"late", at=4.0, token=old)
 
-    def test_a_claim_instead_of_one_that_is_not_the_newest_changes_nothing(self, catalog: Catalog) -> None:
+    def test_a_claim_instead_of_one_that_is_not_the_newest_changes_nothing(
+        self, catalog: Catalog
+    ) -> None:
         for wrong in (1, 99):
             with pytest.raises(Fenced):
                 catalog.claim(SessionInfo("s"), "a", at=1.0, instead_of=wrong)
@@ -126,17 +155,25 @@ class RecordSuite(Suite, suite=True):
         catalog.claim(SessionInfo("s"), "", at=117.0, instead_of=last)
         assert catalog.claim(SessionInfo("s"), "c", at=117.0, idle=inf) > last
 
-    def test_of_many_that_wait_for_an_idle_holder_one_gets_the_claim(self, catalog: Catalog, others: Catalog) -> None:
+    def test_of_many_that_wait_for_an_idle_holder_one_gets_the_claim(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         def claimed(number: int) -> bool:
             try:
-                return bool((catalog, others)[number % 2].claim(SessionInfo("s"), str(number), at=1.0, idle=inf))
+                return bool(
+                    (catalog, others)[number % 2].claim(
+                        SessionInfo("s"), str(number), at=1.0, idle=inf
+                    )
+                )
             except Fenced:
                 return False
 
         with ThreadPoolExecutor(8) as pool:
             assert sum(pool.map(claimed, range(16))) == 1
 
-    def test_records_are_numbered_and_returned_as_written(self, catalog: Catalog, others: Catalog) -> None:
+    def test_records_are_numbered_and_returned_as_written(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         token = catalog.claim(SessionInfo("s"), "a", at=1.0)
         assert catalog.record(SessionInfo("s"), "x", b"one", at=2.5) == 1
         assert others.record(SessionInfo("s"), "x", b"two\x00\xff", at=3.0, token=token) == 2
@@ -165,7 +202,9 @@ class RecordSuite(Suite, suite=True):
         assert numbers(limit=2, newest=True) == [10, 9]
         assert numbers(after=10) == numbers(limit=0) == numbers(after=6, before=7) == []
 
-    def test_the_first_records_of_many_series_are_read_at_once(self, catalog: Catalog, others: Catalog) -> None:
+    def test_the_first_records_of_many_series_are_read_at_once(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         wanted = [f"x{i}" for i in range(300)]
         for i in range(0, 300, 100):
             catalog.record(SessionInfo("s"), f"x{i}", str(i).encode(), at=1.0)
@@ -181,19 +220,26 @@ class RecordSuite(Suite, suite=True):
             catalog.record(SessionInfo("s"), "x0", b"newest", at=3.0, keep=1)
         assert catalog.first_records("s", ["x0"]) == {"x0": Record(5, 3.0, None, b"newest")}
 
-    def test_several_records_are_written_together_or_not_at_all(self, catalog: Catalog, others: Catalog) -> None:
+    def test_several_records_are_written_together_or_not_at_all(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         catalog.record(SessionInfo("s"), "x", b"first", at=1.0)
         given = [("x", b"second", None), ("y", b"one", 1), ("x", b"third", 2), ("y", b"two", 1)]
         assert others.record_all(SessionInfo("s"), given, at=2.0) == [2, 1, 3, 2]
         for reader in (catalog, others):
-            assert [(one.seq, one.body) for one in reader.records("s", "x")] == [(2, b"second"), (3, b"third")]
+            assert [(one.seq, one.body) for one in reader.records("s", "x")] == [
+                (2, b"second"),
+                (3, b"third"),
+            ]
             assert [(one.seq, one.body) for one in reader.records("s", "y")] == [(2, b"two")]
         token = catalog.claim(SessionInfo("s"), "a", at=3.0)
         with pytest.raises(Fenced):
             catalog.record_all(SessionInfo("s"), given, at=4.0, token=token + 1)
         assert len(others.records("s", "x")) == 2
 
-    def test_only_so_many_records_are_kept_as_asked_and_numbers_go_on(self, catalog: Catalog) -> None:
+    def test_only_so_many_records_are_kept_as_asked_and_numbers_go_on(
+        self, catalog: Catalog
+    ) -> None:
         for i in range(1, 6):
             assert catalog.record(SessionInfo("s"), "x", b"x", at=1.0, keep=2) == i
         catalog.record(SessionInfo("s"), "y", b"y", at=1.0)
@@ -202,7 +248,9 @@ class RecordSuite(Suite, suite=True):
         assert [one.seq for one in catalog.records("s", "x")] == [6]
         assert len(catalog.records("s", "y")) == 1
 
-    def test_a_writer_that_lost_its_claim_writes_nothing(self, catalog: Catalog, others: Catalog) -> None:
+    def test_a_writer_that_lost_its_claim_writes_nothing(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         old = catalog.claim(SessionInfo("s"), "a", at=1.0)
         catalog.record(SessionInfo("s"), "hot", b"first", at=2.0, token=old)
         new = others.claim(SessionInfo("s"), "b", at=3.0)
@@ -226,7 +274,9 @@ class RecordSuite(Suite, suite=True):
         catalog.record(SessionInfo("t", ttl=3.0), "x", b"x", at=7.0)
         assert catalog.session("t") == SessionInfo("t", ttl=3.0, created=7.0, used=7.0)
 
-    def test_records_and_claims_go_with_their_session(self, catalog: Catalog, others: Catalog) -> None:
+    def test_records_and_claims_go_with_their_session(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         catalog.put(entry("x"))
         token = catalog.claim(SessionInfo("s"), "a", at=1.0)
         catalog.record(SessionInfo("s"), "hot", b"state", at=2.0, token=token)
@@ -281,7 +331,9 @@ class RecordSuite(Suite, suite=True):
             assert catalog.claimant("s") == Claimant(token, "a", 100.0)
             assert catalog.record(info, "x", b"new", at=130.0, token=token) == 1
 
-    def test_many_writers_lose_no_record_and_share_no_token(self, catalog: Catalog, others: Catalog) -> None:
+    def test_many_writers_lose_no_record_and_share_no_token(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         def write(number: int) -> tuple[int, int]:
             with_ = (catalog, others)[number % 2]
             token = with_.claim(SessionInfo("claimed"), f"holder {number}", at=1.0)
@@ -310,24 +362,45 @@ class CatalogSuite(RecordSuite, suite=True):
 
     # Rows
 
-    def test_rows_are_returned_as_saved_until_they_are_dropped(self, catalog: Catalog, others: Catalog) -> None:
+    def test_rows_are_returned_as_saved_until_they_are_dropped(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         put = replace(entry("x", name="n"), seq=7)
-        rows: list[Row] = [put.session, put.blob, put, *(Note(owner, key, b"v") for owner in ("", "s") for key in "ab")]
+        rows: list[Row] = [
+            put.session,
+            put.blob,
+            put,
+            *(Note(owner, key, b"v") for owner in ("", "s") for key in "ab"),
+        ]
 
         def found(reader: Catalog) -> list[Row]:
             notes = [*reader.notes("", "a", "c"), *reader.notes("s", "a", "c")]
-            return [*reader.sessions("s"), *(blob for blob, _ in reader.blobs()), *reader.refs("s"), *notes]
+            return [
+                *reader.sessions("s"),
+                *(blob for blob, _ in reader.blobs()),
+                *reader.refs("s"),
+                *notes,
+            ]
 
         catalog.change("saving", lambda: catalog.save(*rows))
         assert found(catalog) == found(others) == rows
-        assert catalog.refs("s", put.ref.artifact_id) == catalog.refs(digest=put.ref.artifact_id) == [put]
-        assert catalog.refs("t") == catalog.refs("s", "0" * 64) == catalog.refs(digest="0" * 64) == []
+        assert (
+            catalog.refs("s", put.ref.artifact_id)
+            == catalog.refs(digest=put.ref.artifact_id)
+            == [put]
+        )
+        assert (
+            catalog.refs("t") == catalog.refs("s", "0" * 64) == catalog.refs(digest="0" * 64) == []
+        )
         changed = replace(put, ref=replace(put.ref, pinned=True, granted_by="g"), gone="expired")
         blob, session = replace(put.blob, place="new"), replace(put.session, ttl=5.0)
         catalog.change("saving", lambda: catalog.save(changed, blob, Note("s", "a", b"w"), session))
         assert others.refs("s") == [replace(changed, blob=blob, session=session)]
         assert [one.value for one in others.notes("s", "a", "b")] == [b"w"]
-        catalog.change("dropping", lambda: catalog.drop(put, put.blob, put.session, Note("", "a"), Note("", "missing")))
+        catalog.change(
+            "dropping",
+            lambda: catalog.drop(put, put.blob, put.session, Note("", "a"), Note("", "missing")),
+        )
         assert found(others) == [Note("", "b", b"v")]
 
     def test_notes_are_found_by_their_keys_in_either_order(self, catalog: Catalog) -> None:
@@ -358,7 +431,9 @@ class CatalogSuite(RecordSuite, suite=True):
             return number
 
         with ThreadPoolExecutor(8) as pool:
-            assert sorted(pool.map(lambda _: catalog.change("counting", count), range(40))) == list(range(1, 41))
+            assert sorted(pool.map(lambda _: catalog.change("counting", count), range(40))) == list(
+                range(1, 41)
+            )
 
     # Sessions
 
@@ -367,7 +442,9 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.find("nobody") == []
         assert list(catalog.sessions()) == []
 
-    def test_an_opened_session_is_returned_as_it_was_opened(self, catalog: Catalog, others: Catalog) -> None:
+    def test_an_opened_session_is_returned_as_it_was_opened(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         info = SessionInfo("s", "parent", 60.5, 1000, created=5.0, used=7.0)
         catalog.open_session(info)
         assert catalog.session("s") == others.session("s") == info
@@ -375,9 +452,13 @@ class CatalogSuite(RecordSuite, suite=True):
     def test_opening_again_changes_parent_ttl_and_quota_alone(self, catalog: Catalog) -> None:
         catalog.put(entry("x", created=5.0))
         catalog.open_session(SessionInfo("s", "p", None, 99, created=1.0, used=1.0))
-        assert catalog.session("s") == SessionInfo("s", "p", None, 99, created=5.0, used=5.0, used_bytes=1)
+        assert catalog.session("s") == SessionInfo(
+            "s", "p", None, 99, created=5.0, used=5.0, used_bytes=1
+        )
 
-    def test_of_several_processes_one_notes_a_collection_in_a_period(self, catalog: Catalog, others: Catalog) -> None:
+    def test_of_several_processes_one_notes_a_collection_in_a_period(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         assert catalog.collected() is None
         assert catalog.note_collection(100.5, every=10.0)
         assert not others.note_collection(110.25, every=10.0)
@@ -392,19 +473,27 @@ class CatalogSuite(RecordSuite, suite=True):
             catalog.open_session(SessionInfo(name))
         assert sorted(info.session_id for info in catalog.sessions()) == sorted(names)
 
-    def test_sessions_are_listed_in_pages_the_newest_first(self, catalog: Catalog, others: Catalog) -> None:
+    def test_sessions_are_listed_in_pages_the_newest_first(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         for number, name in enumerate(["b", "a", "c", "\U0001f600", "\uffff", "a\0b", "%", "_"]):
             catalog.open_session(SessionInfo(name, created=float(number // 3)))
-        every = sorted(catalog.sessions(), key=lambda info: (info.created, info.session_id), reverse=True)
+        every = sorted(
+            catalog.sessions(), key=lambda info: (info.created, info.session_id), reverse=True
+        )
         for reader in (catalog, others):
             found: list[SessionInfo] = []
-            while page := reader.session_page("", (found[-1].created, found[-1].session_id) if found else None, 3):
+            while page := reader.session_page(
+                "", (found[-1].created, found[-1].session_id) if found else None, 3
+            ):
                 assert len(page) <= 3
                 found += page
             assert found == every
             assert reader.session_page("", None, 100) == every
 
-    def test_a_page_of_sessions_has_only_those_whose_ids_begin_with_the_prefix(self, catalog: Catalog) -> None:
+    def test_a_page_of_sessions_has_only_those_whose_ids_begin_with_the_prefix(
+        self, catalog: Catalog
+    ) -> None:
         names = ["ci-1", "ci-2", "CI-3", "c", "xci-4", "ci\0-5", "ci%", "ci_", "é-6"]
         for name in names:
             catalog.open_session(SessionInfo(name))
@@ -413,8 +502,16 @@ class CatalogSuite(RecordSuite, suite=True):
             assert found == {name for name in names if name.startswith(prefix)}
         assert [info.session_id for info in catalog.session_page("ci-", None, 1)] == ["ci-2"]
 
-    def test_a_page_of_sessions_has_only_those_that_pass_the_filter(self, catalog: Catalog, others: Catalog) -> None:
-        rows = [("a", None, 1.0), ("a-b", "a", 2.0), ("ab%", "gone", 3.0), ("é\0", "a-b", 4.0), ("x:1", None, 5.0)]
+    def test_a_page_of_sessions_has_only_those_that_pass_the_filter(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
+        rows = [
+            ("a", None, 1.0),
+            ("a-b", "a", 2.0),
+            ("ab%", "gone", 3.0),
+            ("é\0", "a-b", 4.0),
+            ("x:1", None, 5.0),
+        ]
         rows += [("x:2", "x:1", 6.0), ("a'c", "é\0", 7.0)]
         for name, parent, at in rows:
             catalog.open_session(SessionInfo(name, parent, created=at, used=at))
@@ -429,13 +526,17 @@ class CatalogSuite(RecordSuite, suite=True):
             for prefix in ("", "a", "x:", "é"):
                 listed = {info.session_id for info in every if info.session_id.startswith(prefix)}
                 for wanted in filters:
-                    found = {info.session_id for info in reader.session_page(prefix, None, 100, wanted)}
+                    found = {
+                        info.session_id for info in reader.session_page(prefix, None, 100, wanted)
+                    }
                     passing = {info.session_id for info in every if wanted.passes(info, listed)}
                     assert found == passing & listed
 
     # Putting and finding
 
-    def test_what_was_put_is_found_with_all_of_its_attributes(self, catalog: Catalog, others: Catalog) -> None:
+    def test_what_was_put_is_found_with_all_of_its_attributes(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         put = entry("x", name="n", tool="t", call_id="c", producer="planner", parents=("a" * 64, "b" * 12),
                     summary="line ☃", created=5.25, expires=99.5, pinned=True, granted_by="g", codec="json",
                     media_type="text/x", kind="log", metadata_json='{"a":1}')  # fmt: skip
@@ -450,7 +551,9 @@ class CatalogSuite(RecordSuite, suite=True):
     def test_a_put_opens_its_session_and_counts_it_as_used(self, catalog: Catalog) -> None:
         catalog.put(entry("x", created=5.0, ttl=60.0, parent="p", quota=100))
         catalog.put(entry("y", created=9.0, ttl=60.0, parent="p", quota=100))
-        assert catalog.session("s") == SessionInfo("s", "p", 60.0, 100, created=5.0, used=9.0, used_bytes=2)
+        assert catalog.session("s") == SessionInfo(
+            "s", "p", 60.0, 100, created=5.0, used=9.0, used_bytes=2
+        )
 
     def test_each_artifact_counts_once_in_its_session(self, catalog: Catalog) -> None:
         catalog.put(entry("xyz", name="one"))
@@ -468,7 +571,9 @@ class CatalogSuite(RecordSuite, suite=True):
             catalog.put(entry(str(i), created=float(i)))
         everything = catalog.find("s")
         assert [one.ref.created for one in everything] == [float(i) for i in reversed(range(10))]
-        assert [one.seq for one in everything] == sorted({one.seq for one in everything}, reverse=True)
+        assert [one.seq for one in everything] == sorted(
+            {one.seq for one in everything}, reverse=True
+        )
         pages = [catalog.find("s", limit=4)]
         while pages[-1]:
             pages.append(catalog.find("s", before=pages[-1][-1].seq, limit=4))
@@ -481,7 +586,9 @@ class CatalogSuite(RecordSuite, suite=True):
                 catalog.put(entry(digest=digest, name=name))
         for prefix in ("abcabcabcabc", "abc" * 20 + "000", first):
             found = catalog.find("s", prefix=prefix)
-            assert {one.ref.artifact_id for one in found} == {d for d in (first, second, apart) if d.startswith(prefix)}
+            assert {one.ref.artifact_id for one in found} == {
+                d for d in (first, second, apart) if d.startswith(prefix)
+            }
             assert {one.ref.name for one in found} == {"new"}
         assert catalog.find("s", prefix="abd" + "0" * 9) == []
 
@@ -490,7 +597,12 @@ class CatalogSuite(RecordSuite, suite=True):
             catalog.put(entry(content, session=session, name="old"))
             catalog.put(entry(content, session=session, name="new", expires=5.0))
         prefixes = [digest_of(text.encode())[:12] for text in "acde"]
-        found = [one for each in ("s", "t") for prefix in prefixes for one in catalog.find(each, prefix=prefix)]
+        found = [
+            one
+            for each in ("s", "t")
+            for prefix in prefixes
+            for one in catalog.find(each, prefix=prefix)
+        ]
         many = catalog.find_many(["s", "t", "nobody"], prefixes)
         assert sorted(many, key=lambda one: (one.ref.session_id, one.ref.artifact_id)) == sorted(
             found, key=lambda one: (one.ref.session_id, one.ref.artifact_id)
@@ -512,12 +624,20 @@ class CatalogSuite(RecordSuite, suite=True):
 
     def test_ids_that_begin_alike_are_near_each_other(self, catalog: Catalog) -> None:
         first, second, apart = ("abc" * 4 + "0" * 52, "abc" * 4 + "1" * 52, "abc" * 3 + "f" * 55)
-        for digest, session in ((first, "s"), (second, "parent"), (apart, "s"), (second, "stranger")):
+        for digest, session in (
+            (first, "s"),
+            (second, "parent"),
+            (apart, "s"),
+            (second, "stranger"),
+        ):
             catalog.put(entry(digest=digest, session=session))
         assert catalog.near(["s"], [second]) == {first}
         assert catalog.near(["s", "parent", "nobody"], [first, apart]) == {first, second, apart}
         assert (
-            catalog.near(["s", "parent"], ["0" * 64]) == catalog.near([], [first]) == catalog.near(["s"], []) == set()
+            catalog.near(["s", "parent"], ["0" * 64])
+            == catalog.near([], [first])
+            == catalog.near(["s"], [])
+            == set()
         )
 
     @pytest.mark.parametrize("way", ["look", "put_inline"])
@@ -525,7 +645,11 @@ class CatalogSuite(RecordSuite, suite=True):
         first, second = ("abc" * 4 + "0" * 52, "abc" * 4 + "1" * 52)
         catalog.put(entry(digest=first))
         catalog.put(entry(digest=second, session="parent"))
-        for lineage, ids in ((["s"], {first}), (["s", "parent"], {first, second}), (["new"], set())):
+        for lineage, ids in (
+            (["s"], {first}),
+            (["s", "parent"], {first, second}),
+            (["new"], set()),
+        ):
             digest = "abc" * 4 + f"{len(ids) + 2}" * 52
             if way == "look":
                 known = catalog.look(digest, lineage, blob=True)
@@ -553,7 +677,9 @@ class CatalogSuite(RecordSuite, suite=True):
             return known.ref.name == "n"
 
         def put(new: Entry, **options: Any) -> Entry:
-            return catalog.put_inline(digest, [new.session.session_id], lambda: new, is_repeat, **options)[0]
+            return catalog.put_inline(
+                digest, [new.session.session_id], lambda: new, is_repeat, **options
+            )[0]
 
         assert put(entry("x", name="n", created=5.0)).ref.created == 1.0
         assert asked == ["n"]
@@ -561,10 +687,16 @@ class CatalogSuite(RecordSuite, suite=True):
         assert [one.ref.name for one in others.find("other", prefix=digest)] == [None]
         with pytest.raises(QuotaExceeded):
             catalog.put_inline(
-                digest_of(b"abcdef"), ["small"], lambda: entry("abcdef", session="small", quota=5), is_repeat
+                digest_of(b"abcdef"),
+                ["small"],
+                lambda: entry("abcdef", session="small", quota=5),
+                is_repeat,
             )
         catalog.put(entry("x", session="brief", ttl=10.0, created=0.0))
-        put(entry("x", session="brief", ttl=10.0, created=50.0, name="late"), limits=Limits(grace=5.0))
+        put(
+            entry("x", session="brief", ttl=10.0, created=50.0, name="late"),
+            limits=Limits(grace=5.0),
+        )
         assert [(one.ref.name, one.gone) for one in catalog.find("brief")] == [("late", None)]
 
     def test_a_name_finds_every_ref_that_was_put_under_it(self, catalog: Catalog) -> None:
@@ -577,7 +709,16 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.find("s", name="") == []
 
     def test_names_are_data_whatever_they_hold(self, catalog: Catalog) -> None:
-        names = ["../../x", "a\0b", "'; DROP TABLE ref; --", "%", "\u202egnp", "n" * 10_000, "É", "E\u0301"]
+        names = [
+            "../../x",
+            "a\0b",
+            "'; DROP TABLE ref; --",
+            "%",
+            "\u202egnp",
+            "n" * 10_000,
+            "É",
+            "E\u0301",
+        ]
         for i, name in enumerate(names):
             catalog.put(entry(str(i), name=name, session=name, tool=name, call_id=name))
         for i, name in enumerate(names):
@@ -594,7 +735,9 @@ class CatalogSuite(RecordSuite, suite=True):
         for how in ways:
             assert catalog.find("s", content=True, **how)[0].content == data
             assert catalog.find("s", **how)[0].content is None
-        assert [(blob.digest, content) for blob, content in catalog.blobs()] == [(digest_of(data), data)]
+        assert [(blob.digest, content) for blob, content in catalog.blobs()] == [
+            (digest_of(data), data)
+        ]
         assert catalog.uri_prefix
 
     def test_inline_content_replaces_what_is_stored(self, catalog: Catalog) -> None:
@@ -614,10 +757,19 @@ class CatalogSuite(RecordSuite, suite=True):
 
     @pytest.mark.parametrize(
         "new",
-        [{"name": "other"}, {"codec": "json"}, {"tool": "t"}, {"summary": "s"}, {"kind": "log"}, {"expires": 50.0}],
+        [
+            {"name": "other"},
+            {"codec": "json"},
+            {"tool": "t"},
+            {"summary": "s"},
+            {"kind": "log"},
+            {"expires": 50.0},
+        ],
         ids=lambda new: next(iter(new)),
     )
-    def test_a_ref_that_says_something_new_is_added(self, catalog: Catalog, new: dict[str, Any]) -> None:
+    def test_a_ref_that_says_something_new_is_added(
+        self, catalog: Catalog, new: dict[str, Any]
+    ) -> None:
         catalog.put(entry("x", name="n"))
         catalog.put(entry("x", **{"name": "n"} | new))
         assert len(catalog.find("s")) == 2
@@ -657,7 +809,9 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.put(entry("x", place="second", session="other"))
         assert len({one.blob.place for s in ("s", "other") for one in catalog.find(s)}) == 1
 
-    def test_making_everything_durable_changes_nothing(self, catalog: Catalog, others: Catalog) -> None:
+    def test_making_everything_durable_changes_nothing(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         catalog.put(entry("x"))
         catalog.make_durable()
         assert [one.blob for one in others.find("s")] == [entry("x").blob]
@@ -702,7 +856,9 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.places([*known, "0" * 64]) == known
         assert catalog.places([]) == {}
 
-    def test_what_went_cold_is_offered_once_for_each_time(self, catalog: Catalog, others: Catalog) -> None:
+    def test_what_went_cold_is_offered_once_for_each_time(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         def cold(before: float) -> list[str]:
             return [blob.digest for blob in catalog.cold(before)]
 
@@ -733,7 +889,9 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.put(entry("x", place="first"))
         catalog.put(entry("x", place="healed", session="other"), heal=True)
         assert not catalog.relocate(old, replace(old, place="second"))
-        assert not catalog.relocate(replace(old, digest="0" * 64), replace(old, digest="0" * 64, place="second"))
+        assert not catalog.relocate(
+            replace(old, digest="0" * 64), replace(old, digest="0" * 64, place="second")
+        )
         held = catalog.blob(old.digest)
         assert held is not None
         assert held.place == "healed"
@@ -750,13 +908,24 @@ class CatalogSuite(RecordSuite, suite=True):
             assert blob.used == expected
         assert catalog.session("nobody") is None
 
-    def test_what_was_shown_adds_up_and_goes_with_the_session(self, catalog: Catalog, others: Catalog) -> None:
+    def test_what_was_shown_adds_up_and_goes_with_the_session(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         catalog.put(entry("x"))
         digest = digest_of(b"x")
         catalog.touch({}, {}, {("s", digest): ((10, 20), (40, 50)), ("nobody", digest): ((0, 1),)})
         catalog.touch({}, {}, {("s", digest): ((15, 30),)})
-        assert catalog.shown("s", [digest]) == others.shown("s", [digest]) == {digest: ((10, 30), (40, 50))}
-        assert catalog.shown("nobody", [digest]) == catalog.shown("s", ["0" * 64]) == catalog.shown("s", []) == {}
+        assert (
+            catalog.shown("s", [digest])
+            == others.shown("s", [digest])
+            == {digest: ((10, 30), (40, 50))}
+        )
+        assert (
+            catalog.shown("nobody", [digest])
+            == catalog.shown("s", ["0" * 64])
+            == catalog.shown("s", [])
+            == {}
+        )
         catalog.remove("s", digest)
         assert catalog.shown("s", [digest]) == {}
 
@@ -766,7 +935,9 @@ class CatalogSuite(RecordSuite, suite=True):
 
     # Quotas
 
-    def test_a_put_over_the_sessions_quota_is_refused_and_changes_nothing(self, catalog: Catalog) -> None:
+    def test_a_put_over_the_sessions_quota_is_refused_and_changes_nothing(
+        self, catalog: Catalog
+    ) -> None:
         catalog.put(entry("12345678", quota=10))
         before = catalog.totals()
         with pytest.raises(QuotaExceeded):
@@ -778,14 +949,18 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.put(entry("1234567890", quota=10))
         assert catalog.put(entry("1234567890", quota=10, name="again"))
 
-    def test_a_put_over_the_stores_quota_is_refused_and_changes_nothing(self, catalog: Catalog) -> None:
+    def test_a_put_over_the_stores_quota_is_refused_and_changes_nothing(
+        self, catalog: Catalog
+    ) -> None:
         limits = Limits(store_quota=10)
         catalog.put(entry("12345678", session="one"), limits=limits)
         before = catalog.totals()
         with pytest.raises(QuotaExceeded):
             catalog.put(entry("abc", session="two"), limits=limits)
         assert catalog.totals() == before
-        assert catalog.put(entry("12345678", session="two"), limits=limits), "stored once, counted once"
+        assert catalog.put(entry("12345678", session="two"), limits=limits), (
+            "stored once, counted once"
+        )
 
     def test_forgetting_gives_quota_back(self, catalog: Catalog) -> None:
         catalog.put(entry("1234567890", quota=10), limits=Limits(10))
@@ -803,7 +978,11 @@ class CatalogSuite(RecordSuite, suite=True):
         assert not catalog.find("other")[0].ref.pinned
         assert catalog.pin("s", digest_of(b"x"), False) == 2
         assert {one.ref.pinned for one in catalog.find("s")} == {False}
-        assert catalog.pin("s", digest_of(b"y"), True) == catalog.pin("nobody", digest_of(b"x"), True) == 0
+        assert (
+            catalog.pin("s", digest_of(b"y"), True)
+            == catalog.pin("nobody", digest_of(b"x"), True)
+            == 0
+        )
 
     def test_a_pin_covers_later_refs_to_the_artifact(self, catalog: Catalog) -> None:
         catalog.put(entry("x", name="one"))
@@ -813,7 +992,9 @@ class CatalogSuite(RecordSuite, suite=True):
         assert {one.ref.pinned for one in catalog.find("s")} == {True}
         assert len(catalog.find("s")) == 3
 
-    def test_removing_an_artifact_removes_all_refs_of_the_session_to_it(self, catalog: Catalog) -> None:
+    def test_removing_an_artifact_removes_all_refs_of_the_session_to_it(
+        self, catalog: Catalog
+    ) -> None:
         for name in ("one", "two"):
             catalog.put(entry("xyz", name=name))
         catalog.put(entry("other"))
@@ -845,7 +1026,9 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.remove("nobody", digest_of(b"x")) == Freed()
         assert catalog.remove("nobody", end=True) == Freed()
 
-    def test_a_session_that_expired_leaves_tombstones(self, catalog: Catalog, others: Catalog) -> None:
+    def test_a_session_that_expired_leaves_tombstones(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         put = entry("xyz", name="n", ttl=10.0, created=0.0)
         catalog.put(put)
         assert catalog.expire(9.0, forget_before=-100.0) == Freed()
@@ -857,7 +1040,9 @@ class CatalogSuite(RecordSuite, suite=True):
             assert found.gone == "expired"
             assert found.ref == put.ref
 
-    def test_what_a_transcript_holds_for_a_session_is_lent_to_it(self, catalog: Catalog, others: Catalog) -> None:
+    def test_what_a_transcript_holds_for_a_session_is_lent_to_it(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         for content, session, by in (
             ("a", "transcript:1", "s"),
             ("b", "transcript:1", "s"),
@@ -872,14 +1057,17 @@ class CatalogSuite(RecordSuite, suite=True):
         a, b, c = (digest_of(text.encode()) for text in "abc")
         for one in (catalog, others):
             lent = [(each.session.session_id, each.ref.artifact_id) for each in one.lent("s")]
-            assert sorted(lent) == sorted([("transcript:1", a), ("transcript:1", b), ("transcript:2", a)])
+            assert sorted(lent) == sorted(
+                [("transcript:1", a), ("transcript:1", b), ("transcript:2", a)]
+            )
             assert [each.ref.artifact_id for each in one.lent("s", prefix=a[:12])] == [a]
             assert one.lent("s", prefix=c) == []
         if catalog.inline_limit >= 9:
             catalog.put(inline(b"held here", session="transcript:1", granted_by="s"))
-            assert [one.content for one in catalog.lent("s", prefix=digest_of(b"held here"), content=True)] == [
-                b"held here"
-            ]
+            assert [
+                one.content
+                for one in catalog.lent("s", prefix=digest_of(b"held here"), content=True)
+            ] == [b"held here"]
 
     def test_what_a_session_forgets_is_no_longer_lent_to_it(self, catalog: Catalog) -> None:
         for content in ("a", "b"):
@@ -938,9 +1126,15 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.pin("s", digest_of(b"kept"), True)
         catalog.put(entry("new", ttl=10.0, created=15.0), limits=Limits(grace=5.0))
         gone = {one.ref.artifact_id: one.gone for one in catalog.find("s")}
-        assert gone == {digest_of(b"old"): "expired", digest_of(b"kept"): None, digest_of(b"new"): None}
+        assert gone == {
+            digest_of(b"old"): "expired",
+            digest_of(b"kept"): None,
+            digest_of(b"new"): None,
+        }
 
-    def test_a_put_within_the_grace_period_revives_what_the_session_held(self, catalog: Catalog) -> None:
+    def test_a_put_within_the_grace_period_revives_what_the_session_held(
+        self, catalog: Catalog
+    ) -> None:
         catalog.put(entry("old", ttl=10.0, created=0.0))
         catalog.put(entry("new", ttl=10.0, created=14.0), limits=Limits(grace=5.0))
         assert {one.gone for one in catalog.find("s")} == {None}
@@ -952,7 +1146,9 @@ class CatalogSuite(RecordSuite, suite=True):
         (found,) = catalog.find("s")
         assert found.gone is None
 
-    def test_a_version_is_the_how_many_th_put_under_a_name(self, catalog: Catalog, others: Catalog) -> None:
+    def test_a_version_is_the_how_many_th_put_under_a_name(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         for i in (0, 1, 2, 0):
             catalog.put(entry(str(i), name="n", call_id="c"))
             catalog.put(entry(str(i), name="m"))
@@ -969,7 +1165,9 @@ class CatalogSuite(RecordSuite, suite=True):
 
     # Damage
 
-    def test_puts_of_a_batch_are_seen_at_once_and_stay(self, catalog: Catalog, others: Catalog) -> None:
+    def test_puts_of_a_batch_are_seen_at_once_and_stay(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         with catalog.batch():
             catalog.put(entry("x"))
             with catalog.batch():
@@ -1000,15 +1198,22 @@ class CatalogSuite(RecordSuite, suite=True):
         assert session_of(catalog, "one").used_bytes == 3
         assert catalog.check(repair=False) == []
 
-    def test_a_put_that_brings_back_refs_of_its_own_session_counts_their_bytes_once(self, catalog: Catalog) -> None:
+    def test_a_put_that_brings_back_refs_of_its_own_session_counts_their_bytes_once(
+        self, catalog: Catalog
+    ) -> None:
         catalog.put(entry("xyz", name="one"))
         catalog.lose(entry("xyz").blob)
         catalog.put(entry("xyz", name="two"))
-        assert [(one.ref.name, one.gone) for one in catalog.find("s")] == [("two", None), ("one", None)]
+        assert [(one.ref.name, one.gone) for one in catalog.find("s")] == [
+            ("two", None),
+            ("one", None),
+        ]
         assert session_of(catalog, "s").used_bytes == 3
         assert catalog.check(repair=False) == []
 
-    def test_a_lost_blob_is_set_aside_as_long_as_its_refs_wait(self, catalog: Catalog, others: Catalog) -> None:
+    def test_a_lost_blob_is_set_aside_as_long_as_its_refs_wait(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         for session in ("one", "two"):
             catalog.put(entry("xyz", session=session))
         catalog.put(entry("sound"))
@@ -1059,7 +1264,9 @@ class CatalogSuite(RecordSuite, suite=True):
         assert catalog.totals().stored_bytes == 3
         assert catalog.check(repair=False) == []
 
-    def test_restoring_a_blob_that_was_replaced_or_that_nobody_wants_changes_nothing(self, catalog: Catalog) -> None:
+    def test_restoring_a_blob_that_was_replaced_or_that_nobody_wants_changes_nothing(
+        self, catalog: Catalog
+    ) -> None:
         blob = entry("x", place="first").blob
         assert catalog.restore(blob) == 0
         assert catalog.blob(blob.digest) is None
@@ -1090,8 +1297,12 @@ class CatalogSuite(RecordSuite, suite=True):
 
     def test_a_sound_catalog_has_no_problems(self, catalog: Catalog) -> None:
         for i in range(6):
-            catalog.put(entry(str(i), session=str(i % 2), name=f"name {i % 3}", ttl=10.0, created=float(i)))
-            catalog.put(entry("shared", session=str(i % 2), name=str(i), ttl=10.0, created=float(i)))
+            catalog.put(
+                entry(str(i), session=str(i % 2), name=f"name {i % 3}", ttl=10.0, created=float(i))
+            )
+            catalog.put(
+                entry("shared", session=str(i % 2), name=str(i), ttl=10.0, created=float(i))
+            )
         catalog.pin("0", digest_of(b"shared"), True)
         catalog.remove("1", digest_of(b"shared"))
         catalog.lose(entry("2").blob)
@@ -1119,7 +1330,9 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.compact()
         assert (catalog.find("s"), catalog.totals()) == before
 
-    def test_every_change_is_seen_by_others_at_once(self, catalog: Catalog, others: Catalog) -> None:
+    def test_every_change_is_seen_by_others_at_once(
+        self, catalog: Catalog, others: Catalog
+    ) -> None:
         digest = digest_of(b"x")
         catalog.put(entry("x", name="n"))
         assert len(others.find("s", name="n")) == 1
@@ -1134,12 +1347,16 @@ class CatalogSuite(RecordSuite, suite=True):
 
     def test_many_threads_lose_and_double_nothing(self, catalog: Catalog, others: Catalog) -> None:
         def put(number: int) -> bool:
-            return (catalog, others)[number % 2].put(entry(str(number // 2), name=f"name {number // 2}"))
+            return (catalog, others)[number % 2].put(
+                entry(str(number // 2), name=f"name {number // 2}")
+            )
 
         with ThreadPoolExecutor(8) as pool:
             assert all(pool.map(put, range(80)))
         found = catalog.find("s")
-        assert sorted(one.ref.artifact_id for one in found) == sorted(digest_of(str(i).encode()) for i in range(40))
+        assert sorted(one.ref.artifact_id for one in found) == sorted(
+            digest_of(str(i).encode()) for i in range(40)
+        )
         assert len({one.seq for one in found}) == 40
 
     def test_a_closed_catalog_says_so(self, tmp_path: Path) -> None:

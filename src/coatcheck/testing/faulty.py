@@ -12,8 +12,8 @@ from coatcheck.storage.disk import Disk
 from coatcheck.store import Store
 
 Cut = Literal["dropped", "zeroed", "torn"]
-"""What a power cut does to unsynced data: all of it is lost; names and sizes survive, but bytes do not; or a random
-part of it survives."""
+"""What a power cut does to unsynced data: all of it is lost; names and sizes survive, but bytes do
+not; or a random part of it survives."""
 
 
 class Crash(BaseException):
@@ -21,7 +21,8 @@ class Crash(BaseException):
 
 
 def open_on(folder: Path, disk: Disk, **options: Any) -> Store:
-    """Open a folder on your own disk. Takes the options of `coatcheck.open`, except `durability`."""
+    """Open a folder on your own disk. Takes the options of `coatcheck.open`, except
+    `durability`."""
     return _open.open_on(folder, disk, url=str(folder), **options)
 
 

@@ -1,4 +1,5 @@
-"""A session's messages on disk, with refs in place of large payloads: slim on disk, exact on demand.
+"""A session's messages on disk, with refs in place of large payloads: slim on disk, exact on
+demand.
 
 transcript.externalize("session.jsonl", session)    # in place, with a backup
 transcript.verify("session.jsonl", store)           # proves that nothing is lost
@@ -13,7 +14,15 @@ with transcript.Transcript("session.jsonl", session) as log:
 from coatcheck.messages import FORMATS, Format, detect
 from coatcheck.messages.formats import unpaired
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript
-from coatcheck.transcript.migrate import FileReport, Report, externalize, forget, rehydrate, undo, verify
+from coatcheck.transcript.migrate import (
+    FileReport,
+    Report,
+    externalize,
+    forget,
+    rehydrate,
+    undo,
+    verify,
+)
 from coatcheck.transcript.prune import Pruned, prune
 from coatcheck.transcript.safeguard import Index, SummaryCheck, check_summary, safeguard
 from coatcheck.transcript.splice import ArtifactRef

@@ -1,10 +1,13 @@
-"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are stored as refs.
+"""`Transcript`: a session's messages on disk, appended and read. Payloads over the policy are
+stored as refs.
 
-Reading is lazy and by position: opening reads next to nothing, the last messages are read from the end, and there is no
-index, so any number of processes may append at the same time. What a line refers to is durable before the line is.
+Reading is lazy and by position: opening reads next to nothing, the last messages are read from the
+end, and there is no index, so any number of processes may append at the same time. What a line
+refers to is durable before the line is.
 
-A lock on the file orders writers. The file is looked up again under the lock, because it may have been replaced. A line
-that a crash left unfinished at the end is moved to a file beside it when the transcript is next opened.
+A lock on the file orders writers. The file is looked up again under the lock, because it may have
+been replaced. A line that a crash left unfinished at the end is moved to a file beside it when the
+transcript is next opened.
 """
 
 from __future__ import annotations
@@ -92,8 +95,8 @@ TORN: Final = ".coatcheck-torn"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem with a line. `kind` is "missing", "damaged", "broken", "torn" or "not stored", `offset` is where the
-    line begins in the file, `pointer` is the artifact concerned."""
+    """A problem with a line. `kind` is "missing", "damaged", "broken", "torn" or "not stored",
+    `offset` is where the line begins in the file, `pointer` is the artifact concerned."""
 
     kind: str
     offset: int
@@ -131,10 +134,11 @@ class Appended:
 class Transcript:
     """The transcript at a path, for a session. A context manager, or closed with `close`.
 
-    `format` is a format or its name; by default it is detected from the content. `policy` decides what is moved out of
-    a line, by default the store's setting. Without a session nothing can be appended, and lines can be read as stored
-    or with stubs only. With `read_only`, nothing on disk changes; otherwise an unfinished last line is moved aside at
-    once. `problems` lists what was found so far."""
+    `format` is a format or its name; by default it is detected from the content. `policy` decides
+    what is moved out of a line, by default the store's setting. Without a session nothing can be
+    appended, and lines can be read as stored or with stubs only. With `read_only`, nothing on disk
+    changes; otherwise an unfinished last line is moved aside at once. `problems` lists what was
+    found so far."""
 
     def __init__(
         self,
@@ -154,8 +158,14 @@ class Transcript:
         self._detected_at = 0  # size of the file when its layout was last looked at
         self._problems: dict[tuple[str, int, str | None], Problem] = {}
         durable = session is None or session.store.settings["store.durability"] == "power"
-        self._appender = None if read_only or session is None else Appender(self.path, Disk(durable=durable))
-        self._writer = None if self._appender is None or session is None else _Writer(session, policy, self.path)
+        self._appender = (
+            None if read_only or session is None else Appender(self.path, Disk(durable=durable))
+        )
+        self._writer = (
+            None
+            if self._appender is None or session is None
+            else _Writer(session, policy, self.path)
+        )
         if self._appender is not None:
             self._recover(self._appender)
         elif not os.path.lexists(self.path):
@@ -184,18 +194,21 @@ class Transcript:
         return list(self._problems.values())
 
     def append(self, message: object) -> Appended:
-        """Append one message: a dict, a model, or a line of JSON to store as it is. When this returns, the line is as
-        durable as the store was opened for. If it raises, the file is unchanged.
+        """Append one message: a dict, a model, or a line of JSON to store as it is. When this
+        returns, the line is as durable as the store was opened for. If it raises, the file is
+        unchanged.
 
-        Payloads over the policy are moved to the store, wherever they are in the line. A stub that the agent's session
-        made for a result stays as the model saw it, and the line refers to its artifact. If the store fails, the line
-        is written whole, and `problems` reports it."""
+        Payloads over the policy are moved to the store, wherever they are in the line. A stub that
+        the agent's session made for a result stays as the model saw it, and the line refers to its
+        artifact. If the store fails, the line is written whole, and `problems` reports it."""
         return self.extend([message])[0]
 
     def extend(self, messages: Iterable[object]) -> list[Appended]:
         """Append several messages with one write and one sync."""
         if self._appender is None or self._writer is None:
-            raise InvalidArgument("the transcript is open for reading only", hint="open it with a session")
+            raise InvalidArgument(
+                "the transcript is open for reading only", hint="open it with a session"
+            )
         lines = [_serialized(one) for one in messages]
         if not lines:
             return []
@@ -210,16 +223,21 @@ class Transcript:
             offset += len(one.text) + 1
         return done
 
-    def lines(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored") -> Iterator[Line]:
-        """Yield the lines from `start` to `stop`, as in a slice: negative numbers count from the end.
+    def lines(
+        self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stored"
+    ) -> Iterator[Line]:
+        """Yield the lines from `start` to `stop`, as in a slice: negative numbers count from the
+        end.
 
-        "stored" gives them as they are in the file, "stubs" without our refs, "whole" as they were given, byte for
-        byte. A payload that cannot be read is replaced by a placeholder and listed in `problems`. Lines that are not
-        JSON are unchanged."""
+        "stored" gives them as they are in the file, "stubs" without our refs, "whole" as they were
+        given, byte for byte. A payload that cannot be read is replaced by a placeholder and listed
+        in `problems`. Lines that are not JSON are unchanged."""
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
             if self._found_layout().is_document:
-                pairs: Iterable[tuple[int, bytes]] = [(0, b"".join(pieces(handle, 0, size)))][start:stop]
+                pairs: Iterable[tuple[int, bytes]] = [(0, b"".join(pieces(handle, 0, size)))][
+                    start:stop
+                ]
             else:
                 first = _offset(handle, size, start, 0)
                 last = _offset(handle, size, stop, size)
@@ -227,55 +245,73 @@ class Transcript:
             for pair in pairs:
                 yield self._line(pair, mode, restorer)
 
-    def messages(self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs") -> Iterator[Message]:
-        """Yield the messages in the lines, from `start` to `stop` as in a slice. `messages(-100)` reads only the end of
-        the file. Lines without a message are skipped; those that are not JSON are listed in `problems`."""
+    def messages(
+        self, start: int | None = None, stop: int | None = None, *, mode: Mode = "stubs"
+    ) -> Iterator[Message]:
+        """Yield the messages in the lines, from `start` to `stop` as in a slice. `messages(-100)`
+        reads only the end of the file. Lines without a message are skipped; those that are not JSON
+        are listed in `problems`."""
         fmt, after, skipped = self.format, 0, start or 0
         if self._found_layout().is_document:
-            yield from [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)][start:stop]
+            yield from [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)][
+                start:stop
+            ]
             return
         if start is not None and start < 0:
             if stop is not None and stop >= 0:
                 raise InvalidArgument(
-                    "a slice cannot begin from the end and stop at a positive number", hint="list the messages first"
+                    "a slice cannot begin from the end and stop at a positive number",
+                    hint="list the messages first",
                 )
             after, skipped = self._message_start(-start, fmt)
         restorer = self._restorer(mode)
         with self._reading() as (handle, size):
-            lines = (self._line(pair, mode, restorer) for pair in lines_between(handle, after, size))
-            every = islice((one for line in lines for one in self._inside(line, fmt)), skipped, None)
+            lines = (
+                self._line(pair, mode, restorer) for pair in lines_between(handle, after, size)
+            )
+            every = islice(
+                (one for line in lines for one in self._inside(line, fmt)), skipped, None
+            )
             if stop is None or stop >= 0:
                 yield from islice(every, None if stop is None else max(0, stop - skipped))
                 return
-            waiting = deque(islice(every, -stop))  # the last messages are left out: each waits for those after it
+            waiting = deque(
+                islice(every, -stop)
+            )  # the last messages are left out: each waits for those after it
             for one in every:
                 waiting.append(one)
                 yield waiting.popleft()
 
     def messages_for_model(self, *, compacted: bool = False) -> list[Message]:
-        """Return this conversation as it is sent to a model, in the provider's form, with stubs in place of payloads.
+        """Return this conversation as it is sent to a model, in the provider's form, with stubs in
+        place of payloads.
 
-        This is the whole conversation in order. The result for more lines begins with the result for fewer, so that a
-        provider's cache stays valid. With `compacted`, it is what the host continues with after its last compaction.
-        Nothing is added: calls without a result stay as they are, and `unpaired` lists them."""
+        This is the whole conversation in order. The result for more lines begins with the result
+        for fewer, so that a provider's cache stays valid. With `compacted`, it is what the host
+        continues with after its last compaction. Nothing is added: calls without a result stay as
+        they are, and `unpaired` lists them."""
         values = (value for line in self.lines() if (value := self._value(line)) is not None)
         return self.format.for_model(values, compacted=compacted)
 
     def unpaired(self, *, compacted: bool = False) -> list[str]:
-        """List what a provider would refuse in `messages_for_model`: calls without a result, results without a call."""
+        """List what a provider would refuse in `messages_for_model`: calls without a result,
+        results without a call."""
         return unpaired(self.messages_for_model(compacted=compacted), self.format)
 
     def read(self, target: ArtifactRef | str, /, **request: Any) -> Page:
-        """Read one page of a payload, with the arguments of `Session.read`: `lines`, `grep`, `query`, `cursor`, …"""
+        """Read one page of a payload, with the arguments of `Session.read`: `lines`, `grep`,
+        `query`, `cursor`, …"""
         if self._session is None:
-            raise InvalidArgument("reading a payload needs a session", hint="open the transcript with one")
+            raise InvalidArgument(
+                "reading a payload needs a session", hint="open the transcript with one"
+            )
         if isinstance(target, ArtifactRef):
             return self._session.store.session(target.session).read(target.pointer, **request)
         return self._session.read(target, **request)
 
     def _message_start(self, wanted: int, fmt: Format) -> tuple[int, int]:
-        """Return the offset of the line with the n-th message from the end, and how many messages come before it
-        there."""
+        """Return the offset of the line with the n-th message from the end, and how many messages
+        come before it there."""
         with self._reading() as (handle, size):
             for begin, data in lines_backwards(handle, size):
                 count = sum(1 for _ in self._inside(Line(begin, data), fmt))
@@ -303,18 +339,23 @@ class Transcript:
             return Line(offset, data)
 
         def missing(ref: ArtifactRef, error: CoatcheckError) -> None:
-            self._note("damaged" if error.code == "damaged" else "missing", offset, str(error), ref.pointer)
+            self._note(
+                "damaged" if error.code == "damaged" else "missing", offset, str(error), ref.pointer
+            )
 
         return Line(offset, bare(data) if fetch is None else whole(data, fetch, missing=missing))
 
     def _restorer(self, mode: Mode) -> Fetch | None:
-        """Return a function that fetches payloads from the transcript's own session, or else from the agent's."""
+        """Return a function that fetches payloads from the transcript's own session, or else from
+        the agent's."""
         one_of(mode, "mode", ("stored", "stubs", "whole"))
         session = self._session
         if mode != "whole":
             return None
         if session is None:
-            raise InvalidArgument("reading whole lines needs a session", hint="open the transcript with one")
+            raise InvalidArgument(
+                "reading whole lines needs a session", hint="open the transcript with one"
+            )
         own = fetch_from(session.store)
 
         def fetch(session_id: str, artifact_id: str) -> bytes:
@@ -328,14 +369,18 @@ class Transcript:
         return fetch
 
     def _found_layout(self) -> Layout:
-        """Return the layout of the file. While it is unknown, look again each time the file has doubled."""
+        """Return the layout of the file. While it is unknown, look again each time the file has
+        doubled."""
         if self._layout.format is not None:
             return self._layout
         try:
             with self._reading() as (handle, size):
                 if size > 2 * self._detected_at:
                     with opened(handle) as file:
-                        self._layout, self._detected_at = replace(layout_of(file), document=None), size
+                        self._layout, self._detected_at = (
+                            replace(layout_of(file), document=None),
+                            size,
+                        )
         except NotFound:
             pass
         return self._layout
@@ -344,20 +389,23 @@ class Transcript:
         layout = self._found_layout()
         if layout.is_document:
             raise InvalidArgument(
-                f"cannot append to {clip(self.path.name)}: it is one JSON document", hint="use a file of JSON lines"
+                f"cannot append to {clip(self.path.name)}: it is one JSON document",
+                hint="use a file of JSON lines",
             )
         found = self._given or layout.format
         return found or detect([parsed(one) for one in lines[:200]]) or PLAIN
 
     @contextmanager
     def _reading(self) -> Iterator[tuple[int, int]]:
-        """Open the file that is at the path now. Yield its descriptor and its size: lines appended later are not
-        read."""
+        """Open the file that is at the path now. Yield its descriptor and its size: lines appended
+        later are not read."""
         try:
             with open_to_read(self.path) as handle:
                 yield handle, os.fstat(handle).st_size
         except FileNotFoundError:
-            raise NotFound(f"transcript not found: {clip(self.path.name)}", hint="append to it first") from None
+            raise NotFound(
+                f"transcript not found: {clip(self.path.name)}", hint="append to it first"
+            ) from None
         except OSError as error:
             raise storage_error(error, "reading a transcript") from error
 
@@ -369,11 +417,15 @@ class Transcript:
             return
         if torn is not None:
             where = "left in place" if torn.kept_in is None else f"moved to {torn.kept_in.name}"
-            self._note("torn", torn.offset, f"an unfinished line of {torn.size:,} bytes was {where}")
+            self._note(
+                "torn", torn.offset, f"an unfinished line of {torn.size:,} bytes was {where}"
+            )
 
     def _note(self, kind: str, offset: int, message: str, pointer: str | None = None) -> None:
         if len(self._problems) < _MAX_PROBLEMS:
-            self._problems.setdefault((kind, offset, pointer), Problem(kind, offset, message, pointer))
+            self._problems.setdefault(
+                (kind, offset, pointer), Problem(kind, offset, message, pointer)
+            )
 
 
 def _offset(handle: int, size: int, number: int | None, default: int) -> int:
@@ -386,7 +438,8 @@ def _offset(handle: int, size: int, number: int | None, default: int) -> int:
 
 
 def _serialized(message: object) -> bytes:
-    """Return a message as one line of JSON, without the line end. A string or bytes are a line already.
+    """Return a message as one line of JSON, without the line end. A string or bytes are a line
+    already.
 
     Raises `InvalidArgument` if the message is not a JSON object on one line."""
     if isinstance(message, str | bytes):
@@ -400,7 +453,9 @@ def _serialized(message: object) -> bytes:
     try:
         data.decode()
     except UnicodeDecodeError:  # a lone surrogate: UTF-8 cannot encode it, JSON can escape it
-        return json.dumps(json.loads(data.decode("utf-8", "surrogatepass")), separators=(",", ":")).encode()
+        return json.dumps(
+            json.loads(data.decode("utf-8", "surrogatepass")), separators=(",", ":")
+        ).encode()
     return data
 
 
@@ -422,8 +477,8 @@ def _checked(line: str | bytes) -> bytes:
 class _Writer(Keeper):
     """Makes the lines of one transcript. Their payloads are durable when `slim` returns.
 
-    It continues the session that the file names. A new session is recorded under the file's path before the first put,
-    so that `forget` finds it after a crash."""
+    It continues the session that the file names. A new session is recorded under the file's path
+    before the first put, so that `forget` finds it after a crash."""
 
     def __init__(self, session: Session, policy: Policy | None, path: Path) -> None:
         super().__init__(session.store, None, session=session, policy=policy)
@@ -435,7 +490,8 @@ class _Writer(Keeper):
         self._held: set[str] = set()  # pointers whose artifacts the transcript has
 
     def slim(self, lines: Sequence[bytes], fmt: Format) -> list[tuple[Slimmed, str | None]]:
-        """Return lines without their line ends, each with the reason if a payload could not be stored."""
+        """Return lines without their line ends, each with the reason if a payload could not be
+        stored."""
         with self._lock:
             return self._slimmed(lines, fmt)
 
@@ -449,7 +505,10 @@ class _Writer(Keeper):
         try:
             with self.store.batching:
                 return [self._written(line, fmt) for line in lines]
-        except (StoreError, LimitExceeded) as error:  # puts of the batch are not durable: no line may refer to them
+        except (
+            StoreError,
+            LimitExceeded,
+        ) as error:  # puts of the batch are not durable: no line may refer to them
             self._held.clear()
             return [(Slimmed(line), str(error)) for line in lines]
 
@@ -469,12 +528,17 @@ class _Writer(Keeper):
         return Slimmed(text, refs), None
 
     def _stub_refs(self, line: bytes, fmt: Format) -> list[ArtifactRef]:
-        """Return refs to the artifacts of stubs in the results of a line, if they are this session's own."""
-        found = parse(line.decode("utf-8", "replace")) if any(one in line for one in _STUB) else None
+        """Return refs to the artifacts of stubs in the results of a line, if they are this
+        session's own."""
+        found = (
+            parse(line.decode("utf-8", "replace")) if any(one in line for one in _STUB) else None
+        )
         refs = []
         for base, message in fmt.messages(found[0]) if found is not None else ():
             for result in fmt.results(message):
-                for path, text in texts(at(message, result.content_path), (*base, *result.content_path)):
+                for path, text in texts(
+                    at(message, result.content_path), (*base, *result.content_path)
+                ):
                     ref = self._stub_ref(text)
                     if ref is not None:
                         self._take(ref)
@@ -488,8 +552,9 @@ class _Writer(Keeper):
         return None
 
     def _hold_pointers(self, line: bytes) -> bool:
-        """Grant the transcript what other pointers in a line open: placeholders, answers of our tools, quotations.
-        Return whether there is anything new. Only pointers that this session can open count."""
+        """Grant the transcript what other pointers in a line open: placeholders, answers of our
+        tools, quotations. Return whether there is anything new. Only pointers that this session can
+        open count."""
         misses, before = 0, len(self._held)
         for pointer in dict.fromkeys(pointers_in(line)):
             if pointer in self._held or misses == _MAX_MISSES:
@@ -515,7 +580,8 @@ class _Writer(Keeper):
         return "utf8"
 
     def _take(self, ref: Ref) -> None:
-        """Grant an artifact of the agent's session to the transcript, if it does not have it yet."""
+        """Grant an artifact of the agent's session to the transcript, if it does not have it
+        yet."""
         held = self.own_session().ref(ref)
         if held is None or held.granted_by != self._session.session_id:
             self._session.grant(ref, to=self.session_id)
@@ -545,8 +611,8 @@ def _sessions_near_the_end(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A line that a crash cut off: its offset, its size, and the file that it was moved to (None if it was left in
-    place, because it is too long to check)."""
+    """A line that a crash cut off: its offset, its size, and the file that it was moved to (None if
+    it was left in place, because it is too long to check)."""
 
     offset: int
     size: int
@@ -568,7 +634,8 @@ class Appender:
             self._close()
 
     def append(self, data: bytes) -> int:
-        """Append lines, each with its line end, and return their offset. On an error the file is unchanged."""
+        """Append lines, each with its line end, and return their offset. On an error the file is
+        unchanged."""
         with self._lock:
             handle = None
             try:
@@ -590,7 +657,8 @@ class Appender:
         return offset
 
     def recover(self) -> Torn | None:
-        """Move an unfinished last line aside. A complete line that only lacks its line end stays."""
+        """Move an unfinished last line aside. A complete line that only lacks its line end
+        stays."""
         with self._lock:
             handle = None
             try:
@@ -638,7 +706,8 @@ class Appender:
             raise storage_error(error, "appending to a transcript") from error
 
     def _locked(self, *, create: bool) -> int | None:
-        """Lock the file at the path, and return its descriptor, or None if there is no file. The caller unlocks it."""
+        """Lock the file at the path, and return its descriptor, or None if there is no file. The
+        caller unlocks it."""
         for _ in range(ATTEMPTS):
             handle = self._opened(create)
             if handle is None:
@@ -659,7 +728,9 @@ class Appender:
                 fcntl.flock(self._handle, fcntl.LOCK_UN)
 
     def _opened(self, create: bool) -> int | None:
-        if self._pid != os.getpid():  # a fork shares the parent's lock, so it needs its own descriptor
+        if (
+            self._pid != os.getpid()
+        ):  # a fork shares the parent's lock, so it needs its own descriptor
             self._close()
             self._pid = os.getpid()
         if self._handle is not None:
@@ -675,19 +746,25 @@ class Appender:
             if not create:
                 return None
             raise StoreUnavailable(
-                f"folder not found: {clip(str(self._path.parent))}", hint="create it, or use another path"
+                f"folder not found: {clip(str(self._path.parent))}",
+                hint="create it, or use another path",
             ) from None
         except OSError as error:
             raise storage_error(error, "opening a transcript") from error
         return self._handle
 
     def _sync_folder(self) -> None:
-        with closing(os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
+        with closing(
+            os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        ) as folder:
             self._disk.sync(folder)
 
     def _close(self) -> None:
         self._unlock()
-        handle, self._handle = self._handle, None  # first: once it is closed, its number may be another file's
+        handle, self._handle = (
+            self._handle,
+            None,
+        )  # first: once it is closed, its number may be another file's
         if handle is not None:
             os.close(handle)
 
@@ -698,7 +775,8 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _has_lines(handle: int, end: int) -> bool:
-    """Whether the lines before an offset are JSON objects, as in a transcript, or there are none."""
+    """Whether the lines before an offset are JSON objects, as in a transcript, or there are
+    none."""
     stop = end
     for begin in islice(starts_backwards(handle, end), _CHECKED):
         if isinstance(parsed(os.pread(handle, min(stop - begin, _MAX_LINE), begin)), dict):

@@ -1,7 +1,8 @@
 """Store a transcript's payloads, and record what the file was: `Keeper` and `Manifest`.
 
-Each transcript has its own session, which owns its payloads. The agent's session gets access to those that a model is
-shown, so that the model can read the pointers. Manifests are records of the transcript's session, and end with it.
+Each transcript has its own session, which owns its payloads. The agent's session gets access to
+those that a model is shown, so that the model can read the pointers. Manifests are records of the
+transcript's session, and end with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from typing import Any, Final
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
-from coatcheck.externalize.pipeline import Prepared, hidden_stub, leaving, masked, put_prepared, stub_for, unstored
+from coatcheck.externalize.pipeline import (
+    Prepared,
+    hidden_stub,
+    leaving,
+    masked,
+    put_prepared,
+    stub_for,
+    unstored,
+)
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.intake import About
 from coatcheck.media import JSON
@@ -34,7 +43,9 @@ from coatcheck.values import as_text, encode
 _SERIES: Final = "transcript"
 _MAX_MANIFESTS: Final = 4
 _MIN_CHARS: Final = 2  # characters of JSON per token
-_RECENT: Final = 64  # short lines that were not parsed are remembered: the call of a result may be among them
+_RECENT: Final = (
+    64  # short lines that were not parsed are remembered: the call of a result may be among them
+)
 _MAX_CALLS: Final = 10_000  # calls whose tool is remembered until their result comes
 
 
@@ -46,11 +57,12 @@ def new_session_id() -> str:
 class Keeper:
     """Stores a transcript's payloads by a policy, by default the one in the store's settings.
 
-    Without a `session_id`, the session of the transcript's first refs is used, or else a new one. Payloads that a model
-    is shown are also granted to the agent's `session`, if given. With `dry_run` nothing is stored. `stored` are the
-    artifacts, `tokens_saved` counts the tokens that a model is no longer sent, and `masked` counts payloads that were
-    stored with secrets masked. A payload has at least `least` characters, and the small parts of one that is a
-    container add up to at least `bulk`."""
+    Without a `session_id`, the session of the transcript's first refs is used, or else a new one.
+    Payloads that a model is shown are also granted to the agent's `session`, if given. With
+    `dry_run` nothing is stored. `stored` are the artifacts, `tokens_saved` counts the tokens that a
+    model is no longer sent, and `masked` counts payloads that were stored with secrets masked. A
+    payload has at least `least` characters, and the small parts of one that is a container add up
+    to at least `bulk`."""
 
     def __init__(
         self,
@@ -78,7 +90,9 @@ class Keeper:
         only_tokens = policy.count is None and policy.max_chars is None and policy.max_bytes is None
         self._short = tokens or 0 if only_tokens and policy.safe_chars and not policy.tools else 0
         self._short_lines: list[bytes] = []
-        self._before: list[int] = []  # for each line of a batch, the number of short lines before it
+        self._before: list[
+            int
+        ] = []  # for each line of a batch, the number of short lines before it
         self._tools: dict[str, str] = {}  # by the id of a call
 
     @property
@@ -90,26 +104,33 @@ class Keeper:
         return self._session_id
 
     def passes(self, texts: Sequence[bytes]) -> list[bool]:
-        """Decide for each line of a batch, without parsing it, whether it is certainly within the policy."""
+        """Decide for each line of a batch, without parsing it, whether it is certainly within the
+        policy."""
         found = [len(text) < self.least or at_most(text, self._short) for text in texts]
         del self._short_lines[:-_RECENT]
         self._before = list(accumulate(found, initial=len(self._short_lines)))
         self._short_lines += compress(texts, found)
         return found
 
-    def candidates(self, fmt: Format, numbers: Sequence[int], lines: Sequence[Any]) -> dict[int, list[LinePayload]]:
-        """Return the payloads of some lines of the batch by their numbers, given the parsed lines: strings over the
-        policy, and containers, for which `leaving` decides by their text."""
+    def candidates(
+        self, fmt: Format, numbers: Sequence[int], lines: Sequence[Any]
+    ) -> dict[int, list[LinePayload]]:
+        """Return the payloads of some lines of the batch by their numbers, given the parsed lines:
+        strings over the policy, and containers, for which `leaving` decides by their text."""
         surveyed = fmt.survey(lines, self.least, self.bulk, self._tools)
         while len(self._tools) > _MAX_CALLS:
             del self._tools[next(iter(self._tools))]
-        places = [(number, one) for number, some in zip(numbers, surveyed, strict=True) for one in some]
+        places = [
+            (number, one) for number, some in zip(numbers, surveyed, strict=True) for one in some
+        ]
         carried = [binary(one.value) if isinstance(one.value, str) else None for _, one in places]
         found = []
         for (number, place), data in zip(places, carried, strict=True):
             text = place.value if isinstance(place.value, str) else ""
             value = text if data is None else data[1]
-            found.append(LinePayload(value, text, place, number, is_json=not isinstance(place.value, str)))
+            found.append(
+                LinePayload(value, text, place, number, is_json=not isinstance(place.value, str))
+            )
         decided = iter(self.leaving(fmt, [one for one in found if not one.is_json]))
         kept: dict[int, list[LinePayload]] = {number: [] for number in numbers}
         for one in found:
@@ -121,12 +142,17 @@ class Keeper:
         """Decide for each payload whether it is over the policy."""
         if not payloads:
             return []
-        known = self._with_tools(fmt, payloads) if self.policy.tools else [one.place for one in payloads]
+        known = (
+            self._with_tools(fmt, payloads)
+            if self.policy.tools
+            else [one.place for one in payloads]
+        )
         texts = [(place.tool, one.text) for place, one in zip(known, payloads, strict=True)]
         return leaving(self.store, self.policy, texts, sampling=True)
 
     def redacted(self, payload: LinePayload) -> LinePayload:
-        """Return the payload as it may be stored: the same object, or a copy with secrets masked."""
+        """Return the payload as it may be stored: the same object, or a copy with secrets
+        masked."""
         if self.policy.redact != "store":
             return payload
         value: Any = payload.value
@@ -138,23 +164,35 @@ class Keeper:
             return payload
         self.masked += 1
         if isinstance(stored, bytes):
-            return payload._replace(value=stored, text=payload.prefix + base64.b64encode(stored).decode())
+            return payload._replace(
+                value=stored, text=payload.prefix + base64.b64encode(stored).decode()
+            )
         if payload.is_json:
             stored = utf8(stored) if isinstance(stored, str) else as_text(stored)
         return payload._replace(value=stored, text=stored)
 
     def put(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[tuple[Ref, str]]:
-        """Store payloads, which are masked already. Return the ref of each, and the stub that replaces it."""
-        places, lender = self._with_tools(fmt, payloads), self._agent.session_id if self._agent else None
+        """Store payloads, which are masked already. Return the ref of each, and the stub that
+        replaces it."""
+        places, lender = (
+            self._with_tools(fmt, payloads),
+            self._agent.session_id if self._agent else None,
+        )
         values = [_value(one) for one in payloads]
         prepared = [Prepared(value, one.text) for value, one in zip(values, payloads, strict=True)]
         refs: list[Ref] = []
         put: dict[tuple[str | bytes, bool, About], Ref] = {}  # hosts often write a payload again
         for one, ready, place in zip(payloads, prepared, places, strict=True):
-            about = About(tool=place.tool, call_id=place.call_id, granted_by=lender if place.is_shown else None)
+            about = About(
+                tool=place.tool,
+                call_id=place.call_id,
+                granted_by=lender if place.is_shown else None,
+            )
             key = (one.value, one.is_json, about)
             if key not in put:
-                put[key] = self._put(ready, about, JSON if one.is_json else None, is_shown=place.is_shown)
+                put[key] = self._put(
+                    ready, about, JSON if one.is_json else None, is_shown=place.is_shown
+                )
             refs.append(put[key])
         self.stored.update(ref.artifact_id for ref in refs)
         stubs = [
@@ -179,7 +217,9 @@ class Keeper:
         """Whether this store knows all of these transcript sessions."""
         wanted = set(sessions)
         if not wanted <= self._known:
-            self._known |= {one.session_id for one in self.store.sessions() if one.session_id.startswith(PREFIX)}
+            self._known |= {
+                one.session_id for one in self.store.sessions() if one.session_id.startswith(PREFIX)
+            }
         if self._session_id is None and wanted and wanted <= self._known:
             self._session_id = min(wanted)
         return wanted <= self._known
@@ -188,25 +228,38 @@ class Keeper:
         if self.dry_run:
             return unstored(self.session_id, prepared, claimed=claimed)
         also = (self._agent,) if is_shown and self._agent else ()
-        return put_prepared(self.own_session(), prepared, about, self.policy, claimed=claimed, also=also)
+        return put_prepared(
+            self.own_session(), prepared, about, self.policy, claimed=claimed, also=also
+        )
 
     def _with_tools(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[PayloadPlace]:
-        """Return the places of payloads with their tools. The call of a result may be on a short line before it, which
-        was not parsed."""
+        """Return the places of payloads with their tools. The call of a result may be on a short
+        line before it, which was not parsed."""
         places = list(fmt.owned([one.place for one in payloads], self._tools))
-        near: dict[int, list[bytes]] = {}  # short lines that contain the id of a call, the newest first
+        near: dict[
+            int, list[bytes]
+        ] = {}  # short lines that contain the id of a call, the newest first
         for at, (one, place) in enumerate(zip(payloads, places, strict=True)):
             if place.call_id and not place.tool:
-                end, wanted = self._before[one.number], place.call_id.encode("utf-8", "surrogatepass")
+                end, wanted = (
+                    self._before[one.number],
+                    place.call_id.encode("utf-8", "surrogatepass"),
+                )
                 recent = self._short_lines[max(0, end - _RECENT) : end]
                 near[at] = [text for text in reversed(recent) if wanted in text]
         texts = list(dict.fromkeys(chain.from_iterable(near.values())))
         messages = list(map(fmt.message, list(map(parsed, texts))))
         calls = [() if one is None else fmt.calls(one) for one in messages]
-        names = {text: {call.id: call.name for call in some} for text, some in zip(texts, calls, strict=True)}
+        names = {
+            text: {call.id: call.name for call in some}
+            for text, some in zip(texts, calls, strict=True)
+        }
         for at, some in near.items():
             call_id = places[at].call_id or ""
-            tool = next((found for text in some if (found := names[text].get(call_id))), self._tools.get(call_id))
+            tool = next(
+                (found for text in some if (found := names[text].get(call_id))),
+                self._tools.get(call_id),
+            )
             if tool:
                 self._tools[call_id] = tool
                 places[at] = places[at]._replace(tool=tool)
@@ -228,7 +281,8 @@ def fetch_from(store: Store) -> Fetch:
 
 
 def _value(payload: LinePayload) -> object:
-    """What to store: a container as a value if the store would write the same JSON, else as text."""
+    """What to store: a container as a value if the store would write the same JSON, else as
+    text."""
     if payload.is_json:
         found = parse(payload.text)
         try:
@@ -240,21 +294,27 @@ def _value(payload: LinePayload) -> object:
 
 
 def _masked_base64(text: str, policy: Policy) -> str | None:
-    """Mask secrets inside base64 that is wrapped into lines. None if the text is something else, or has none."""
+    """Mask secrets inside base64 that is wrapped into lines. None if the text is something else, or
+    has none."""
     lines = text.split() if " " not in text[:64] else []
     found = binary("".join(lines)) if len(lines) > 1 else None
     if found is None or (data := masked(found[1], policy)) == found[1]:
         return None
-    body, width, start = found[0] + base64.b64encode(data).decode(), len(lines[0]), text.index(lines[0])
+    body, width, start = (
+        found[0] + base64.b64encode(data).decode(),
+        len(lines[0]),
+        text.index(lines[0]),
+    )
     gap = text[start + width : text.index(lines[1], start + width)]
     return gap.join(body[at : at + width] for at in range(0, len(body), width))
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one run made slim: size and checksum (XXH3, 128 bits) of the slim bytes, which identify them; size and
-    SHA-256 of the whole bytes, which prove them (None if unknown); and the same of the bytes before the run. Those are
-    in the backup, and differ from the whole bytes if some lines were slim before or secrets were masked."""
+    """What one run made slim: size and checksum (XXH3, 128 bits) of the slim bytes, which identify
+    them; size and SHA-256 of the whole bytes, which prove them (None if unknown); and the same of
+    the bytes before the run. Those are in the backup, and differ from the whole bytes if some lines
+    were slim before or secrets were masked."""
 
     size: int
     checksum: str
@@ -266,11 +326,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the store remembers of an externalized transcript. Bytes after the last segment were appended since.
+    """What the store remembers of an externalized transcript. Bytes after the last segment were
+    appended since.
 
-    `backed_up` is the number of the first segment that the backup contains. With `masked`, the whole bytes have markers
-    in place of secrets: only the backup has the secrets. `is_own` says that this store has recorded it; another one
-    came with an import, and may name any `path`."""
+    `backed_up` is the number of the first segment that the backup contains. With `masked`, the
+    whole bytes have markers in place of secrets: only the backup has the secrets. `is_own` says
+    that this store has recorded it; another one came with an import, and may name any `path`."""
 
     path: str
     format: str
@@ -304,7 +365,8 @@ def record_manifest(session: Session, manifest: Manifest) -> None:
 
 
 def manifests(store: Store, session_id: str) -> Iterator[Manifest]:
-    """Yield the manifests of a transcript's session, the newest first. Invalid records are skipped."""
+    """Yield the manifests of a transcript's session, the newest first. Invalid records are
+    skipped."""
     for record in store.session(session_id).records(_SERIES, newest=True):
         found = _parsed_manifest(record.body, lambda path: _proof(store, session_id, path))
         if found is not None:
@@ -312,7 +374,8 @@ def manifests(store: Store, session_id: str) -> Iterator[Manifest]:
 
 
 def _proof(store: Store, session_id: str, path: str) -> str:
-    """Return a text that only this store can make, for a path that it records for a transcript's session."""
+    """Return a text that only this store can make, for a path that it records for a transcript's
+    session."""
     recorded = f"transcript\0{session_id}\0{path}"
     return hmac.new(store.secret, recorded.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
 
@@ -320,7 +383,11 @@ def _proof(store: Store, session_id: str, path: str) -> str:
 def sessions_for(store: Store, path: str) -> list[str]:
     """Return the transcript sessions whose newest manifest names this path."""
     ids = [one.session_id for one in store.sessions() if one.session_id.startswith(PREFIX)]
-    return [one for one in ids if (newest := next(manifests(store, one), None)) is not None and newest.path == path]
+    return [
+        one
+        for one in ids
+        if (newest := next(manifests(store, one), None)) is not None and newest.path == path
+    ]
 
 
 def _parsed_manifest(body: bytes, proof_of: Callable[[str], str]) -> Manifest | None:
@@ -331,7 +398,9 @@ def _parsed_manifest(body: bytes, proof_of: Callable[[str], str]) -> Manifest | 
         is_masked = record.get("masked") is True
         path = str(record["path"])
         is_own = hmac.compare_digest(str(record.get("proof", "")).encode(), proof_of(path).encode())
-        found = Manifest(path, str(record["format"]), segments, int(record["backup"]), is_masked, is_own)
+        found = Manifest(
+            path, str(record["format"]), segments, int(record["backup"]), is_masked, is_own
+        )
         return found if all(map(is_whole, sizes)) else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

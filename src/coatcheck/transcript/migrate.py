@@ -1,13 +1,15 @@
 """Externalize, rehydrate, verify, undo and forget existing transcript files and folders of them.
 
-Every change of a file is one rename, after everything that the new bytes refer to is durable and recorded. A process
-that is killed at any instant leaves the file as it was or as it should be, and running again completes the work.
+Every change of a file is one rename, after everything that the new bytes refer to is durable and
+recorded. A process that is killed at any instant leaves the file as it was or as it should be, and
+running again completes the work.
 
-Lines that other processes append are kept, also those of a process that opened the file before the rename and writes
-after it. Each run ends by moving them from the old file to the new one, behind the lines that are there by then, and
-waits up to half a second for processes that have the old file open. If one has it open for longer, the report says so,
-the old file stays, and the next run moves what was written to it. A run that is killed while it moves lines may leave
-some of them in the file twice.
+Lines that other processes append are kept, also those of a process that opened the file before the
+rename and writes after it. Each run ends by moving them from the old file to the new one, behind
+the lines that are there by then, and waits up to half a second for processes that have the old file
+open. If one has it open for longer, the report says so, the old file stays, and the next run moves
+what was written to it. A run that is killed while it moves lines may leave some of them in the file
+twice.
 """
 
 from __future__ import annotations
@@ -54,7 +56,16 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
-from coatcheck.transcript.splice import MARK, ArtifactRef, Fetch, Slimmed, refs_of, sessions_in, slim_all, whole
+from coatcheck.transcript.splice import (
+    MARK,
+    ArtifactRef,
+    Fetch,
+    Slimmed,
+    refs_of,
+    sessions_in,
+    slim_all,
+    whole,
+)
 from coatcheck.transcript.swap import (
     SETTLING,
     SwapFile,
@@ -85,7 +96,8 @@ Status = Literal[
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What was done to one file, and what is wrong with it. `backup` is the path of a remaining backup."""
+    """What was done to one file, and what is wrong with it. `backup` is the path of a remaining
+    backup."""
 
     path: str
     status: Status
@@ -146,8 +158,15 @@ class Report:
         return sum(one.tokens_saved for one in self.files)
 
     def to_record(self) -> dict[str, Any]:
-        totals = {name: getattr(self, name) for name in ("artifacts", "bytes_before", "bytes_after", "tokens_saved")}
-        return {"files": [one.to_record() for one in self.files], **totals, "problems": len(self.problems)}
+        totals = {
+            name: getattr(self, name)
+            for name in ("artifacts", "bytes_before", "bytes_after", "tokens_saved")
+        }
+        return {
+            "files": [one.to_record() for one in self.files],
+            **totals,
+            "problems": len(self.problems),
+        }
 
 
 def externalize(
@@ -159,14 +178,15 @@ def externalize(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Move the payloads of a transcript, or of all transcripts in a folder, to the store, and replace the files in
-    place.
+    """Move the payloads of a transcript, or of all transcripts in a folder, to the store, and
+    replace the files in place.
 
-    `session` can read the payloads that a model was shown. A backup stays beside each file until `verify` removes it.
-    Running again processes what was appended since. With `dry_run`, nothing is written, and the report says what would
-    be saved. A file that is not a transcript is unchanged.
+    `session` can read the payloads that a model was shown. A backup stays beside each file until
+    `verify` removes it. Running again processes what was appended since. With `dry_run`, nothing is
+    written, and the report says what would be saved. A file that is not a transcript is unchanged.
 
-    A file that cannot be read or replaced raises; in a folder it is reported as failed, and the others continue."""
+    A file that cannot be read or replaced raises; in a folder it is reported as failed, and the
+    others continue."""
     fmt = named_format(format)
 
     def one(file: SwapFile, handle: int) -> FileReport:
@@ -176,12 +196,17 @@ def externalize(
 
 
 def rehydrate(
-    path: Paths, store: Store, *, to: Paths | BinaryIO | None = None, progress: Progress | None = None
+    path: Paths,
+    store: Store,
+    *,
+    to: Paths | BinaryIO | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Restore a whole transcript: in place, or with `to` into another file or a binary stream.
 
-    A missing or damaged artifact is reported. In place, the file is then unchanged; elsewhere, the payload is replaced
-    by a placeholder, and everything else is exact. The artifacts stay in the store: `undo` releases them too."""
+    A missing or damaged artifact is reported. In place, the file is then unchanged; elsewhere, the
+    payload is replaced by a placeholder, and everything else is exact. The artifacts stay in the
+    store: `undo` releases them too."""
     if to is None:
 
         def in_place(file: SwapFile, handle: int) -> FileReport:
@@ -189,18 +214,25 @@ def rehydrate(
 
         return _each(path, store, in_place, is_change=True)
     if os.path.isdir(path):
-        raise InvalidArgument("`to` cannot be used with a folder", hint="rehydrate a folder in place, or file by file")
+        raise InvalidArgument(
+            "`to` cannot be used with a folder", hint="rehydrate a folder in place, or file by file"
+        )
     with SwapFile(path) as file, file.reading() as handle:
         slim_file = _SlimFile(file, handle, store, progress)
         if not isinstance(to, str | os.PathLike):
             return Report((slim_file.write_to(to.write),))
-        with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as target:
+        with open(
+            os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb"
+        ) as target:
             return Report((slim_file.write_to(target.write),))
 
 
-def verify(path: Paths, store: Store, *, remove_backup: bool = False, progress: Progress | None = None) -> Report:
-    """Prove that rehydrating gives the original bytes: everything is read and compared with what was recorded. With
-    `remove_backup`, the backup of a file that passes is removed. Nothing else changes."""
+def verify(
+    path: Paths, store: Store, *, remove_backup: bool = False, progress: Progress | None = None
+) -> Report:
+    """Prove that rehydrating gives the original bytes: everything is read and compared with what
+    was recorded. With `remove_backup`, the backup of a file that passes is removed. Nothing else
+    changes."""
 
     def one(file: SwapFile, handle: int) -> FileReport:
         return _SlimFile(file, handle, store, progress).verify(remove_backup=remove_backup)
@@ -209,8 +241,9 @@ def verify(path: Paths, store: Store, *, remove_backup: bool = False, progress: 
 
 
 def undo(path: Paths, store: Store, *, progress: Progress | None = None) -> Report:
-    """Undo `externalize`: restore the whole file, with everything that was appended since, remove its backup, and
-    release its artifacts. If neither the store nor the backup is complete, the file is unchanged."""
+    """Undo `externalize`: restore the whole file, with everything that was appended since, remove
+    its backup, and release its artifacts. If neither the store nor the backup is complete, the file
+    is unchanged."""
 
     def one(file: SwapFile, handle: int) -> FileReport:
         return _SlimFile(file, handle, store, progress).undo()
@@ -222,8 +255,8 @@ def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
     """Release the artifacts of a transcript that was deleted or restored. Artifacts that
     nothing else refers to leave the store.
 
-    A transcript that still has refs is refused, unless `force` is given: its stubs then point nowhere, and only its
-    backup, if there is one, has the payloads."""
+    A transcript that still has refs is refused, unless `force` is given: its stubs then point
+    nowhere, and only its backup, if there is one, has the payloads."""
 
     def one(file: SwapFile, handle: int) -> FileReport:
         return _forgotten(file, handle, store, force=force)
@@ -232,8 +265,8 @@ def forget(path: Paths, store: Store, *, force: bool = False) -> Report:
 
 
 def files_in(paths: Iterable[Paths]) -> Iterator[Path]:
-    """Yield the files that paths name, and for folders all files below that may be transcripts. Links are not followed,
-    and Coatcheck's own files beside transcripts are left out."""
+    """Yield the files that paths name, and for folders all files below that may be transcripts.
+    Links are not followed, and Coatcheck's own files beside transcripts are left out."""
     for path in paths:
         if not os.path.isdir(path) or os.path.islink(path):
             yield Path(path)
@@ -262,12 +295,16 @@ def failed(path: Paths, error: Exception) -> FileReport:
     reason = error.strerror if isinstance(error, OSError) else None
     if isinstance(error, RecursionError):
         reason = "the file is nested too deep to be read"
-    return FileReport(str(path), "failed", problems=(reason or str(error) or type(error).__name__,), error="error")
+    return FileReport(
+        str(path), "failed", problems=(reason or str(error) or type(error).__name__,), error="error"
+    )
 
 
 def exit_code(report: Report) -> int:
     """Return the exit code for a report: the code of its worst error, 0 if there is none."""
-    return max((CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0)
+    return max(
+        (CODES[one.error or "error"].exit for one in report.files if not one.is_sound), default=0
+    )
 
 
 def _each(
@@ -278,9 +315,9 @@ def _each(
     is_change: bool = False,
     missing: bool = False,
 ) -> Report:
-    """Call a function with a file and its locked descriptor, or with each file of a folder. With `is_change`, lines
-    that were written to replaced files are moved to the file before and after. With `missing`, the file need not exist,
-    and the descriptor is then -1."""
+    """Call a function with a file and its locked descriptor, or with each file of a folder. With
+    `is_change`, lines that were written to replaced files are moved to the file before and after.
+    With `missing`, the file need not exist, and the descriptor is then -1."""
     durable, is_folder = store.settings["store.durability"] == "power", os.path.isdir(path)
     found: list[FileReport] = []
     replaced: list[int] = []  # numbers of the reports whose files have old files beside them
@@ -316,8 +353,8 @@ def _each(
 
 
 def _carried_over(path: str, deadline: float, *, durable: bool) -> str:
-    """Move what processes write to replaced files to the file, until they have closed those or the time is over. Return
-    a note about a file that is left, "" if there is none."""
+    """Move what processes write to replaced files to the file, until they have closed those or the
+    time is over. Return a note about a file that is left, "" if there is none."""
     try:
         while True:
             with SwapFile(path, durable=durable) as file:
@@ -334,7 +371,8 @@ def _carried_over(path: str, deadline: float, *, durable: bool) -> str:
 
 
 class _TranscriptFile:
-    """One file, open and locked: its layout, the sessions that it names, and the manifest that describes it."""
+    """One file, open and locked: its layout, the sessions that it names, and the manifest that
+    describes it."""
 
     def __init__(self, file: SwapFile, handle: int, progress: Progress | None = None) -> None:
         self.file, self.handle, self.progress = file, handle, progress
@@ -347,7 +385,9 @@ class _TranscriptFile:
 
     def parts(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the lines between two offsets, or the document."""
-        return chain.from_iterable(batches(self.reader, start, end, is_document=self.layout.is_document))
+        return chain.from_iterable(
+            batches(self.reader, start, end, is_document=self.layout.is_document)
+        )
 
     @cached_property
     def sessions(self) -> dict[str, None]:
@@ -367,7 +407,11 @@ class _TranscriptFile:
         self.is_slim = first is not None
         for manifest in manifests(store, first) if first is not None else ():
             slim_bytes = [(one.size, one.checksum) for one in manifest.segments]
-            if first is not None and slim_bytes and _matches(self.handle, slim_bytes, xxhash.xxh3_128):
+            if (
+                first is not None
+                and slim_bytes
+                and _matches(self.handle, slim_bytes, xxhash.xxh3_128)
+            ):
                 return first, manifest
         return None
 
@@ -402,7 +446,8 @@ class _Measured:
 
 
 class _Externalizing(_TranscriptFile):
-    """One run of `externalize` on one file. What the new file refers to is durable before the rename."""
+    """One run of `externalize` on one file. What the new file refers to is durable before the
+    rename."""
 
     def __init__(
         self,
@@ -423,10 +468,14 @@ class _Externalizing(_TranscriptFile):
         self._before = found[1] if found else Manifest(file.real_path, self._format.name)
         unfinished = [] if dry_run else file.unfinished()
         self._session_id = found[0] if found else (unfinished or [new_session_id()])[0]
-        self._keeper = Keeper(self._store, self._session_id, session=session, policy=policy, dry_run=dry_run)
+        self._keeper = Keeper(
+            self._store, self._session_id, session=session, policy=policy, dry_run=dry_run
+        )
         self._fetch: Fetch = fetch_from(self._store)
         self._slim, self._whole = _Measured(xxhash.xxh3_128()), _Measured(hashlib.sha256())
-        self._found: _Measured | None = None  # the bytes as found, if they differ from the whole bytes
+        self._found: _Measured | None = (
+            None  # the bytes as found, if they differ from the whole bytes
+        )
         self._is_known = True
         self._changed = False
         self._pointers: dict[str, None] = {}  # pointers in the file
@@ -445,7 +494,9 @@ class _Externalizing(_TranscriptFile):
             self._lend()
         if os.fstat(self.handle).st_size == self._start and self._before.segments:
             if self._before.path != self.file.real_path:
-                record_manifest(self._keeper.own_session(), replace(self._before, path=self.file.real_path))
+                record_manifest(
+                    self._keeper.own_session(), replace(self._before, path=self.file.real_path)
+                )
             self._check_backup()
             _clean_up(self.file, self._store, (self._session_id,))
         else:
@@ -471,11 +522,16 @@ class _Externalizing(_TranscriptFile):
                 self._finish(new)
 
     def _hold_pointers(self) -> None:
-        """Keep what the pointers in the file open, besides its own payloads, and let the agent's session read it."""
+        """Keep what the pointers in the file open, besides its own payloads, and let the agent's
+        session read it."""
         session = self._session
         wanted = [one for one in self._pointers if _start(one) not in self._shown]
         known = self._known_sessions() if wanted else []
-        lent = {ref.artifact_id for ref in session.lent() if ref.session_id in known} if known else set()
+        lent = (
+            {ref.artifact_id for ref in session.lent() if ref.session_id in known}
+            if known
+            else set()
+        )
         misses = 0
         for pointer in wanted:
             if misses == _MAX_MISSES:
@@ -483,9 +539,14 @@ class _Externalizing(_TranscriptFile):
             with contextlib.suppress(AmbiguousPointer, NotFound):  # or it has expired meanwhile
                 ref = session.ref(pointer)
                 misses += ref is None
-                if (ref is None and _start(pointer) in self._hidden) or (ref is not None and ref.artifact_id in lent):
+                if (ref is None and _start(pointer) in self._hidden) or (
+                    ref is not None and ref.artifact_id in lent
+                ):
                     continue
-                if any(_lends(self._store.session(one), ref or pointer, session) for one in known) or ref is None:
+                if (
+                    any(_lends(self._store.session(one), ref or pointer, session) for one in known)
+                    or ref is None
+                ):
                     continue
                 if not known:
                     known = [self._session_id]
@@ -501,7 +562,9 @@ class _Externalizing(_TranscriptFile):
     def _note_pointers(self, parts: Sequence[Slimmed]) -> None:
         """Note the pointers in slim parts, and which of them belong to their own payloads."""
         refs = [ref for one in parts for ref in one.refs]
-        for ref, is_shown in zip(refs, [self._format.is_shown(ref.path) for ref in refs], strict=True):
+        for ref, is_shown in zip(
+            refs, [self._format.is_shown(ref.path) for ref in refs], strict=True
+        ):
             self._named[ref.session] = None
             (self._shown if is_shown else self._hidden).add(ref.id[:MIN_PREFIX])
         found = Counter(chain.from_iterable([pointers_in(one.text) for one in parts]))
@@ -509,7 +572,8 @@ class _Externalizing(_TranscriptFile):
         self._pointers.update(dict.fromkeys(found - stubs))
 
     def _lend(self) -> None:
-        """Grant the agent's session what the file already refers to: the session may have ended, or be a new one."""
+        """Grant the agent's session what the file already refers to: the session may have ended, or
+        be a new one."""
         lent = {(ref.session_id, ref.artifact_id) for ref in self._session.lent()}
         with self._store.batching:
             for part in self.parts(0, os.fstat(self.handle).st_size):
@@ -533,9 +597,12 @@ class _Externalizing(_TranscriptFile):
             self._at, end = end, os.fstat(self.handle).st_size
         now = os.fstat(self.handle)
         modified = now.st_mtime_ns != began.st_mtime_ns
-        if now.st_size < self._at or (modified and (self.layout.is_document or now.st_size == began.st_size)):
+        if now.st_size < self._at or (
+            modified and (self.layout.is_document or now.st_size == began.st_size)
+        ):
             raise StoreUnavailable(
-                f"{clip(self.file.path.name)} was rewritten by another process", hint="nothing was changed: try again"
+                f"{clip(self.file.path.name)} was rewritten by another process",
+                hint="nothing was changed: try again",
             )
 
     def _slim_batch(self, lines: list[bytes], new: int | None) -> None:
@@ -543,14 +610,22 @@ class _Externalizing(_TranscriptFile):
         self._at += sum(map(len, lines))
         is_searched = self._at <= self.size and not self.is_marked
         marks = [False] * len(lines) if is_searched else [MARK in part for part in lines]
-        done = slim_all(lines, self._format, self._keeper, marks=marks, document=self.layout.document)
+        done = slim_all(
+            lines, self._format, self._keeper, marks=marks, document=self.layout.document
+        )
         triples = list(zip(done, lines, marks, strict=True))
         self._changed = self._changed or any(one.text != part for one, part, _ in triples)
         self._note_pointers(
-            [one for one, part, marked in triples if one.text is not part or (not marked and _SCHEME in part)]
+            [
+                one
+                for one, part, marked in triples
+                if one.text is not part or (not marked and _SCHEME in part)
+            ]
         )
         wholes = [
-            self._whole_of(part, one.text) if new is not None and (marked or not one.is_exact) else part
+            self._whole_of(part, one.text)
+            if new is not None and (marked or not one.is_exact)
+            else part
             for one, part, marked in triples
         ]
         self.count += len(lines)
@@ -591,15 +666,19 @@ class _Externalizing(_TranscriptFile):
             masked=before.masked or self._keeper.masked > 0,
         )
         if again:
-            # Anything after the recorded size of the backup was added by a crashed run, and is in the file too: that is
-            # cut off.
-            self.file.extend_backup(pieces(self.handle, before.size, self._at), after=before.backup_size)
+            # Anything after the recorded size of the backup was added by a crashed run, and is in
+            # the file too: that is cut off.
+            self.file.extend_backup(
+                pieces(self.handle, before.size, self._at), after=before.backup_size
+            )
 
         def record() -> None:
             record_manifest(self._keeper.own_session(), after)
             self._hold_pointers()
 
-        self.file.replace(self.handle, new, self._session_id, keep=not again, done=self._at, first=record)
+        self.file.replace(
+            self.handle, new, self._session_id, keep=not again, done=self._at, first=record
+        )
 
     def _check_backup(self) -> None:
         """Check that an existing backup is ours."""
@@ -610,10 +689,12 @@ class _Externalizing(_TranscriptFile):
             if os.path.samestat(os.fstat(backup), os.fstat(self.handle)):
                 return  # a crash between linking the backup and the rename
         if not self._before.segments and self.begins_with_backup():
-            self.file.remove_backup()  # a crash after the file was restored, before its backup was removed
+            # a crash after the file was restored, before its backup was removed
+            self.file.remove_backup()
         elif not self._before.segments or size < self._before.backup_size:
             raise InvalidArgument(
-                f"{clip(str(self.file.backup))} is not a backup of this file", hint="check what it is, or move it away"
+                f"{clip(str(self.file.backup))} is not a backup of this file",
+                hint="check what it is, or move it away",
             )
 
     def _done(self, status: Status) -> FileReport:
@@ -623,13 +704,17 @@ class _Externalizing(_TranscriptFile):
         payloads = "payload was" if masked == 1 else "payloads were"
         note = f"{masked} {payloads} stored with secrets masked" if masked else ""
         status = status if self._changed else "unchanged"
-        return self.report(status, after, artifacts=len(keeper.stored), tokens_saved=keeper.tokens_saved, note=note)
+        return self.report(
+            status, after, artifacts=len(keeper.stored), tokens_saved=keeper.tokens_saved, note=note
+        )
 
 
 class _SlimFile(_TranscriptFile):
     """A slim file, with the store that it refers to."""
 
-    def __init__(self, file: SwapFile, handle: int, store: Store, progress: Progress | None = None) -> None:
+    def __init__(
+        self, file: SwapFile, handle: int, store: Store, progress: Progress | None = None
+    ) -> None:
         super().__init__(file, handle, progress)
         self._store = store
         self._known = self.manifest_in(store)
@@ -644,11 +729,18 @@ class _SlimFile(_TranscriptFile):
         return self._report("rehydrated", size, problems, _MASKED if self._manifest.masked else "")
 
     def rehydrate(self) -> FileReport:
-        """Restore the file in place. If anything is missing, that is reported and the file is unchanged."""
+        """Restore the file in place. If anything is missing, that is reported and the file is
+        unchanged."""
         _clean_up(self.file, self._store, self.sessions)
         is_spare = not self._problems_of_backup()
         done = self._replaced("rehydrated", exact=is_spare, complete=False)
-        if done.status == "rehydrated" and is_spare and self._known and done.note != _MASKED and self._is_restored():
+        if (
+            done.status == "rehydrated"
+            and is_spare
+            and self._known
+            and done.note != _MASKED
+            and self._is_restored()
+        ):
             self.file.remove_backup()  # the file has the same bytes again
             done = replace(done, backup=None)
         return done
@@ -677,8 +769,12 @@ class _SlimFile(_TranscriptFile):
             problems.append(
                 f"{late} bytes were written to a file that this one replaced; run externalize or undo again"
             )
-        if not self._known and any(one.segments for each in self.sessions for one in manifests(self._store, each)):
-            problems.append("the file was edited or damaged since it was externalized: its bytes cannot be proved")
+        if not self._known and any(
+            one.segments for each in self.sessions for one in manifests(self._store, each)
+        ):
+            problems.append(
+                "the file was edited or damaged since it was externalized: its bytes cannot be proved"
+            )
         masked = _MASKED if self._manifest.masked else ""
         note = masked if self._known else "no record of the original bytes"
         if remove_backup and not problems and self._known and self.file.has_backup():
@@ -689,7 +785,8 @@ class _SlimFile(_TranscriptFile):
         return self._report("failed" if problems else "verified", size, problems, note)
 
     def undo(self) -> FileReport:
-        """Restore the file in place, from the store or else from the backup, and release its artifacts."""
+        """Restore the file in place, from the store or else from the backup, and release its
+        artifacts."""
         _clean_up(self.file, self._store, self.sessions)
         if not self.sessions:
             self._finish_undo()
@@ -702,7 +799,9 @@ class _SlimFile(_TranscriptFile):
                     hint="the backup and the artifacts were kept; check the disk, and undo again",
                 )
             if done.note == _MASKED and self.file.has_backup():
-                done = replace(done, note=f"{done.note}; the backup was changed since, and was kept")
+                done = replace(
+                    done, note=f"{done.note}; the backup was changed since, and was kept"
+                )
             else:
                 self.file.remove_backup()
                 done = replace(done, backup=None)
@@ -711,23 +810,30 @@ class _SlimFile(_TranscriptFile):
         return done
 
     def _is_restored(self) -> bool:
-        """Read the file again, before its backup and its artifacts go. Return whether it has the bytes that were
-        recorded, as far as their digests are known."""
+        """Read the file again, before its backup and its artifacts go. Return whether it has the
+        bytes that were recorded, as far as their digests are known."""
         known = [one for one in self._manifest.segments if one.whole_sha256 and one.found_sha256]
         with open_to_read(self.file.path) as now:
-            return len(known) < len(self._manifest.segments) or not known or _is_whole(now, self._manifest)
+            return (
+                len(known) < len(self._manifest.segments)
+                or not known
+                or _is_whole(now, self._manifest)
+            )
 
     def _finish_undo(self) -> None:
         """Finish an undo that crashed after it had restored the file."""
         for session_id in sessions_for(self._store, self.file.real_path):
-            if any(_is_whole(self.handle, manifest) for manifest in manifests(self._store, session_id)):
+            if any(
+                _is_whole(self.handle, manifest) for manifest in manifests(self._store, session_id)
+            ):
                 self._store.session(session_id).end()
         if self.begins_with_backup():
             self.file.remove_backup()
 
     def _restore(self, new: int, *, exact: bool, complete: bool) -> tuple[list[str], str]:
-        """Fill the new file. Return what is wrong, and a note. If secrets were masked, the backup is used instead of
-        the store if that is allowed (`exact`), and with `complete` also if the store does not have everything."""
+        """Fill the new file. Return what is wrong, and a note. If secrets were masked, the backup
+        is used instead of the store if that is allowed (`exact`), and with `complete` also if the
+        store does not have everything."""
         if exact and self._manifest.masked and self._from_backup(new):
             return [], _FROM_BACKUP
         _empty(new)
@@ -737,8 +843,8 @@ class _SlimFile(_TranscriptFile):
         return problems, _MASKED if self._manifest.masked else ""
 
     def _write_whole(self, write: Write) -> tuple[int, list[str]]:
-        """Write the whole bytes, segment by segment, then what was appended since. Return their size, and what is
-        missing or differs from what was recorded."""
+        """Write the whole bytes, segment by segment, then what was appended since. Return their
+        size, and what is missing or differs from what was recorded."""
         self._missing, self._code, self.count = {}, None, 0
         segments, total, start, changed = self._manifest.segments, 0, 0, []
         for number, end in enumerate([*accumulate(one.size for one in segments), self.size]):
@@ -765,7 +871,9 @@ class _SlimFile(_TranscriptFile):
         return total, listed[:_MAX_PROBLEMS] + more
 
     def _note(self, ref: ArtifactRef, error: CoatcheckError) -> None:
-        self._missing.setdefault(ref.id, f"{ref.pointer} ({ref.media_type}, {ref.size} bytes): {error.message}")
+        self._missing.setdefault(
+            ref.id, f"{ref.pointer} ({ref.media_type}, {ref.size} bytes): {error.message}"
+        )
         if self._code is None or CODES[error.code].exit > CODES[self._code].exit:
             self._code = error.code
 
@@ -778,8 +886,9 @@ class _SlimFile(_TranscriptFile):
         return []
 
     def _from_backup(self, new: int) -> bool:
-        """Fill the new file from the backup, if that is complete and unchanged. Return whether it was. Lines that were
-        already slim when it was made are restored from the store, and so is what was appended since."""
+        """Fill the new file from the backup, if that is complete and unchanged. Return whether it
+        was. Lines that were already slim when it was made are restored from the store, and so is
+        what was appended since."""
         manifest = self._manifest
         if not self.file.has_backup() or not self._known or manifest.backed_up:
             return False
@@ -792,7 +901,9 @@ class _SlimFile(_TranscriptFile):
             try:
                 for piece in pieces(backup, 0, size) if is_plain else ():
                     write_all(new, piece)
-                for lines in () if is_plain else batches(opened(backup), 0, size, is_document=is_document):
+                for lines in (
+                    () if is_plain else batches(opened(backup), 0, size, is_document=is_document)
+                ):
                     write_all(new, b"".join(whole(part, self._fetch) for part in lines))
                 for part in self.parts(manifest.size, self.size):
                     write_all(new, whole(part, self._fetch))
@@ -800,8 +911,16 @@ class _SlimFile(_TranscriptFile):
                 return False
         return True
 
-    def _report(self, status: Status, size: int, problems: Sequence[str] = (), note: str = "") -> FileReport:
-        return self.report(status, size, note=note, problems=tuple(problems), error=self._code if problems else None)
+    def _report(
+        self, status: Status, size: int, problems: Sequence[str] = (), note: str = ""
+    ) -> FileReport:
+        return self.report(
+            status,
+            size,
+            note=note,
+            problems=tuple(problems),
+            error=self._code if problems else None,
+        )
 
 
 def _forgotten(file: SwapFile, handle: int, store: Store, *, force: bool) -> FileReport:
@@ -826,7 +945,8 @@ def _empty(handle: int) -> None:
 
 
 def _backup_fits(backup: int, manifest: Manifest) -> bool:
-    """Whether a backup begins with the bytes that a manifest records for it. Unknown digests are not checked."""
+    """Whether a backup begins with the bytes that a manifest records for it. Unknown digests are
+    not checked."""
     found = [(one.found_size, one.found_sha256) for one in manifest.segments[manifest.backed_up :]]
     return _matches(backup, found, hashlib.sha256)
 
@@ -836,13 +956,18 @@ def _is_whole(handle: int, manifest: Manifest) -> bool:
     whole_bytes = [(one.whole_size, one.whole_sha256) for one in manifest.segments]
     backup = [(one.found_size, one.found_sha256) for one in manifest.segments]
     return any(
-        stretches and all(digest for _, digest in stretches) and _matches(handle, stretches, hashlib.sha256)
+        stretches
+        and all(digest for _, digest in stretches)
+        and _matches(handle, stretches, hashlib.sha256)
         for stretches in ([whole_bytes] if backup == whole_bytes else [whole_bytes, backup])
     )
 
 
-def _matches(handle: int, stretches: Iterable[tuple[int, str | None]], new: Callable[[], Any]) -> bool:
-    """Whether a file begins with stretches of these sizes and digests, as far as those are known."""
+def _matches(
+    handle: int, stretches: Iterable[tuple[int, str | None]], new: Callable[[], Any]
+) -> bool:
+    """Whether a file begins with stretches of these sizes and digests, as far as those are
+    known."""
     start = 0
     for size, expected in stretches:
         digest = new()
@@ -860,7 +985,8 @@ def _start(pointer: str) -> str:
 
 
 def _lends(holder: Session, target: Ref | str, session: Session) -> bool:
-    """Let a session read an artifact of a transcript's session. Return whether the transcript's session has it."""
+    """Let a session read an artifact of a transcript's session. Return whether the transcript's
+    session has it."""
     try:
         holder.lend(target, session)
     except NotFound:
@@ -868,9 +994,11 @@ def _lends(holder: Session, target: Ref | str, session: Session) -> bool:
     return True
 
 
-def _clean_up(file: SwapFile, store: Store, keep: Container[str], *, reused: str | None = None) -> None:
-    """Remove unfinished replacements that a crash left beside a file, except the one to be `reused`, and end their
-    sessions, except those to `keep`."""
+def _clean_up(
+    file: SwapFile, store: Store, keep: Container[str], *, reused: str | None = None
+) -> None:
+    """Remove unfinished replacements that a crash left beside a file, except the one to be
+    `reused`, and end their sessions, except those to `keep`."""
     for session_id in file.unfinished():
         if session_id == reused:
             continue

@@ -1,7 +1,8 @@
 """The compaction safeguard: keep pointers when a conversation is summarized.
 
-Before a host drops messages, `safeguard` makes an index of their artifacts, which the summary must contain. When the
-summary is written, `check_summary` finds pointers that do not resolve, and entries of the index that are missing.
+Before a host drops messages, `safeguard` makes an index of their artifacts, which the summary must
+contain. When the summary is written, `check_summary` finds pointers that do not resolve, and
+entries of the index that are missing.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ Reason = Literal["unknown", "expired", "ambiguous", "not a pointer"]
 class Index:
     """The artifacts that a summary must mention, most important first, one line each.
 
-    `text` goes into the summary as it is. `pointers` are those in it, `left_out` did not fit. `unresolved` pointers
-    occur in the messages, and this session cannot read them. `failures` says why a result could not be stored: keep its
-    message."""
+    `text` goes into the summary as it is. `pointers` are those in it, `left_out` did not fit.
+    `unresolved` pointers occur in the messages, and this session cannot read them. `failures` says
+    why a result could not be stored: keep its message."""
 
     text: str
     refs: tuple[Ref, ...] = ()
@@ -67,8 +68,9 @@ class PointerProblem:
 
 @dataclass(frozen=True, slots=True)
 class SummaryCheck:
-    """What is wrong with the pointers of a summary: those that do not resolve, and those of the index that are missing.
-    `more` counts what is not listed. `str()` describes the problems so that a model can fix them."""
+    """What is wrong with the pointers of a summary: those that do not resolve, and those of the
+    index that are missing. `more` counts what is not listed. `str()` describes the problems so that
+    a model can fix them."""
 
     unresolved: tuple[PointerProblem, ...] = ()
     lost: tuple[str, ...] = ()
@@ -81,9 +83,16 @@ class SummaryCheck:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"all {self.found} pointers of the summary resolve" if self.found else "the summary has no pointers"
+            return (
+                f"all {self.found} pointers of the summary resolve"
+                if self.found
+                else "the summary has no pointers"
+            )
         problems = [f"{one.pointer}: {one.message}" for one in self.unresolved]
-        problems += [f"{pointer}: was in the index and is not in the summary; add it" for pointer in self.lost]
+        problems += [
+            f"{pointer}: was in the index and is not in the summary; add it"
+            for pointer in self.lost
+        ]
         return "\n".join([*problems, *([f"and {self.more} more"] if self.more else [])])
 
 
@@ -98,18 +107,23 @@ def safeguard(
     read_tool: str | None = READ_TOOL,
     list_tool: str | None = LIST_TOOL,
 ) -> Index:
-    """Return an index of the artifacts in messages that a host is about to drop. Results over the policy that are still
-    inline are put first, so that they are not lost with the messages.
+    """Return an index of the artifacts in messages that a host is about to drop. Results over the
+    policy that are still inline are put first, so that they are not lost with the messages.
 
-    Pinned artifacts come first, then those that calls used most, the latest, the largest. The index has at most
-    `max_items` lines and `max_chars` characters; the last line says how many more there are, and how to list them."""
+    Pinned artifacts come first, then those that calls used most, the latest, the largest. The index
+    has at most `max_items` lines and `max_chars` characters; the last line says how many more there
+    are, and how to list them."""
     whole(max_items, "max_items")
     whole(max_chars, "max_chars", least=_LAST_LINE)
     fmt = format_of(dropped_messages, format)
-    ranked, unresolved, failures = _ranked(dropped_messages, session, fmt, policy or configured(session.store.settings))
+    ranked, unresolved, failures = _ranked(
+        dropped_messages, session, fmt, policy or configured(session.store.settings)
+    )
     if not ranked:
         return Index("", unresolved=tuple(unresolved), failures=tuple(failures))
-    head = f"Artifacts of the earlier conversation{f' ({read_tool} reads them)' if read_tool else ''}:"
+    head = (
+        f"Artifacts of the earlier conversation{f' ({read_tool} reads them)' if read_tool else ''}:"
+    )
     lines, used = [head], len(head) + _LAST_LINE
     kept: list[Ref] = []
     for ref in ranked[:max_items]:
@@ -126,13 +140,18 @@ def safeguard(
     return Index("\n".join(lines), tuple(kept), tuple(rest), tuple(unresolved), tuple(failures))
 
 
-def check_summary(text: str, session: Session, *, index: Index | Iterable[str] = ()) -> SummaryCheck:
-    """Check that every pointer in a summary resolves in this session, and that it has every pointer of the index."""
+def check_summary(
+    text: str, session: Session, *, index: Index | Iterable[str] = ()
+) -> SummaryCheck:
+    """Check that every pointer in a summary resolves in this session, and that it has every pointer
+    of the index."""
     claimed = list(dict.fromkeys(match[1] for match in _CLAIMED.finditer(text)))
     wrong = [one for one in (_checked(name, session) for name in claimed) if one is not None]
     wanted = index.pointers if isinstance(index, Index) else tuple(index)
     names = [name.lower() for name in claimed]
-    lost = [one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in names)]
+    lost = [
+        one for one in wanted if not any(_same(one.removeprefix(SCHEME), name) for name in names)
+    ]
     more = max(0, len(wrong) - _MAX_LISTED) + max(0, len(lost) - _MAX_LISTED)
     return SummaryCheck(tuple(wrong[:_MAX_LISTED]), tuple(lost[:_MAX_LISTED]), more, len(claimed))
 
@@ -140,7 +159,8 @@ def check_summary(text: str, session: Session, *, index: Index | Iterable[str] =
 def _ranked(
     messages: Sequence[Message], session: Session, fmt: Format, policy: Policy
 ) -> tuple[list[Ref], list[str], list[str]]:
-    """Return the artifacts of messages, most important first; pointers that do not resolve; and storage failures."""
+    """Return the artifacts of messages, most important first; pointers that do not resolve; and
+    storage failures."""
     last: dict[str, int] = {}
     used: dict[str, int] = {}
     tools: dict[str, str] = {}
@@ -175,28 +195,43 @@ def _ranked(
         _, uses, latest = refs.get(ref.artifact_id, (ref, 0, 0))
         refs[ref.artifact_id] = (ref, uses + used.get(pointer, 0), max(latest, number))
     best = sorted(
-        refs.values(), key=lambda one: (not one[0].pinned, -one[1], -one[2], -one[0].size_bytes, one[0].artifact_id)
+        refs.values(),
+        key=lambda one: (
+            not one[0].pinned,
+            -one[1],
+            -one[2],
+            -one[0].size_bytes,
+            one[0].artifact_id,
+        ),
     )
     return [ref for ref, _, _ in best], unresolved, failures
 
 
 def _checked(name: str, session: Session) -> PointerProblem | None:
-    """Return what is wrong with a pointer of a summary, or None if it resolves. A pointer of another session is
-    reported exactly like one that does not exist."""
+    """Return what is wrong with a pointer of a summary, or None if it resolves. A pointer of
+    another session is reported exactly like one that does not exist."""
     pointer = SCHEME + name
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_PREFIX},64}}", name):
         shown = pointer if len(pointer) <= 80 else pointer[:80] + "…"
-        return PointerProblem(shown, "not a pointer", "is not a pointer: copy it exactly from the index")
+        return PointerProblem(
+            shown, "not a pointer", "is not a pointer: copy it exactly from the index"
+        )
     try:
         session.coverage(pointer)
     except Expired:
-        return PointerProblem(pointer, "expired", "has expired: leave it out, or run the tool again")
+        return PointerProblem(
+            pointer, "expired", "has expired: leave it out, or run the tool again"
+        )
     except AmbiguousPointer as error:
         return PointerProblem(
-            pointer, "ambiguous", f"matches several artifacts: use one of {', '.join(error.candidates[:4])}"
+            pointer,
+            "ambiguous",
+            f"matches several artifacts: use one of {', '.join(error.candidates[:4])}",
         )
     except CoatcheckError:
-        return PointerProblem(pointer, "unknown", "is not an artifact of this session: leave it out")
+        return PointerProblem(
+            pointer, "unknown", "is not an artifact of this session: leave it out"
+        )
     return None
 
 

@@ -1,9 +1,11 @@
-"""JSON text: exact spans of values by path, at the speed of the C decoder, and how writers escape strings.
+"""JSON text: exact spans of values by path, at the speed of the C decoder, and how writers escape
+strings.
 
-Writers differ in what they escape. A style is the habit of one writer: a function from a string to its JSON token.
+Writers differ in what they escape. A style is the habit of one writer: a function from a string to
+its JSON token.
 
-Spans are only looked up in texts that were parsed before, so they are known to be JSON. If a key occurs twice in an
-object the last one counts, as it does for the parser.
+Spans are only looked up in texts that were parsed before, so they are known to be JSON. If a key
+occurs twice in an object the last one counts, as it does for the parser.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ _MIN_BASE64: Final = 256  # characters; a shorter text of that alphabet may be a
 _HEAD: Final = 64  # characters of a token that are searched for first
 _TRIES: Final = 16
 _NOWHERE: Final = "90631724905817263"  # prefix of numbers that are assumed to occur in no text
-_PYDANTIC_PAYS: Final = 8 << 20  # characters written before the faster writer makes up for its import
+_PYDANTIC_PAYS: Final = (
+    8 << 20
+)  # characters written before the faster writer makes up for its import
 
 
 def parse(text: str) -> tuple[Any, int, int] | None:
-    """Return the value of a text and where it begins and ends, or None if the text is not valid JSON. A byte-order mark
-    and blanks may surround it."""
+    """Return the value of a text and where it begins and ends, or None if the text is not valid
+    JSON. A byte-order mark and blanks may surround it."""
     start = 0 if text.startswith("{") else _end(_LEAD, text, 0)
     try:
         value, end = _SCAN(text, start)
@@ -70,8 +74,8 @@ def parsed(data: bytes) -> Any:
 
 @dataclass(frozen=True)
 class Opened:
-    """A JSON text that is an object or a list: its characters, its value, and where that begins and ends. `elements`
-    are the spans of a list's elements if all of them are objects."""
+    """A JSON text that is an object or a list: its characters, its value, and where that begins and
+    ends. `elements` are the spans of a list's elements if all of them are objects."""
 
     text: bytes
     source: str
@@ -93,12 +97,16 @@ class Opened:
             if listed is not None:
                 return cls(text, source, *listed)
         found = parse(source)
-        return cls(text, source, *found) if found is not None and isinstance(found[0], _CONTAINERS) else None
+        return (
+            cls(text, source, *found)
+            if found is not None and isinstance(found[0], _CONTAINERS)
+            else None
+        )
 
     @cached_property
     def is_deep(self) -> bool:
-        """Whether containers are nested more than `_MAX_DEPTH` levels deep. Such a text is never made slim: when it is
-        restored, less of the parser's stack may be free."""
+        """Whether containers are nested more than `_MAX_DEPTH` levels deep. Such a text is never
+        made slim: when it is restored, less of the parser's stack may be free."""
         level: list[Any] = [self.value]
         for _ in range(_MAX_DEPTH):
             level = [
@@ -113,8 +121,8 @@ class Opened:
 
 
 def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, TextSpan]:
-    """Return the spans of the values at these paths in the value that begins at `start`. Paths without a value are left
-    out."""
+    """Return the spans of the values at these paths in the value that begins at `start`. Paths
+    without a value are left out."""
     tree: dict[str | int, Any] = {}
     found: dict[Path, TextSpan] = {}
     for path in paths:
@@ -127,8 +135,9 @@ def spans(text: str, start: int, paths: Iterable[Path]) -> dict[Path, TextSpan]:
 
 
 def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
-    """Return the last value under a key of the object at `start`, and the span to delete to make the object as if it
-    never had that member: from the end of the member before, or to the beginning of the one after."""
+    """Return the last value under a key of the object at `start`, and the span to delete to make
+    the object as if it never had that member: from the end of the member before, or to the
+    beginning of the one after."""
     found: tuple[Any, TextSpan] | None = None
     begin = before = _end(_BLANK, text, start + 1)
     is_first = True
@@ -144,8 +153,8 @@ def last_value(text: str, start: int, key: str) -> tuple[Any, TextSpan] | None:
 
 
 def locate(opened: Opened, places: Sequence[tuple[Path, Any]]) -> Sequence[Where | None]:
-    """Return the spans of the values at these paths, which are in text order; None for a path that is not found, and
-    for all paths in a text that is nested too deep."""
+    """Return the spans of the values at these paths, which are in text order; None for a path that
+    is not found, and for all paths in a text that is nested too deep."""
     if opened.is_deep:
         return [None] * len(places)
     if opened.elements is None:
@@ -169,8 +178,8 @@ def edited(source: str, edits: Iterable[tuple[int, int, str]]) -> str:
 
 
 def utf8(text: str) -> str:
-    """Write a string like JavaScript, Rust, and Python without `ensure_ascii`: escape only what must be escaped, lone
-    surrogates included."""
+    """Write a string like JavaScript, Rust, and Python without `ensure_ascii`: escape only what
+    must be escaped, lone surrogates included."""
     token = encode_basestring(text)
     return _LONE.sub(lambda match: f"\\u{ord(match[0]):04x}", token) if _has_lone(token) else token
 
@@ -197,8 +206,8 @@ def styled(text: str, token: str) -> str | None:
 
 
 def tokens_of(value: object) -> Iterator[tuple[str, str]]:
-    """Yield styles and tokens of a value as the commonest writers write it. A token with a lone surrogate occurs in no
-    UTF-8 text, so it never matches."""
+    """Yield styles and tokens of a value as the commonest writers write it. A token with a lone
+    surrogate occurs in no UTF-8 text, so it never matches."""
     if isinstance(value, str):
         yield "utf8", _fast_utf8(value)
         yield "ascii", ascii_(value)
@@ -212,8 +221,8 @@ def tokens_of(value: object) -> Iterator[tuple[str, str]]:
 
 
 def binary(text: str) -> tuple[str, bytes] | None:
-    """Return the prefix of a `data:` URL ('' if there is none) and the decoded bytes of base64 that encodes back to the
-    same text; None for any other text."""
+    """Return the prefix of a `data:` URL ('' if there is none) and the decoded bytes of base64 that
+    encodes back to the same text; None for any other text."""
     prefix = ""
     if text.startswith("data:"):
         match = _DATA_URL.match(text)
@@ -231,8 +240,9 @@ def binary(text: str) -> tuple[str, bytes] | None:
 
 
 def _located(source: str, start: int, places: Sequence[tuple[Path, Any]]) -> Sequence[Where | None]:
-    """Return the spans of values in the value at `start`. Each is first searched for as most writers would write it;
-    parsing the text with unique numbers in those spans proves the guess. If that fails, the whole text is scanned."""
+    """Return the spans of values in the value at `start`. Each is first searched for as most
+    writers would write it; parsing the text with unique numbers in those spans proves the guess. If
+    that fails, the whole text is scanned."""
     found = _guessed(source, start, places)
     if found is not None:
         return found
@@ -252,10 +262,13 @@ def _guessed(source: str, start: int, places: Sequence[tuple[Path, Any]]) -> lis
         found.append(((begin, start), style))
     if _NOWHERE in source:
         return None
-    left = parse(edited(source, [(*span, f"{_NOWHERE}{number}") for number, (span, _) in enumerate(found)]))
+    left = parse(
+        edited(source, [(*span, f"{_NOWHERE}{number}") for number, (span, _) in enumerate(found)])
+    )
     try:
         proved = left and all(
-            reduce(getitem, path, left[0]) == int(f"{_NOWHERE}{number}") for number, (path, _) in enumerate(places)
+            reduce(getitem, path, left[0]) == int(f"{_NOWHERE}{number}")
+            for number, (path, _) in enumerate(places)
         )
     except (LookupError, TypeError):
         return None
@@ -263,8 +276,8 @@ def _guessed(source: str, start: int, places: Sequence[tuple[Path, Any]]) -> lis
 
 
 def find(text: str, token: str, start: int) -> int:
-    """Return the position of a token from `start` on, or -1. Searches for its first characters: `str.find` reads a long
-    token twice before it begins."""
+    """Return the position of a token from `start` on, or -1. Searches for its first characters:
+    `str.find` reads a long token twice before it begins."""
     head = token[:_HEAD]
     for _ in range(_TRIES):
         start = text.find(head, start)
@@ -275,8 +288,8 @@ def find(text: str, token: str, start: int) -> int:
 
 
 def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[TextSpan]] | None:
-    """Parse a list of objects one by one, which costs no more and gives the span of each. None if the list contains
-    anything else."""
+    """Parse a list of objects one by one, which costs no more and gives the span of each. None if
+    the list contains anything else."""
     values: list[Any] = []
     elements: list[TextSpan] = []
     at = _end(_BLANK, text, start + 1)
@@ -296,7 +309,8 @@ def _objects(text: str, start: int) -> tuple[list[Any], int, int, list[TextSpan]
 
 
 def _walk(text: str, at: int, tree: dict[str | int, Any], found: dict[Path, TextSpan]) -> int:
-    """Note the spans of the tree's paths in the value at a position, and return where that value ends."""
+    """Note the spans of the tree's paths in the value at a position, and return where that value
+    ends."""
     start, kind = at, text[at]
     if kind in "{[" and any(step != _HERE for step in tree):
         at = _end(_BLANK, text, at + 1)
@@ -376,4 +390,6 @@ def _upper(match: re.Match[str]) -> str:
 
 def _go_before_1_22(token: str) -> str:
     """Go before 1.22 had no short escapes for two control characters."""
-    return _ESCAPE.sub(lambda match: {"\\b": "\\u0008", "\\f": "\\u000c"}.get(match[0], match[0]), token)
+    return _ESCAPE.sub(
+        lambda match: {"\\b": "\\u0008", "\\f": "\\u000c"}.get(match[0], match[0]), token
+    )

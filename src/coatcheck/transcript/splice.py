@@ -1,8 +1,10 @@
-"""Convert a JSON text to its slim form and back, exactly. Bytes are cut out and put back: nothing is reformatted.
+"""Convert a JSON text to its slim form and back, exactly. Bytes are cut out and put back: nothing
+is reformatted.
 
-A payload is replaced by its stub: a string by a string, a container by an object. All refs are under one key at the end
-of the outermost object around them, each with its path inside that object. If a text already has a key of that name, a
-second one is added that marks the first as not ours: so only what was added is ever removed.
+A payload is replaced by its stub: a string by a string, a container by an object. All refs are
+under one key at the end of the outermost object around them, each with its path inside that object.
+If a text already has a key of that name, a second one is added that marks the first as not ours: so
+only what was added is ever removed.
 """
 
 from __future__ import annotations
@@ -22,13 +24,24 @@ from coatcheck.messages.formats import PayloadPlace
 from coatcheck.messages.paths import REFS_KEY, Path, at
 from coatcheck.refs import Ref
 from coatcheck.storage import TRANSCRIPT
-from coatcheck.transcript.scan import STYLES, Opened, TextSpan, edited, last_value, locate, spans, styled, utf8
+from coatcheck.transcript.scan import (
+    STYLES,
+    Opened,
+    TextSpan,
+    edited,
+    last_value,
+    locate,
+    spans,
+    styled,
+    utf8,
+)
 
 if TYPE_CHECKING:
     from coatcheck.transcript.keep import Keeper
 
 Fetch = Callable[[str, str], bytes]
-"""Returns the bytes of an artifact, given a session id and its id. Raises `NotFound`, `Damaged` and similar errors."""
+"""Returns the bytes of an artifact, given a session id and its id. Raises `NotFound`, `Damaged` and
+similar errors."""
 
 MARK: Final = REFS_KEY.encode()
 """Occurs in every slim line."""
@@ -46,12 +59,14 @@ _MAX_DEPTH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ArtifactRef:
-    """One payload that was moved out of a line: its artifact, its path in the line, and how it was written there.
+    """One payload that was moved out of a line: its artifact, its path in the line, and how it was
+    written there.
 
-    `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a value that is
-    stored as it was written, or "base64" after a `prefix`. If no style gives the same bytes, `raw` is the id of an
-    artifact that contains them. If the line also has a `details.artifactRef`, `details` is what was there before: the
-    JSON of the replaced value, "" if there was nothing, "+" if it was an object that got one more member."""
+    `encoding` says how to restore the text from the artifact: a style of JSON strings, "json" for a
+    value that is stored as it was written, or "base64" after a `prefix`. If no style gives the same
+    bytes, `raw` is the id of an artifact that contains them. If the line also has a
+    `details.artifactRef`, `details` is what was there before: the JSON of the replaced value, "" if
+    there was nothing, "+" if it was an object that got one more member."""
 
     id: str
     size: int
@@ -71,19 +86,40 @@ class ArtifactRef:
     def to_record(self) -> dict[str, Any]:
         """The JSON object that a line contains."""
         record = {name: getattr(self, name) for name in self.__slots__} | {"path": list(self.path)}
-        return {name: one for name, one in record.items() if one is not None and (one or name != "prefix")}
+        return {
+            name: one
+            for name, one in record.items()
+            if one is not None and (one or name != "prefix")
+        }
 
     @classmethod
     def of(
-        cls, ref: Ref, path: Path, session: str, encoding: str, raw: str | None = None, prefix: str = ""
+        cls,
+        ref: Ref,
+        path: Path,
+        session: str,
+        encoding: str,
+        raw: str | None = None,
+        prefix: str = "",
     ) -> ArtifactRef:
         summary = ref.summary if len(ref.summary) <= _SUMMARY else ref.summary[: _SUMMARY - 1] + "…"
-        return cls(ref.artifact_id, ref.size_bytes, ref.media_type, summary, path, session, encoding, raw, prefix)
+        return cls(
+            ref.artifact_id,
+            ref.size_bytes,
+            ref.media_type,
+            summary,
+            path,
+            session,
+            encoding,
+            raw,
+            prefix,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class LineRefs:
-    """The value of our key: refs, or none if it only marks an earlier key of the same name as not ours."""
+    """The value of our key: refs, or none if it only marks an earlier key of the same name as not
+    ours."""
 
     refs: tuple[ArtifactRef, ...]
     sessions: frozenset[str]
@@ -98,7 +134,9 @@ def parse_refs(value: object) -> LineRefs | None:
         session = first["session"]
         return LineRefs((), frozenset({session})) if _is(_SESSION, session) else None
     refs = tuple(ref for one in value if (ref := _parse_ref(one)) is not None)
-    return LineRefs(refs, frozenset(ref.session for ref in refs)) if len(refs) == len(value) else None
+    return (
+        LineRefs(refs, frozenset(ref.session for ref in refs)) if len(refs) == len(value) else None
+    )
 
 
 def dump_refs(refs: Sequence[ArtifactRef], session: str) -> str:
@@ -123,10 +161,19 @@ def _parse_ref(value: Any) -> ArtifactRef | None:
     except (TypeError, KeyError):
         return None
     steps, raw = value["path"], ref.raw
-    is_valid = isinstance(steps, list) and all(type(step) in (str, int) for step in steps) and type(ref.size) is int
+    is_valid = (
+        isinstance(steps, list)
+        and all(type(step) in (str, int) for step in steps)
+        and type(ref.size) is int
+    )
     texts = (ref.media_type, ref.summary, ref.encoding, ref.prefix, value.get("details", ""))
     is_valid = is_valid and all(isinstance(one, str) for one in texts)
-    is_valid = is_valid and _is(_DIGEST, ref.id) and _is(_SESSION, ref.session) and (raw is None or _is(_DIGEST, raw))
+    is_valid = (
+        is_valid
+        and _is(_DIGEST, ref.id)
+        and _is(_SESSION, ref.session)
+        and (raw is None or _is(_DIGEST, raw))
+    )
     return ref if is_valid else None
 
 
@@ -139,8 +186,9 @@ Missing = Callable[[ArtifactRef, CoatcheckError], None]
 
 
 class LinePayload(NamedTuple):
-    """A large value in a line: `text` counts against a limit, `value` is stored (the text, the bytes behind base64, or
-    a container's JSON as it was written). `number` is its line's index among lines that are made slim together."""
+    """A large value in a line: `text` counts against a limit, `value` is stored (the text, the
+    bytes behind base64, or a container's JSON as it was written). `number` is its line's index
+    among lines that are made slim together."""
 
     value: str | bytes
     text: str
@@ -155,8 +203,8 @@ class LinePayload(NamedTuple):
 
 
 class Slimmed(NamedTuple):
-    """A text without its payloads, its new refs, each with its path from the top, and whether `whole` restores exactly
-    the text that was given: not if secrets were masked."""
+    """A text without its payloads, its new refs, each with its path from the top, and whether
+    `whole` restores exactly the text that was given: not if secrets were masked."""
 
     text: bytes
     refs: tuple[ArtifactRef, ...] = ()
@@ -164,8 +212,8 @@ class Slimmed(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A payload with its span in the text of its line, its token, the token's style if known, and the path of the
-    object that gets its ref."""
+    """A payload with its span in the text of its line, its token, the token's style if known, and
+    the path of the object that gets its ref."""
 
     payload: LinePayload
     span: TextSpan
@@ -187,16 +235,21 @@ def slim_all(
     marks: Sequence[bool],
     document: Opened | None = None,
 ) -> list[Slimmed]:
-    """Move the payloads of lines, or of a whole document, to the store. `whole` restores exactly these bytes, except
-    for secrets that the keeper masks.
+    """Move the payloads of lines, or of a whole document, to the store. `whole` restores exactly
+    these bytes, except for secrets that the keeper masks.
 
-    Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned unchanged. Storage errors are
-    raised. `marks` says which of them contain `MARK`. The caller may pass a `document` that it has opened. Each step is
-    done for all lines, in their order, before the next one begins."""
-    may_change = [has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)]
+    Text that is not JSON or not UTF-8, is nested too deep, or is already slim is returned
+    unchanged. Storage errors are raised. `marks` says which of them contain `MARK`. The caller may
+    pass a `document` that it has opened. Each step is done for all lines, in their order, before
+    the next one begins."""
+    may_change = [
+        has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)
+    ]
     is_open = document is not None and [document.text] == texts
     found = [document if is_open else Opened.of(text) for text in compress(texts, may_change)]
-    opened = {number: one for number, one in zip(compress(count(), may_change), found, strict=True) if one}
+    opened = {
+        number: one for number, one in zip(compress(count(), may_change), found, strict=True) if one
+    }
     done = list(map(Slimmed, texts))
     if not opened:
         return done
@@ -209,8 +262,9 @@ def slim_all(
 
 
 def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes:
-    """Restore the text that `slim` was given. A payload that cannot be fetched raises; with `missing`, that function is
-    called and the payload is replaced by a placeholder. A text without refs is returned unchanged."""
+    """Restore the text that `slim` was given. A payload that cannot be fetched raises; with
+    `missing`, that function is called and the payload is replaced by a placeholder. A text without
+    refs is returned unchanged."""
     opened = _marked(text)
     if opened is None:
         return text
@@ -241,33 +295,46 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
 
 
 def refs_of(text: bytes) -> tuple[ArtifactRef, ...]:
-    """Return the refs of a text in order, each with its path from the top. Empty if the text is not slim."""
+    """Return the refs of a text in order, each with its path from the top. Empty if the text is not
+    slim."""
     opened = _marked(text)
     if opened is None:
         return ()
-    return tuple(replace(ref, path=(*holder, *ref.path)) for holder, one in _refs_in(opened) for ref in one.refs)
+    return tuple(
+        replace(ref, path=(*holder, *ref.path))
+        for holder, one in _refs_in(opened)
+        for ref in one.refs
+    )
 
 
 def sessions_in(text: bytes) -> list[str]:
-    """Return the sessions that a slim text names, in order, including those of keys without refs."""
+    """Return the sessions that a slim text names, in order, including those of keys without
+    refs."""
     opened = _marked(text)
-    return [] if opened is None else [session for _, one in _refs_in(opened) for session in sorted(one.sessions)]
+    return (
+        []
+        if opened is None
+        else [session for _, one in _refs_in(opened) for session in sorted(one.sessions)]
+    )
 
 
 def bare(text: bytes) -> bytes:
-    """Return a slim text without our key, with stubs in place of payloads. Any other text is unchanged."""
+    """Return a slim text without our key, with stubs in place of payloads. Any other text is
+    unchanged."""
     opened = _marked(text)
     if opened is None:
         return text
     source, start = opened.source, opened.start
     holders = [holder for holder, _ in _refs_in(opened)]
-    ours = (last_value(source, begin, REFS_KEY) for begin, _ in spans(source, start, holders).values())
+    ours = (
+        last_value(source, begin, REFS_KEY) for begin, _ in spans(source, start, holders).values()
+    )
     return edited(source, [(*last[1], "") for last in ours if last]).encode()
 
 
 def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> bytes:
-    """Add refs to a line, which is a non-empty object, for stubs that it already contains. `whole` then restores those
-    payloads like any other."""
+    """Add refs to a line, which is a non-empty object, for stubs that it already contains. `whole`
+    then restores those payloads like any other."""
     opened = Opened.of(text)
     if opened is None or not isinstance(opened.value, dict) or not opened.value or opened.is_deep:
         return text
@@ -277,7 +344,9 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
         source = edited(source, [(*last[1], "")])
     behind = _last_member(source, spans(source, start, [()])[()][1])
     before = earlier.refs if earlier is not None else ()
-    return edited(source, [(behind, behind, _KEY + dump_refs([*before, *refs], session_id))]).encode()
+    return edited(
+        source, [(behind, behind, _KEY + dump_refs([*before, *refs], session_id))]
+    ).encode()
 
 
 def _marked(text: bytes) -> Opened | None:
@@ -287,10 +356,15 @@ def _marked(text: bytes) -> Opened | None:
 
 
 def _cuts(
-    opened: dict[int, Opened], fmt: Format, keeper: Keeper, marked: Container[int], foreign: dict[int, set[Path]]
+    opened: dict[int, Opened],
+    fmt: Format,
+    keeper: Keeper,
+    marked: Container[int],
+    foreign: dict[int, set[Path]],
 ) -> list[_Cut]:
-    """Return the payloads of lines that are over the policy, in order. Objects of `marked` lines that are slim already
-    are left alone; those with a key like ours that is not ours are added to `foreign`."""
+    """Return the payloads of lines that are over the policy, in order. Objects of `marked` lines
+    that are slim already are left alone; those with a key like ours that is not ours are added to
+    `foreign`."""
     candidates = keeper.candidates(fmt, list(opened), [one.value for one in opened.values()])
     for number, one in opened.items():
         present = dict(_refs_in(one)) if number in marked and not one.is_deep else {}
@@ -299,15 +373,22 @@ def _cuts(
             foreign[number] = present.keys() - ours
         if ours or isinstance(one.value, list):
             left = candidates[number]
-            candidates[number] = [each for each in left if _holder(one.value, each.place.path) not in (None, *ours)]
+            candidates[number] = [
+                each for each in left if _holder(one.value, each.place.path) not in (None, *ours)
+            ]
     candidates = {number: some for number, some in candidates.items() if some}
     places = [[each.place[:2] for each in some] for some in candidates.values()]
     located = list(map(locate, map(opened.__getitem__, candidates), places))
     cuts: list[_Cut] = []
     for (number, some), where in zip(candidates.items(), located, strict=True):
-        pairs = [(found, each) for found, each in zip(where, some, strict=True) if found is not None]
+        pairs = [
+            (found, each) for found, each in zip(where, some, strict=True) if found is not None
+        ]
         for (span, style), each in sorted(pairs, key=lambda pair: pair[0][0]):
-            token, holder = opened[number].source[slice(*span)], _holder(opened[number].value, each.place.path)
+            token, holder = (
+                opened[number].source[slice(*span)],
+                _holder(opened[number].value, each.place.path),
+            )
             if holder is not None and len(token) >= _LEAST_GAIN:
                 payload = each._replace(value=token, text=token) if each.is_json else each
                 cuts.append(_Cut(payload, span, token, style, holder))
@@ -316,7 +397,11 @@ def _cuts(
 
 
 def _slimmed(
-    opened: dict[int, Opened], cuts: Sequence[_Cut], foreign: dict[int, set[Path]], fmt: Format, keeper: Keeper
+    opened: dict[int, Opened],
+    cuts: Sequence[_Cut],
+    foreign: dict[int, set[Path]],
+    fmt: Format,
+    keeper: Keeper,
 ) -> Iterator[tuple[int, Slimmed]]:
     """Store the payloads of lines, and yield each line that changes, with its number."""
     if foreign and not keeper.dry_run:
@@ -324,8 +409,13 @@ def _slimmed(
     stored = [keeper.redacted(one.payload) for one in cuts]
     kept = keeper.put(fmt, stored)
     session_id = keeper.session_id
-    tokens = [stub if cut.payload.is_json else utf8(stub) for cut, (_, stub) in zip(cuts, kept, strict=True)]
-    refs = {number: {path: list[ArtifactRef]() for path in foreign.get(number, ())} for number in opened}
+    tokens = [
+        stub if cut.payload.is_json else utf8(stub)
+        for cut, (_, stub) in zip(cuts, kept, strict=True)
+    ]
+    refs = {
+        number: {path: list[ArtifactRef]() for path in foreign.get(number, ())} for number in opened
+    }
     edits: dict[int, list[tuple[int, int, str]]] = {number: [] for number in opened}
     masked: set[int] = set()
     referenced: set[tuple[int, Path]] = set()  # messages that have a `details.artifactRef`
@@ -333,7 +423,12 @@ def _slimmed(
         number, path, is_exact = payload.number, payload.place.path, payload is cut.payload
         about = ArtifactRef.of(ref, path[len(cut.holder) :], session_id, "json")
         if keeper.policy.reference is not None and not keeper.dry_run:
-            about = replace(about, details=_reference(opened[number], cut, ref, fmt, keeper, edits[number], referenced))
+            about = replace(
+                about,
+                details=_reference(
+                    opened[number], cut, ref, fmt, keeper, edits[number], referenced
+                ),
+            )
         if not payload.is_json:
             about = _encoded(about, cut, keeper, is_exact=is_exact)
         if not is_exact:
@@ -345,8 +440,14 @@ def _slimmed(
         for path, (_, end) in _spans(opened[number], list(refs[number])).items():
             behind = _last_member(opened[number].source, end)
             edits[number].append((behind, behind, _KEY + dump_refs(refs[number][path], session_id)))
-    for number, text in zip(changed, [edited(opened[one].source, edits[one]) for one in changed], strict=True):
-        new = (replace(one, path=(*holder, *one.path)) for holder, some in refs[number].items() for one in some)
+    for number, text in zip(
+        changed, [edited(opened[one].source, edits[one]) for one in changed], strict=True
+    ):
+        new = (
+            replace(one, path=(*holder, *one.path))
+            for holder, some in refs[number].items()
+            for one in some
+        )
         yield number, Slimmed(text.encode(), tuple(new), number not in masked)
 
 
@@ -367,8 +468,9 @@ def _reference(
     edits: list[tuple[int, int, str]],
     referenced: set[tuple[int, Path]],
 ) -> str | None:
-    """Let the policy make the object for a payload, and add an edit that writes it as `details.artifactRef` into the
-    message of a tool result, if the message has none yet. Return what `ArtifactRef.details` says about it."""
+    """Let the policy make the object for a payload, and add an edit that writes it as
+    `details.artifactRef` into the message of a tool result, if the message has none yet. Return
+    what `ArtifactRef.details` says about it."""
     make, value, source = keeper.policy.reference, opened.value, opened.source
     if make is None:
         return None
@@ -397,7 +499,8 @@ def _reference(
 
 
 def _part_of(fmt: Format, value: Any, path: Path) -> str:
-    """Return what a payload belongs to: "tool-result", "tool-call", or "message" for anything else."""
+    """Return what a payload belongs to: "tool-result", "tool-call", or "message" for anything
+    else."""
     base, message = fmt.message_around(value, path) or ((), {})
     inside = path[len(base) :]
     if any(inside[: len(call.path)] == call.path for call in fmt.calls(message)):
@@ -407,7 +510,9 @@ def _part_of(fmt: Format, value: Any, path: Path) -> str:
     return "tool-result" if is_result else "message"
 
 
-def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) -> tuple[int, int, str]:
+def _without_reference(
+    source: str, start: int, path: Path, ref: ArtifactRef
+) -> tuple[int, int, str]:
     """Return the edit that takes `details.artifactRef` out of a message again."""
     message = path[: path.index("content")] if "content" in path else path
     where = spans(source, start, [message, (*message, "details")])
@@ -417,15 +522,19 @@ def _without_reference(source: str, start: int, path: Path, ref: ArtifactRef) ->
     if ref.details not in (_ADDED, _EXTENDED):
         return (*found, str(ref.details))
     is_added = ref.details == _ADDED
-    last = last_value(source, where[message][0] if is_added else found[0], "details" if is_added else "artifactRef")
+    last = last_value(
+        source,
+        where[message][0] if is_added else found[0],
+        "details" if is_added else "artifactRef",
+    )
     if last is None:
         raise _edited_since(ref)
     return (*last[1], "")
 
 
 def _encoded(about: ArtifactRef, cut: _Cut, keeper: Keeper, *, is_exact: bool) -> ArtifactRef:
-    """Return the ref with the encoding that reproduces the token exactly; if there is none, the token itself is stored.
-    If secrets were masked, the nearest style is used."""
+    """Return the ref with the encoding that reproduces the token exactly; if there is none, the
+    token itself is stored. If secrets were masked, the nearest style is used."""
     payload, is_binary = cut.payload, isinstance(cut.payload.value, bytes)
     if is_binary and (cut.token == f'"{payload.text}"' or not is_exact):
         return replace(about, encoding="base64", prefix=payload.prefix)
@@ -442,7 +551,9 @@ def _restored(ref: ArtifactRef, kind: str, fetch: Fetch, missing: Missing | None
         if missing is None:
             raise
         missing(ref, error)
-        note = utf8(f"[{ref.pointer} is missing here: {ref.media_type}, {ref.size} bytes; {error.message}]")
+        note = utf8(
+            f"[{ref.pointer} is missing here: {ref.media_type}, {ref.size} bytes; {error.message}]"
+        )
         return note if kind == '"' else f'{{"missing":{note}}}'
 
 
@@ -461,11 +572,15 @@ def _token(ref: ArtifactRef, fetch: Fetch) -> str:
 
 
 def _edited_since(ref: ArtifactRef) -> Damaged:
-    return Damaged(f"the ref to {ref.pointer} does not match its line", hint="the line was edited after it was written")
+    return Damaged(
+        f"the ref to {ref.pointer} does not match its line",
+        hint="the line was edited after it was written",
+    )
 
 
 def _refs_in(opened: Opened) -> Iterator[tuple[Path, LineRefs]]:
-    """Yield the outermost objects with our key whose value has our form, even if a host wrote it."""
+    """Yield the outermost objects with our key whose value has our form, even if a host wrote
+    it."""
     holders = [path for path, one in _outermost(opened.value, ()) if REFS_KEY in one]
     for path, (begin, _) in sorted(_spans(opened, holders).items(), key=lambda item: item[1]):
         last = last_value(opened.source, begin, REFS_KEY)
@@ -475,7 +590,8 @@ def _refs_in(opened: Opened) -> Iterator[tuple[Path, LineRefs]]:
 
 
 def _spans(opened: Opened, holders: Sequence[Path]) -> dict[Path, TextSpan]:
-    """The spans of these outermost objects. Parsing has already found them, unless they are in nested lists."""
+    """The spans of these outermost objects. Parsing has already found them, unless they are in
+    nested lists."""
     if isinstance(opened.value, dict):
         return dict.fromkeys(holders, (opened.start, opened.end))
     if opened.elements is not None:

@@ -1,15 +1,18 @@
-"""A transcript file on disk: its format, its lines by position, and how it is replaced, with a backup beside it.
+"""A transcript file on disk: its format, its lines by position, and how it is replaced, with a
+backup beside it.
 
-A file is JSONL if one of its first lines is an object by itself. Otherwise it is a document, if all of it is JSON.
-Lines keep their line ends, so that the lines joined together are the file.
+A file is JSONL if one of its first lines is an object by itself. Otherwise it is a document, if all
+of it is JSON. Lines keep their line ends, so that the lines joined together are the file.
 
-Links are never followed. A replacement is written beside the file, synced, given the file's owner, mode and times, and
-renamed over it. The backup is a hard link to the original file. Only its owner can read it.
+Links are never followed. A replacement is written beside the file, synced, given the file's owner,
+mode and times, and renamed over it. The backup is a hard link to the original file. Only its owner
+can read it.
 
-Hosts do not lock. A process that opened the file before the rename may write to the old one at any time after it, so
-the old one keeps a name, in the folder `.NAME.coatcheck-old`, as long as a process can write to it. `carry_over`
-appends to the file what was written there. It removes the old one when no process has it open for writing any more.
-Linux can tell that; elsewhere an old one is removed by the first run that is an hour later than its last change.
+Hosts do not lock. A process that opened the file before the rename may write to the old one at any
+time after it, so the old one keeps a name, in the folder `.NAME.coatcheck-old`, as long as a
+process can write to it. `carry_over` appends to the file what was written there. It removes the old
+one when no process has it open for writing any more. Linux can tell that; elsewhere an old one is
+removed by the first run that is an hour later than its last change.
 """
 
 from __future__ import annotations
@@ -44,17 +47,30 @@ Step = Callable[[], object]
 _NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_LINKS: Final = {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NO_LINKS: Final = {
+    errno.EPERM,
+    errno.EACCES,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+    errno.EXDEV,
+}
 _BACKUP: Final = ".coatcheck-backup"
 _FRESH: Final = ".coatcheck-new-"
 _OLD: Final = ".coatcheck-old"
-_OLD_NAME: Final = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?")
-SETTLING: Final = 0.02  # seconds: a process that found the old file just before the rename has opened it by then
+_OLD_NAME: Final = re.compile(
+    r"([0-9a-f]{8})-([0-9]{1,18})-([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18}))?"
+)
+SETTLING: Final = (
+    0.02  # seconds: a process that found the old file just before the rename has opened it by then
+)
 _STILL_OPEN: Final = (
     "another process may still write to the file as it was before: what it writes is kept beside the file, "
     "and the next run moves it here"
 )
-_UNKNOWN: Final = 3_600.0  # seconds that an old file is kept if the system cannot tell whether it is open
+_UNKNOWN: Final = (
+    3_600.0  # seconds that an old file is kept if the system cannot tell whether it is open
+)
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
 ATTEMPTS: Final = 100  # times to open a file that other processes replace before it is locked
@@ -67,8 +83,8 @@ _CHUNK: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A file's format, None if it is not a transcript, and whether it is one document instead of lines; then
-    `document` is its content, which had to be parsed to find out."""
+    """A file's format, None if it is not a transcript, and whether it is one document instead of
+    lines; then `document` is its content, which had to be parsed to find out."""
 
     format: Format | None
     is_document: bool = False
@@ -102,8 +118,8 @@ def layout_of(file: BinaryIO) -> Layout:
 
 
 def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Iterator[list[bytes]]:
-    """Yield the lines between two offsets, about a megabyte at a time, or the document. The last line is cut at
-    `end`."""
+    """Yield the lines between two offsets, about a megabyte at a time, or the document. The last
+    line is cut at `end`."""
     file.seek(start)
     left = end - start
     while left > 0:
@@ -122,13 +138,16 @@ def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Itera
 
 
 def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int:
-    """Open a regular file, without following a link or waiting for a pipe. `folder` is a descriptor."""
+    """Open a regular file, without following a link or waiting for a pipe. `folder` is a
+    descriptor."""
     try:
         handle = os.open(path, flags | _NO_SURPRISE, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ELOOP:
             name = clip(os.path.basename(path))
-            raise InvalidArgument(f"{name} is a symbolic link", hint="pass the file that it points to") from None
+            raise InvalidArgument(
+                f"{name} is a symbolic link", hint="pass the file that it points to"
+            ) from None
         if error.errno not in (errno.ENXIO, errno.EISDIR):
             raise
     else:
@@ -136,7 +155,9 @@ def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int
             return handle
         os.close(handle)
     name = clip(os.path.basename(path))
-    raise InvalidArgument(f"{name} is not a file", hint="pass a transcript file, or a folder of them")
+    raise InvalidArgument(
+        f"{name} is not a file", hint="pass a transcript file, or a folder of them"
+    )
 
 
 @contextmanager
@@ -204,11 +225,12 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _OldFile:
-    """A file that was replaced: an id, its size at that time, and how many of its bytes the new file has. All of this
-    is in its name.
+    """A file that was replaced: an id, its size at that time, and how many of its bytes the new
+    file has. All of this is in its name.
 
-    While bytes are moved, `end` is where they end, and `target` is the size that the new file had before. A run that
-    finds these knows that another one was interrupted, and where to look for what that one wrote."""
+    While bytes are moved, `end` is where they end, and `target` is the size that the new file had
+    before. A run that finds these knows that another one was interrupted, and where to look for
+    what that one wrote."""
 
     id: str
     size: int
@@ -232,7 +254,8 @@ class _OldFile:
 
 
 class SwapFile:
-    """A file that can be replaced, by its name in its folder. A context manager: it keeps the folder open."""
+    """A file that can be replaced, by its name in its folder. A context manager: it keeps the
+    folder open."""
 
     def __init__(self, path: str | os.PathLike[str], *, durable: bool = True) -> None:
         self.path = Path(path)
@@ -273,7 +296,8 @@ class SwapFile:
                 while not _is_locked(handle):
                     if time.monotonic() > deadline:
                         raise StoreUnavailable(
-                            f"{clip(self._name)} is locked by another process", hint="try again when it is done"
+                            f"{clip(self._name)} is locked by another process",
+                            hint="try again when it is done",
                         )
                     time.sleep(0.01)
                 if is_at(handle, self._name, self._folder):
@@ -286,7 +310,8 @@ class SwapFile:
         raise keeps_changing(self._name)
 
     def unlock(self) -> None:
-        """Release the lock of `reading`. Call it after the context too: an interrupt may have ended that early."""
+        """Release the lock of `reading`. Call it after the context too: an interrupt may have ended
+        that early."""
         if self._locked is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._locked, fcntl.LOCK_UN)
@@ -296,8 +321,8 @@ class SwapFile:
         return self._backup_info() is not None
 
     def size_of_backup(self) -> int | None:
-        """Return the size of the backup, or None if there is none. What was written to it after it was replaced does
-        not count."""
+        """Return the size of the backup, or None if there is none. What was written to it after it
+        was replaced does not count."""
         found = self._backup_info()
         if found is None:
             return None
@@ -314,14 +339,18 @@ class SwapFile:
         except FileNotFoundError:
             return None
         if not stat.S_ISREG(found.st_mode):
-            raise InvalidArgument(f"{clip(self._backup)} is not a file", hint="move it away: Coatcheck did not make it")
+            raise InvalidArgument(
+                f"{clip(self._backup)} is not a file",
+                hint="move it away: Coatcheck did not make it",
+            )
         return found
 
     def reading_backup(self) -> AbstractContextManager[int]:
         return open_to_read(self._backup, self._folder)
 
     def extend_backup(self, data: Iterator[bytes], *, after: int | None = None) -> None:
-        """Append to the backup, create it if it is missing, and sync it. With `after`, it is cut to that size first."""
+        """Append to the backup, create it if it is missing, and sync it. With `after`, it is cut to
+        that size first."""
         with contextlib.suppress(FileExistsError), self._opened(self._backup, _NEW):
             pass
         with self.reading_backup() as shared:
@@ -339,7 +368,9 @@ class SwapFile:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._backup, dir_fd=self._folder)
         if self.has_backup():  # a record that it is gone would make all of it look like new lines
-            raise StoreUnavailable(f"the backup {clip(self._backup)} cannot be removed", hint="try again")
+            raise StoreUnavailable(
+                f"the backup {clip(self._backup)} cannot be removed", hint="try again"
+            )
         self._sync_folder()
 
     def _copy_backup(self, shared: int, size: int) -> None:
@@ -355,7 +386,11 @@ class SwapFile:
 
     def unfinished(self) -> list[str]:
         """Return the sessions of replacements that a crash left beside the file."""
-        names = [one.removeprefix(self._fresh) for one in os.listdir(self._folder) if one.startswith(self._fresh)]
+        names = [
+            one.removeprefix(self._fresh)
+            for one in os.listdir(self._folder)
+            if one.startswith(self._fresh)
+        ]
         return [PREFIX + one for one in sorted(names) if is_session_id(PREFIX + one)]
 
     def remove_unfinished(self, session_id: str) -> None:
@@ -364,8 +399,9 @@ class SwapFile:
 
     @contextmanager
     def replacement(self, session_id: str) -> Iterator[int]:
-        """Create a new file beside this one, and remove it at the end unless `replace` was called. A file that a crash
-        left for this session is reused: it must always exist, because it is the only record of the session."""
+        """Create a new file beside this one, and remove it at the end unless `replace` was called.
+        A file that a crash left for this session is reused: it must always exist, because it is the
+        only record of the session."""
         name = self._fresh + session_id.removeprefix(PREFIX)
         try:
             handle = os.open(name, _NEW, 0o600, dir_fd=self._folder)
@@ -374,18 +410,29 @@ class SwapFile:
         try:
             info = os.fstat(handle)
             if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or info.st_uid != os.geteuid():
-                raise InvalidArgument(f"{clip(name)} exists, and Coatcheck did not make it", hint="move it away")
+                raise InvalidArgument(
+                    f"{clip(name)} exists, and Coatcheck did not make it", hint="move it away"
+                )
             os.ftruncate(handle, 0)
             yield handle
         finally:
             os.close(handle)
             self.remove_unfinished(session_id)
 
-    def replace(self, old: int, new: int, session_id: str, *, keep: bool, done: int, first: Step | None = None) -> None:
-        """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and times are copied. With
-        `keep`, the old file becomes the backup. `done` is the number of its bytes that the new file covers: what a
-        process writes after them is left for `carry_over`. `first` is called before the rename, while the new file is
-        synced."""
+    def replace(
+        self,
+        old: int,
+        new: int,
+        session_id: str,
+        *,
+        keep: bool,
+        done: int,
+        first: Step | None = None,
+    ) -> None:
+        """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and
+        times are copied. With `keep`, the old file becomes the backup. `done` is the number of its
+        bytes that the new file covers: what a process writes after them is left for `carry_over`.
+        `first` is called before the rename, while the new file is synced."""
         info = os.fstat(old)
         with contextlib.suppress(PermissionError):
             os.fchown(new, info.st_uid, info.st_gid)
@@ -418,9 +465,9 @@ class SwapFile:
             self._append(b"".join(pieces(old, done, os.fstat(old).st_size)), is_new_line=False)
 
     def carry_over(self) -> str:
-        """Append to the file what processes wrote to old files after they were replaced, and remove the old files that
-        no process can write to any more. Return a note about an old file that is left, "" if there is none. The file
-        must be locked."""
+        """Append to the file what processes wrote to old files after they were replaced, and remove
+        the old files that no process can write to any more. Return a note about an old file that is
+        left, "" if there is none. The file must be locked."""
         note = ""
         for old in self._old_files():
             with self._reading_old(old) as handle:
@@ -430,7 +477,9 @@ class SwapFile:
                     self._unlink_old(old)
                     continue
                 age = time.time() - os.fstat(handle).st_ctime
-                is_open = is_open_for_writing(handle)  # first: what is read after this is complete if it is not
+                is_open = is_open_for_writing(
+                    handle
+                )  # first: what is read after this is complete if it is not
                 is_final = is_open is False and age >= SETTLING
                 if is_open is None:
                     is_final = age >= _UNKNOWN
@@ -453,8 +502,8 @@ class SwapFile:
         return late
 
     def _keep_name(self, old: int, done: int) -> _OldFile | None:
-        """Give the file a second name, under which it is found once it is replaced. Return None if the file system has
-        no hard links and no process has the file open for writing.
+        """Give the file a second name, under which it is found once it is replaced. Return None if
+        the file system has no hard links and no process has the file open for writing.
 
         Raises `StoreUnavailable` if one has."""
         kept = _OldFile(secrets.token_hex(4), done, done)
@@ -462,7 +511,13 @@ class SwapFile:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._old, 0o700, dir_fd=self._folder)
         try:
-            os.link(self._name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+            os.link(
+                self._name,
+                name,
+                src_dir_fd=self._folder,
+                dst_dir_fd=self._folder,
+                follow_symlinks=False,
+            )
         except OSError as error:
             self._remove_old_folder()
             if error.errno not in _NO_LINKS:
@@ -481,7 +536,8 @@ class SwapFile:
 
     def _was_replaced(self) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{clip(self._name)} was replaced by another process", hint="nothing was changed: try again"
+            f"{clip(self._name)} was replaced by another process",
+            hint="nothing was changed: try again",
         )
 
     def _old_files(self) -> list[_OldFile]:
@@ -520,15 +576,19 @@ class SwapFile:
             yield handle
 
     def _move(self, old: _OldFile, handle: int, *, is_open: bool) -> tuple[bool, _OldFile]:
-        """Append to the file what was written to an old file, as far as lines are complete if it is open. Return
-        whether the file has everything now. A document, or an old file that was cut, cannot be appended: it stays."""
+        """Append to the file what was written to an old file, as far as lines are complete if it is
+        open. Return whether the file has everything now. A document, or an old file that was cut,
+        cannot be appended: it stays."""
         old = self._with_end_of_move(old, handle)
         size = os.fstat(handle).st_size
         data = b"".join(pieces(handle, old.moved, size))
         if is_open:
             data = data[: data.rfind(b"\n") + 1]
         if not data:
-            is_moved = size in (old.moved, old.size)  # the latter if a run was interrupted while it removed the file
+            is_moved = size in (
+                old.moved,
+                old.size,
+            )  # the latter if a run was interrupted while it removed the file
             return is_moved, old
         with self._opened(self._name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) as now:
             target = os.fstat(now).st_size
@@ -543,7 +603,8 @@ class SwapFile:
         return moved.moved == size, moved
 
     def _with_end_of_move(self, old: _OldFile, handle: int) -> _OldFile:
-        """Decide whether a run that was interrupted had moved its bytes: they are in the file then."""
+        """Decide whether a run that was interrupted had moved its bytes: they are in the file
+        then."""
         if old.end is None or old.target is None:
             return old
         data = b"".join(pieces(handle, old.moved, old.end))
@@ -559,8 +620,8 @@ class SwapFile:
         self._sync_old_folder()
 
     def _remove_old(self, old: _OldFile, handle: int) -> None:
-        """Remove an old file, of which everything is in the file. If it is the backup too, that stays, as it was when
-        it was replaced."""
+        """Remove an old file, of which everything is in the file. If it is the backup too, that
+        stays, as it was when it was replaced."""
         if is_at(handle, self._backup, self._folder) and os.fstat(handle).st_size > old.size:
             with self._opened(self._backup, _APPEND) as backup:
                 os.ftruncate(backup, old.size)
@@ -600,7 +661,8 @@ class SwapFile:
             os.fsync(handle)
 
     def _sync_folder(self) -> None:
-        """Sync names, if the store's durability asks for it. Contents are always synced before they replace others."""
+        """Sync names, if the store's durability asks for it. Contents are always synced before they
+        replace others."""
         if self._durable:
             os.fsync(self._folder)
 
@@ -611,7 +673,11 @@ class SwapFile:
         if info.st_nlink == 1:
             try:
                 os.link(
-                    self._name, self._backup, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False
+                    self._name,
+                    self._backup,
+                    src_dir_fd=self._folder,
+                    dst_dir_fd=self._folder,
+                    follow_symlinks=False,
                 )
                 return
             except OSError as error:
@@ -633,14 +699,16 @@ def is_at(handle: int, path: str | Path, folder: int | None = None) -> bool:
 
 
 def is_open_for_writing(handle: int) -> bool | None:
-    """Whether a process has this file open for writing. None if the system cannot tell. The descriptor must be open for
-    reading only.
+    """Whether a process has this file open for writing. None if the system cannot tell. The
+    descriptor must be open for reading only.
 
-    Linux grants a read lease only on a file that nobody has open for writing. It is given back at once."""
+    Linux grants a read lease only on a file that nobody has open for writing. It is given back at
+    once."""
     if sys.platform != "linux":
         return None
     try:
-        # If a process opens the file meanwhile, the kernel sends a signal. The default one would end this process.
+        # If a process opens the file meanwhile, the kernel sends a signal. The default one would
+        # end this process.
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
@@ -650,7 +718,9 @@ def is_open_for_writing(handle: int) -> bool | None:
 
 
 def keeps_changing(name: str) -> StoreUnavailable:
-    return StoreUnavailable(f"{clip(name)} keeps being replaced or removed", hint="try again when that is done")
+    return StoreUnavailable(
+        f"{clip(name)} keeps being replaced or removed", hint="try again when that is done"
+    )
 
 
 def write_all(handle: int, data: bytes) -> None:

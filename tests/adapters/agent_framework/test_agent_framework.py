@@ -33,7 +33,8 @@ from tests.adapters.pages import figures_of, run_example, run_page
 
 
 class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
-    """A client that makes the calls of a script, then says "Done.", and records the names of the tools."""
+    """A client that makes the calls of a script, then says "Done.", and records the names of the
+    tools."""
 
     def __init__(self, *script: tuple[str, dict[str, Any]], **options: Any) -> None:
         super().__init__(**options)
@@ -41,13 +42,19 @@ class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
         self.tools: list[str] = []
         self.results: list[Content] = []
 
-    async def _inner_get_response(self, *, messages: Sequence[Message], options: Any, **_: Any) -> ChatResponse:
+    async def _inner_get_response(
+        self, *, messages: Sequence[Message], options: Any, **_: Any
+    ) -> ChatResponse:
         self.tools = [tool.name for tool in options.get("tools") or []]
-        self.results = [one for message in messages for one in message.contents if one.type == "function_result"]
+        self.results = [
+            one for message in messages for one in message.contents if one.type == "function_result"
+        ]
         content = Content.from_text("Done.")
         if self.script:
             name, given = self.script.pop(0)
-            content = Content.from_function_call(f"call_{len(self.script)}", name, arguments=json.dumps(given))
+            content = Content.from_function_call(
+                f"call_{len(self.script)}", name, arguments=json.dumps(given)
+            )
         return ChatResponse(messages=[Message(role="assistant", contents=[content])])
 
 
@@ -69,10 +76,18 @@ def test_a_result_that_ends_the_run_in_a_middleware_is_whole(store: Store) -> No
         raise MiddlewareTermination
 
     client = Scripted(("fetch_log", {}))
-    options: dict[str, Any] = {"tools": [tool_of(fetch_log)], "context_providers": [Coatcheck(store)]}
+    options: dict[str, Any] = {
+        "tools": [tool_of(fetch_log)],
+        "context_providers": [Coatcheck(store)],
+    }
     agent = Agent(client, **options, middleware=[stop])
     response = asyncio.run(agent.run("Begin."))
-    found = [one for message in response.messages for one in message.contents if one.type == "function_result"]
+    found = [
+        one
+        for message in response.messages
+        for one in message.contents
+        if one.type == "function_result"
+    ]
     assert found[-1].result == LOG
 
 
@@ -103,7 +118,10 @@ def test_an_approval_is_requested_once_and_shows_the_pointer(store: Store) -> No
     async def play() -> None:
         client = Scripted(("fetch_log", {}))
         tools = [tool_of(fetch_log), tool_of(count, approval_mode="always_require")]
-        agent, session = Agent(client, tools=tools, context_providers=[Coatcheck(store)]), AgentSession()
+        agent, session = (
+            Agent(client, tools=tools, context_providers=[Coatcheck(store)]),
+            AgentSession(),
+        )
         await agent.run("Begin.", session=session)
         pointer = pointer_in(str(client.results[0].result))
         client.script.append(("count", {"text": pointer}))
@@ -142,7 +160,9 @@ def test_a_long_error_is_bounded_where_the_model_sees_it(store: Store) -> None:
         """Fail."""
         raise ValueError("refused\n" + LOG)
 
-    client = Scripted(("fail", {}), function_invocation_configuration={"include_detailed_errors": True})
+    client = Scripted(
+        ("fail", {}), function_invocation_configuration={"include_detailed_errors": True}
+    )
     agent = Agent(client, tools=[tool_of(fail)], context_providers=[Coatcheck(store)])
     asyncio.run(agent.run("Begin."))
     assert "refused" in str(client.results[0].result)
@@ -157,7 +177,9 @@ def test_runs_without_a_session_share_nothing(store: Store) -> None:
             if client is second:
                 pointer = pointer_in(str(first.results[0].result))
                 client.script.append(("get_artifact", {"pointer": pointer, "grep": "ERROR"}))
-            await Agent(client, tools=[tool_of(fetch_log)], context_providers=[Coatcheck(store)]).run("Begin.")
+            await Agent(
+                client, tools=[tool_of(fetch_log)], context_providers=[Coatcheck(store)]
+            ).run("Begin.")
         return str(second.results[0].result)
 
     assert "4711" not in asyncio.run(play())

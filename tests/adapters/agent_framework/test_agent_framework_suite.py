@@ -25,7 +25,15 @@ from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.agent_framework import Coatcheck, _part
 from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Colleague, Driver, Run, Scenario, ScriptedModel, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Colleague,
+    Driver,
+    Run,
+    Scenario,
+    ScriptedModel,
+    SeenResult,
+)
 
 
 class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
@@ -35,7 +43,9 @@ class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
         super().__init__()
         self.script = script
 
-    def _inner_get_response(self, *, messages: Sequence[Message], stream: bool, options: Any, **kwargs: Any) -> Any:
+    def _inner_get_response(
+        self, *, messages: Sequence[Message], stream: bool, options: Any, **kwargs: Any
+    ) -> Any:
         contents = [one for message in messages for one in message.contents]
         tools = [
             {"name": one.name, "description": one.description, "parameters": one.parameters()}
@@ -44,7 +54,8 @@ class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
         sent = [json.loads(json.dumps(as_json(message))) for message in messages]
         turn = self.script.respond(sent, tools, results_in(contents))
         made = [
-            Content.from_function_call(call.id, call.name, arguments=json.dumps(call.arguments)) for call in turn.calls
+            Content.from_function_call(call.id, call.name, arguments=json.dumps(call.arguments))
+            for call in turn.calls
         ] or [Content.from_text(turn.text)]
 
         async def whole() -> ChatResponse:
@@ -64,7 +75,11 @@ def as_json(message: Message) -> dict[str, Any]:
 
 def content_json(one: Content) -> dict[str, Any]:
     if one.type == "function_result":
-        return {"type": one.type, "call": one.call_id, "items": [content_json(item) for item in one.items or []]}
+        return {
+            "type": one.type,
+            "call": one.call_id,
+            "items": [content_json(item) for item in one.items or []],
+        }
     if one.type == "function_call":
         return {"type": one.type, "call": one.call_id, "name": one.name, "arguments": one.arguments}
     return {"type": one.type, "text": one.text, "uri": one.uri}
@@ -95,9 +110,16 @@ class AgentFrameworkDriver(Driver):
 
     def run(self, scenario: Scenario) -> Run:
         first = Colleague(name="agent", model=scenario.model, tools=scenario.tools)
-        agents = [self._agent(one, scenario).as_tool(name=one.name, arg_name="task") for one in scenario.agents]
+        agents = [
+            self._agent(one, scenario).as_tool(name=one.name, arg_name="task")
+            for one in scenario.agents
+        ]
         agent = self._agent(first, scenario, [*agents, *scenario.shared])
-        session = AgentSession() if scenario.conversation is None else AgentSession(session_id=scenario.conversation)
+        session = (
+            AgentSession()
+            if scenario.conversation is None
+            else AgentSession(session_id=scenario.conversation)
+        )
         events: list[str] = []
         final, error = "", None
         try:
@@ -109,17 +131,24 @@ class AgentFrameworkDriver(Driver):
                 if not requested:
                     break
                 events += [f"approval: {one.function_call.name}" for one in requested]
-                message = Message(role="user", contents=[one.to_function_approval_response(True) for one in requested])
+                message = Message(
+                    role="user",
+                    contents=[one.to_function_approval_response(True) for one in requested],
+                )
         except BaseException as raised:  # noqa: BLE001 - the suite compares it
             error = raised
-        return Run(scenario.model, final, error, json.dumps(session.to_dict()).encode(), tuple(events))
+        return Run(
+            scenario.model, final, error, json.dumps(session.to_dict()).encode(), tuple(events)
+        )
 
     async def play(self, agent: Agent, message: Any, session: AgentSession) -> Any:
         """Run an agent, and return its response."""
         return await agent.run(message, session=session)
 
     def _agent(self, one: Colleague, scenario: Scenario, agents: Sequence[Any] = ()) -> Agent:
-        providers = [] if scenario.store is None else [Coatcheck(scenario.store, policy=scenario.policy)]
+        providers = (
+            [] if scenario.store is None else [Coatcheck(scenario.store, policy=scenario.policy)]
+        )
         made = [self._tool(each, scenario) for each in one.tools]
         return Agent(
             ScriptedClient(one.model),
@@ -131,14 +160,20 @@ class AgentFrameworkDriver(Driver):
 
     def _tool(self, call: Callable[..., Any], scenario: Scenario) -> FunctionTool:
         mode = "always_require" if call.__name__ in scenario.approvals else "never_require"
-        return FunctionTool(name=call.__name__, description=call.__doc__ or "", func=call, approval_mode=mode)
+        return FunctionTool(
+            name=call.__name__, description=call.__doc__ or "", func=call, approval_mode=mode
+        )
 
     def shared_tool(self, function: Callable[..., Any]) -> Any:
-        return FunctionTool(name=function.__name__, description=function.__doc__ or "", func=function)
+        return FunctionTool(
+            name=function.__name__, description=function.__doc__ or "", func=function
+        )
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         return [
-            Content.from_data(one.data, one.media_type) if one.media_type else Content.from_text(one.text)
+            Content.from_data(one.data, one.media_type)
+            if one.media_type
+            else Content.from_text(one.text)
             for one in parts
         ]
 

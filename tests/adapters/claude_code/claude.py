@@ -1,4 +1,5 @@
-"""The real `claude` program, from the wheel of its SDK, against a stand-in for the API on loopback."""
+"""The real `claude` program, from the wheel of its SDK, against a stand-in for the API on
+loopback."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _PASSED_ON: Final = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 def environment(home: Path, address: str) -> dict[str, str]:
-    """The environment of the program: its own home, a dummy key, and no traffic except to the stand-in."""
+    """The environment of the program: its own home, a dummy key, and no traffic except to the
+    stand-in."""
     return {
         **{name: value for name, value in os.environ.items() if name in _PASSED_ON},
         "HOME": str(home),
@@ -71,16 +73,27 @@ class Conversation:
 
     def of(self, begins: str) -> list[Received]:
         """The requests of the conversation whose first message has this text."""
-        return [one for one in self.requests if begins in json.dumps(one.body["messages"][0], ensure_ascii=False)]
+        return [
+            one
+            for one in self.requests
+            if begins in json.dumps(one.body["messages"][0], ensure_ascii=False)
+        ]
 
     def shown(self, begins: str = "") -> dict[str, Shown]:
         """The results in the last request, by the id of their call."""
         messages = self.of(begins)[-1].body["messages"]
-        blocks = [block for one in messages if isinstance(one["content"], list) for block in one["content"]]
+        blocks = [
+            block
+            for one in messages
+            if isinstance(one["content"], list)
+            for block in one["content"]
+        ]
         names = {block["id"]: block["name"] for block in blocks if block["type"] == "tool_use"}
         return {
             block["tool_use_id"]: Shown(
-                names[block["tool_use_id"]], _text(block.get("content", "")), block.get("is_error", False)
+                names[block["tool_use_id"]],
+                _text(block.get("content", "")),
+                block.get("is_error", False),
             )
             for block in blocks
             if block["type"] == "tool_result"
@@ -88,7 +101,11 @@ class Conversation:
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(str(one.get("text", "")) for one in content)
+    return (
+        content
+        if isinstance(content, str)
+        else "\n".join(str(one.get("text", "")) for one in content)
+    )
 
 
 def claude(
@@ -105,7 +122,13 @@ def claude(
         command = [str(PROGRAM), "-p", prompt, "--model", MODEL, "--output-format", "json", *words]
         given = {**environment(home, api.anthropic_url), **(env or {})}
         done = subprocess.run(
-            command, env=given, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280
+            command,
+            env=given,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=280,
         )
     answer = json.loads(done.stdout) if done.stdout else {"result": done.stderr}
     assert done.returncode == 0, str(answer["result"])[:2_000]

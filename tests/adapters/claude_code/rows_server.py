@@ -1,5 +1,5 @@
-"""An MCP server on stdio with a tool that returns a table, one that takes a text, and one that returns a text twice: as
-a block, and as structured content, like the official server for files."""
+"""An MCP server on stdio with a tool that returns a table, one that takes a text, and one that
+returns a text twice: as a block, and as structured content, like the official server for files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from mcp.server.stdio import stdio_server
 
 
 def rows(count: int) -> str:
-    return json.dumps([{"id": n, "name": f"customer {n}", "city": f"city {n % 97}"} for n in range(count)])
+    return json.dumps(
+        [{"id": n, "name": f"customer {n}", "city": f"city {n % 97}"} for n in range(count)]
+    )
 
 
 def page(count: int) -> str:
-    return "".join(f"2026-01-01 12:00:{n % 60:02} INFO request {n} took {n} ms\n" for n in range(count))
+    return "".join(
+        f"2026-01-01 12:00:{n % 60:02} INFO request {n} took {n} ms\n" for n in range(count)
+    )
 
 
 async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
@@ -27,8 +31,12 @@ async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
     return types.ListToolsResult(
         tools=[
             types.Tool(name="rows", description="Return rows.", input_schema=number, _meta=always),
-            types.Tool(name="count", description="Count characters.", input_schema=text, _meta=always),
-            types.Tool(name="page", description="Return a text.", input_schema=number, _meta=always),
+            types.Tool(
+                name="count", description="Count characters.", input_schema=text, _meta=always
+            ),
+            types.Tool(
+                name="page", description="Return a text.", input_schema=number, _meta=always
+            ),
         ]
     )
 
@@ -37,8 +45,14 @@ async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.
     arguments = params.arguments or {}
     if params.name == "page":
         whole = page(arguments["count"])
-        return types.CallToolResult(content=[types.TextContent(text=whole)], structured_content={"content": whole})
-    text = rows(arguments["count"]) if params.name == "rows" else f"{len(arguments['text'])} characters"
+        return types.CallToolResult(
+            content=[types.TextContent(text=whole)], structured_content={"content": whole}
+        )
+    text = (
+        rows(arguments["count"])
+        if params.name == "rows"
+        else f"{len(arguments['text'])} characters"
+    )
     return types.CallToolResult(content=[types.TextContent(text=text)])
 
 

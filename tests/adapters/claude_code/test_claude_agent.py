@@ -74,7 +74,9 @@ def test_without_our_tools_only_hooks_and_the_environment_are_added(store: Store
 
 
 def answer(heard: Heard) -> Reply:
-    return Reply("/page/4 fails." if "GET /page/4 500 4 ms" in heard.results[-1].text else "I do not know.")
+    return Reply(
+        "/page/4 fails." if "GET /page/4 500 4 ms" in heard.results[-1].text else "I do not know."
+    )
 
 
 def test_the_example_answers_with_a_small_context(store: Store, tmp_path: Path) -> None:
@@ -82,12 +84,21 @@ def test_the_example_answers_with_a_small_context(store: Store, tmp_path: Path) 
     script: list[Step] = [
         Reply("I read the log.", (Call("Bash", {"command": "cat access.log"}),)),
         lambda heard: Reply(
-            "", (Call("mcp__coatcheck__get_artifact", {"pointer": pointer(heard), "grep": " 500 4 ms"}),)
+            "",
+            (
+                Call(
+                    "mcp__coatcheck__get_artifact", {"pointer": pointer(heard), "grep": " 500 4 ms"}
+                ),
+            ),
         ),
         answer,
     ]
     with StandIn(script) as api:
-        options = {"cwd": tmp_path, "env": environment(tmp_path, api.anthropic_url), "setting_sources": []}
+        options = {
+            "cwd": tmp_path,
+            "env": environment(tmp_path, api.anthropic_url),
+            "setting_sources": [],
+        }
         assert asyncio.run(agent(store, "Which path fails?", **options)) == "/page/4 fails."
     sent = [request for request in api.requests if request.status == 200]
     assert len(sent) == 3
@@ -101,7 +112,9 @@ def pointer(heard: Heard) -> str:
 
 def test_concurrent_queries_share_nothing(store: Store, tmp_path: Path) -> None:
     """Two conversations with one object of options."""
-    stored: Step = Reply("", (Call("mcp__coatcheck__store_artifact", {"name": "note", "value": "mine alone"}),))
+    stored: Step = Reply(
+        "", (Call("mcp__coatcheck__store_artifact", {"name": "note", "value": "mine alone"}),)
+    )
     listed: Step = Reply("", (Call("mcp__coatcheck__list_artifacts", {}),))
 
     def seen(heard: Heard) -> Reply:

@@ -52,8 +52,9 @@ class Always(Sequence[Step]):
 
 
 class Play:
-    """The scripted models of a scenario behind the stand-in. Names of tools have no server in front, unless two
-    tools have the same name. Text that Claude Code adds to messages is removed, and so are paths that vary by run."""
+    """The scripted models of a scenario behind the stand-in. Names of tools have no server in
+    front, unless two tools have the same name. Text that Claude Code adds to messages is removed,
+    and so are paths that vary by run."""
 
     def __init__(self, scenario: Scenario, home: Path) -> None:
         self.home = home
@@ -85,7 +86,9 @@ class Play:
             {
                 "name": self.short(one["name"]),
                 "description": one["description"],
-                "parameters": {key: value for key, value in one["input_schema"].items() if key != "$schema"},
+                "parameters": {
+                    key: value for key, value in one["input_schema"].items() if key != "$schema"
+                },
             }
             for one in heard.body["tools"]
             if one["name"].startswith((THEIRS, OURS))
@@ -94,7 +97,9 @@ class Play:
     def blocks(self, heard: Heard) -> Iterator[tuple[str, dict[str, Any]]]:
         for message in heard.body["messages"]:
             content = message["content"]
-            for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            for block in (
+                [{"type": "text", "text": content}] if isinstance(content, str) else content
+            ):
                 yield message["role"], block
 
     def messages(self, heard: Heard) -> list[dict[str, Any]]:
@@ -104,16 +109,31 @@ class Play:
             if block["type"] == "text" and (text := self.clean(block["text"])):
                 found.append({"role": role, "text": text})
             elif block["type"] == "tool_use":
-                call = {"id": ids[block["id"]], "name": self.short(block["name"]), "arguments": block["input"]}
+                call = {
+                    "id": ids[block["id"]],
+                    "name": self.short(block["name"]),
+                    "arguments": block["input"],
+                }
                 found.append({"role": "call", **call})
             elif block["type"] == "tool_result":
                 text, media = self.content(block)
-                found.append({"role": "tool", "id": ids[block["tool_use_id"]], "text": text, "media": len(media)})
+                found.append(
+                    {
+                        "role": "tool",
+                        "id": ids[block["tool_use_id"]],
+                        "text": text,
+                        "media": len(media),
+                    }
+                )
         return found
 
     def results(self, heard: Heard) -> list[SeenResult]:
         ids = self.call_ids(heard)
-        names = {block["id"]: block["name"] for _, block in self.blocks(heard) if block["type"] == "tool_use"}
+        names = {
+            block["id"]: block["name"]
+            for _, block in self.blocks(heard)
+            if block["type"] == "tool_use"
+        }
         found = []
         for _, block in self.blocks(heard):
             if block["type"] == "tool_result":
@@ -136,7 +156,11 @@ class Play:
         turn = 0
         for message in heard.body["messages"]:
             if message["role"] == "assistant":
-                uses = [one for one in message["content"] if isinstance(one, dict) and one["type"] == "tool_use"]
+                uses = [
+                    one
+                    for one in message["content"]
+                    if isinstance(one, dict) and one["type"] == "tool_use"
+                ]
                 for number, block in enumerate(uses):
                     found[block["id"]] = self.ids[f"{agent and agent[1]}/{turn}/{number}"]
                 turn += 1
@@ -144,14 +168,20 @@ class Play:
 
     def content(self, block: Mapping[str, Any]) -> tuple[str, tuple[bytes, ...]]:
         content = block.get("content", "")
-        parts: list[dict[str, Any]] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts: list[dict[str, Any]] = (
+            [{"type": "text", "text": content}] if isinstance(content, str) else content
+        )
         texts = [self.clean(one["text"]) for one in parts if one["type"] == "text"]
-        media = tuple(base64.b64decode(one["source"]["data"]) for one in parts if one["type"] == "image")
+        media = tuple(
+            base64.b64decode(one["source"]["data"]) for one in parts if one["type"] == "image"
+        )
         return "\n".join(filter(None, texts)), media
 
     def clean(self, text: str) -> str:
         text = REMINDER.sub("", text).replace(str(self.home), "~").rstrip("\n")
-        return re.sub(r"~/\.claude/projects/\S+/tool-results/[\w.-]+?(-\w+)?\.(\w+)", r"saved.\2", text)
+        return re.sub(
+            r"~/\.claude/projects/\S+/tool-results/[\w.-]+?(-\w+)?\.(\w+)", r"saved.\2", text
+        )
 
 
 class ClaudeDriver(Driver):
@@ -178,14 +208,22 @@ class ClaudeDriver(Driver):
             return PermissionResultAllow()
 
         async def prompt() -> AsyncIterator[dict[str, Any]]:
-            yield {"type": "user", "message": {"role": "user", "content": scenario.prompt}, "parent_tool_use_id": None}
+            yield {
+                "type": "user",
+                "message": {"role": "user", "content": scenario.prompt},
+                "parent_tool_use_id": None,
+            }
 
         functions = [*scenario.tools, *(one for agent in scenario.agents for one in agent.tools)]
-        made = {one.__name__: _as_tool(one) for one in functions} | {one.name: one for one in scenario.shared}
+        made = {one.__name__: _as_tool(one) for one in functions} | {
+            one.name: one for one in scenario.shared
+        }
         play.taken |= made.keys()
         allowed = [THEIRS + name for name in made if name not in scenario.approvals]
         agents = {
-            one.name: AgentDefinition(description="A colleague.", prompt=f"You are the colleague {one.name}.")
+            one.name: AgentDefinition(
+                description="A colleague.", prompt=f"You are the colleague {one.name}."
+            )
             for one in scenario.agents
         }
         server = create_sdk_mcp_server("tools", tools=[*made.values()])
@@ -221,7 +259,12 @@ class ClaudeDriver(Driver):
         return [one.as_mcp() for one in parts]
 
     def delegate(self, agent: str, text: str) -> Ask:
-        return "Agent", {"description": "a task", "prompt": text, "subagent_type": agent, "run_in_background": False}
+        return "Agent", {
+            "description": "a task",
+            "prompt": text,
+            "subagent_type": agent,
+            "run_in_background": False,
+        }
 
     def delete(self, store: Store, conversation: str) -> None:
         forget(store, session_id(conversation))
@@ -237,7 +280,9 @@ def _as_tool(function: Callable[..., Any]) -> Any:
     @tool(function.__name__, function.__doc__ or "", TypeAdapter(checked).json_schema())
     async def run(arguments: dict[str, Any]) -> dict[str, Any]:
         value = await asyncio.to_thread(checked, **arguments)
-        is_content = isinstance(value, list) and value and isinstance(value[0], dict) and "type" in value[0]
+        is_content = (
+            isinstance(value, list) and value and isinstance(value[0], dict) and "type" in value[0]
+        )
         return {"content": value if is_content else [{"type": "text", "text": as_text(value)}]}
 
     return run

@@ -29,7 +29,9 @@ from tests.adapters.claude_code.rows_server import page, rows
 
 SUB: Final = "Find out what the command prints."
 NUMBERS: Final = "".join(f"{n}\n" for n in range(1, 40_001))
-LINES: Final = "".join(f"value_{n} = {n * n}  # line {n} of the settings\n" for n in range(1, 1_201))
+LINES: Final = "".join(
+    f"value_{n} = {n * n}  # line {n} of the settings\n" for n in range(1, 1_201)
+)
 ERRORS: Final = "seq 1 5000; exit 3"
 SOME_ROWS, MANY_ROWS = 400, 4_000
 
@@ -44,7 +46,8 @@ def call(name: str, **arguments: Any) -> Reply:
 
 
 def with_pointer(of: str, answer: Callable[[str], Reply]) -> Step:
-    """A step that uses the pointer in the newest result of a tool; without Coatcheck, it does nothing."""
+    """A step that uses the pointer in the newest result of a tool; without Coatcheck, it does
+    nothing."""
 
     def step(heard: Heard) -> Reply:
         pointer = pointer_in(heard.last(of))
@@ -61,13 +64,21 @@ def script(folder: Path) -> list[Step]:
         with_pointer("Bash", lambda one: call("Write", file_path=copy, content=one)),
         call("Write", file_path=str(folder / "never.txt"), content="art:0123456789ab"),
         call("Read", file_path=settings),
-        call("Edit", file_path=settings, old_string="value_700 = 490000", new_string="value_700 = 7"),
+        call(
+            "Edit", file_path=settings, old_string="value_700 = 490000", new_string="value_700 = 7"
+        ),
         call("Grep", pattern="value_", path=settings, output_mode="content", head_limit=0),
         call("Bash", command=ERRORS),
         call("mcp__rows__rows", count=SOME_ROWS),
         with_pointer("mcp__rows__rows", lambda one: call("mcp__rows__count", text=one)),
         call("mcp__rows__rows", count=MANY_ROWS),
-        call("Agent", description="a task", prompt=SUB, subagent_type="general-purpose", run_in_background=False),
+        call(
+            "Agent",
+            description="a task",
+            prompt=SUB,
+            subagent_type="general-purpose",
+            run_in_background=False,
+        ),
         with_pointer("Agent", lambda one: call(READER, pointer=one, lines="1:2")),
         call("Bash", command="echo small"),
         call("Bash", command="seq 1 5000"),
@@ -91,17 +102,23 @@ class World:
         self.home.mkdir(parents=True)
         self.folder.mkdir()
         (self.folder / "settings.py").write_text(LINES)
-        servers = {"rows": {"command": sys.executable, "args": [str(ROWS_SERVER)], "alwaysLoad": True}}
+        servers = {
+            "rows": {"command": sys.executable, "args": [str(ROWS_SERVER)], "alwaysLoad": True}
+        }
         self.servers = json.dumps({"mcpServers": servers})
 
     def run(self, steps: Sequence[Step], *words: str, **options: Any) -> Conversation:
         tools = ["--tools", "Bash,Read,Edit,Write,Grep,Agent", "--mcp-config", self.servers]
         allowed = ["--allowedTools", "Bash,Read,Edit,Write,Grep,Agent,mcp__rows"]
-        return claude(steps, *tools, *allowed, *words, home=self.home, folder=self.folder, **options)
+        return claude(
+            steps, *tools, *allowed, *words, home=self.home, folder=self.folder, **options
+        )
 
     def plug_in(self, *words: str) -> None:
         store = str(self.home / "store")
-        coatcheck(self.home, "install", "claude-code", "--plugin", "--store", store, "--write", *words)
+        coatcheck(
+            self.home, "install", "claude-code", "--plugin", "--store", store, "--write", *words
+        )
 
 
 @pytest.fixture(scope="module")
@@ -185,24 +202,33 @@ def test_a_file_that_was_read_as_a_stub_can_be_edited(plugged: World, run: Conve
     assert "value_700 = 7 " in (plugged.folder / "settings.py").read_text()
 
 
-def test_the_lines_that_grep_finds_become_a_stub(run: Conversation, session: library.Session) -> None:
+def test_the_lines_that_grep_finds_become_a_stub(
+    run: Conversation, session: library.Session
+) -> None:
     found = session.get(stub(results(run)[6].text)["artifact"])
     assert isinstance(found, str)
     assert found.count("value_") == 1_200
 
 
-def test_an_error_cut_by_claude_code_is_not_called_whole(run: Conversation, without: Conversation) -> None:
+def test_an_error_cut_by_claude_code_is_not_called_whole(
+    run: Conversation, without: Conversation
+) -> None:
     shown = results(run)[7]
     assert shown.is_error
     assert results(without)[7].text[:9_000] == shown.text[:9_000]
     cut = re.search(r"\.\.\. \[(\d+) characters truncated\] \.\.\.", shown.text)
     assert cut
     sent = json.dumps(run.of("Begin.")[-1].body["messages"])
-    assert f"The error above is incomplete: Claude Code left out at least {int(cut[1]):,} characters" in sent
+    assert (
+        f"The error above is incomplete: Claude Code left out at least {int(cut[1]):,} characters"
+        in sent
+    )
     assert "characters of it are art:" not in sent
 
 
-def test_rows_of_an_mcp_server_become_a_stub_and_reach_another_tool_as_text(run: Conversation) -> None:
+def test_rows_of_an_mcp_server_become_a_stub_and_reach_another_tool_as_text(
+    run: Conversation,
+) -> None:
     shown = results(run)
     assert stub(shown[8].text)["media_type"] == "application/json"
     assert f"{len(rows(SOME_ROWS))} characters" in shown[9].text
@@ -222,7 +248,9 @@ def test_a_sub_agent_shares_the_session(run: Conversation) -> None:
     assert "100000\n100001" in results(run)[12].text
 
 
-def test_a_small_result_is_the_same_as_without_the_plugin(run: Conversation, without: Conversation) -> None:
+def test_a_small_result_is_the_same_as_without_the_plugin(
+    run: Conversation, without: Conversation
+) -> None:
     first = [results(one)[13].text.split("<system-reminder>")[0] for one in (run, without)]
     assert first[0] == first[1] == "small\n\n"
 
@@ -231,21 +259,26 @@ def test_our_tools_are_in_every_request_and_the_hook_is_in_none(run: Conversatio
     for request in run.requests:
         names = [tool["name"] for tool in request.body["tools"]]
         assert [one for one in names if "coatcheck" in one] == [
-            READER.replace("get_artifact", one) for one in ("get_artifact", "list_artifacts", "store_artifact")
+            READER.replace("get_artifact", one)
+            for one in ("get_artifact", "list_artifacts", "store_artifact")
         ]
     assert "artifacts__hook" not in json.dumps([one.body for one in run.requests])
 
 
 def test_each_request_begins_with_the_one_before(run: Conversation) -> None:
     def plain(request: Any) -> list[str]:
-        text = json.dumps(request.body["messages"]).replace(', "cache_control": {"type": "ephemeral"}', "")
+        text = json.dumps(request.body["messages"]).replace(
+            ', "cache_control": {"type": "ephemeral"}', ""
+        )
         return [json.dumps(one) for one in json.loads(text)]
 
     sent = [plain(one) for one in run.of("Begin.")]
     assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(sent))
 
 
-def test_the_conversation_is_a_fraction_of_the_size(run: Conversation, without: Conversation) -> None:
+def test_the_conversation_is_a_fraction_of_the_size(
+    run: Conversation, without: Conversation
+) -> None:
     sizes = [sum(len(one.text) for one in results(each)) for each in (run, without)]
     assert sizes[0] * 5 < sizes[1]
 
@@ -285,7 +318,11 @@ def test_a_server_that_cannot_be_started_changes_nothing(plugged: World, run: Co
 
 def test_a_text_that_a_server_sends_twice_is_stored_once_as_a_text(plugged: World) -> None:
     """Claude Code shows a model the structured content, as one line of JSON."""
-    steps = [call("mcp__rows__page", count=SOME_ROWS), call("mcp__rows__page", count=MANY_ROWS), Reply("Done.")]
+    steps = [
+        call("mcp__rows__page", count=SOME_ROWS),
+        call("mcp__rows__page", count=MANY_ROWS),
+        Reply("Done."),
+    ]
     done = plugged.run(steps)
     with library.open(plugged.home / "store") as store:
         session = store.session(f"claude-code:{done.session_id}")
@@ -294,7 +331,9 @@ def test_a_text_that_a_server_sends_twice_is_stored_once_as_a_text(plugged: Worl
         assert len(session.list()) == 2
 
 
-def test_the_savings_are_in_the_report_after_claude_code_has_ended_the_server(plugged: World) -> None:
+def test_the_savings_are_in_the_report_after_claude_code_has_ended_the_server(
+    plugged: World,
+) -> None:
     """It ends the server with SIGINT, SIGTERM and SIGKILL, within half a second."""
     store = str(plugged.home / "store")
 
@@ -310,12 +349,22 @@ def test_the_savings_are_in_the_report_after_claude_code_has_ended_the_server(pl
 def test_a_sub_agent_without_our_tools_gets_no_stubs(plugged: World) -> None:
     agents = plugged.folder / ".claude" / "agents"
     agents.mkdir(parents=True)
-    (agents / "narrow.md").write_text("---\nname: narrow\ndescription: d\ntools: Bash, Read\n---\nDo as asked.\n")
+    (agents / "narrow.md").write_text(
+        "---\nname: narrow\ndescription: d\ntools: Bash, Read\n---\nDo as asked.\n"
+    )
     steps = [
-        call("Agent", description="a task", prompt=SUB, subagent_type="narrow", run_in_background=False),
+        call(
+            "Agent",
+            description="a task",
+            prompt=SUB,
+            subagent_type="narrow",
+            run_in_background=False,
+        ),
         Reply("Done."),
     ]
-    narrow = plugged.run(steps, agents={SUB: [call("Bash", command="seq 1 5000"), Reply("It prints numbers.")]})
+    narrow = plugged.run(
+        steps, agents={SUB: [call("Bash", command="seq 1 5000"), Reply("It prints numbers.")]}
+    )
     assert "\n4999\n5000" in results(narrow, SUB)[0].text
 
 
@@ -326,7 +375,9 @@ def test_claude_code_lists_the_plugin_until_it_is_undone(tmp_path: Path) -> None
     def listed() -> str:
         command = [str(PROGRAM), "plugin", "list", "--json"]
         env = environment(world.home, "")
-        return subprocess.run(command, env=env, cwd=world.folder, capture_output=True, text=True, timeout=120).stdout
+        return subprocess.run(
+            command, env=env, cwd=world.folder, capture_output=True, text=True, timeout=120
+        ).stdout
 
     (plugin,) = json.loads(listed())
     assert (plugin["id"], plugin["enabled"]) == ("coatcheck@skills-dir", True)

@@ -1,4 +1,5 @@
-"""What the middleware for FastMCP does beyond the adapter suite: the session of a request, and what is unchanged."""
+"""What the middleware for FastMCP does beyond the adapter suite: the session of a request, and what
+is unchanged."""
 
 from __future__ import annotations
 
@@ -64,11 +65,17 @@ async def found_by(reader: Client, pointer: str) -> bool:
 
 
 def test_each_user_has_their_own_session(store: Store) -> None:
-    tokens: dict[str, Any] = {name: {"client_id": "app", "sub": name, "scopes": []} for name in ("ada", "bob")}
+    tokens: dict[str, Any] = {
+        name: {"client_id": "app", "sub": name, "scopes": []} for name in ("ada", "bob")
+    }
     server = server_of(Coatcheck(store), auth=StaticTokenVerifier(tokens=tokens))
 
     async def play(connect: Play) -> None:
-        ada, bob, again = await connect(auth="ada"), await connect(auth="bob"), await connect(auth="ada")
+        ada, bob, again = (
+            await connect(auth="ada"),
+            await connect(auth="bob"),
+            await connect(auth="ada"),
+        )
         pointer = pointer_in(await text_of(ada, "fetch_log"))
         assert [await found_by(one, pointer) for one in (ada, again, bob)] == [True, True, False]
         assert pointer not in await text_of(bob, "list_artifacts")
@@ -82,13 +89,18 @@ def test_a_connection_with_a_handshake_has_the_session_of_its_state(store: Store
         one, other = await connect(mode="legacy"), await connect(mode="legacy")
         texts = await asyncio.gather(*(text_of(one, "fetch_log") for _ in range(4)))
         assert len(set(texts)) == 1
-        assert [await found_by(client, pointer_in(texts[0])) for client in (one, other)] == [True, False]
+        assert [await found_by(client, pointer_in(texts[0])) for client in (one, other)] == [
+            True,
+            False,
+        ]
 
     over_http(server_of(Coatcheck(store)), play)
     assert len([one for one in store.sessions() if one.session_id.startswith("fastmcp:")]) == 2
 
 
-def test_an_unidentified_request_passes_unchanged(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unidentified_request_passes_unchanged(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play(connect: Play) -> None:
         client = await connect()
         assert [tool.name for tool in await client.list_tools()] == ["fetch_log", "fetch_rows"]
@@ -112,7 +124,10 @@ def test_the_author_may_name_the_session_of_each_request(store: Store) -> None:
         from fastmcp.client.transports import StreamableHttpTransport
 
         url = (await connect()).transport.url
-        one, other = (Client(StreamableHttpTransport(url, headers={"x-project": name})) for name in ("one", "other"))
+        one, other = (
+            Client(StreamableHttpTransport(url, headers={"x-project": name}))
+            for name in ("one", "other")
+        )
         async with one, other:
             pointer = pointer_in(await text_of(one, "fetch_log"))
             assert [await found_by(client, pointer) for client in (one, other)] == [True, False]
@@ -135,7 +150,10 @@ def test_a_client_that_checks_output_schemas_accepts_stubs(store: Store) -> None
             result = await client.call_tool("fetch_rows")
             assert result.structured_content is None
             pointer = pointer_in(result.content[0].text)
-            assert [one.get(pointer) for one, _ in [store.find(pointer) or pytest.fail("it is not stored")]] == [ROWS]
+            assert [
+                one.get(pointer)
+                for one, _ in [store.find(pointer) or pytest.fail("it is not stored")]
+            ] == [ROWS]
 
     asyncio.run(play())
 
@@ -145,7 +163,9 @@ def test_a_disabled_policy_leaves_the_list_of_tools_as_it_is(store: Store) -> No
         async with Client(server_of(*middleware)) as client:
             return json.dumps([tool.model_dump(mode="json") for tool in await client.list_tools()])
 
-    assert asyncio.run(listed()) == asyncio.run(listed(Coatcheck(store, policy=Policy(enabled=False))))
+    assert asyncio.run(listed()) == asyncio.run(
+        listed(Coatcheck(store, policy=Policy(enabled=False)))
+    )
 
 
 def test_structured_content_that_differs_from_the_text_is_bounded_too(store: Store) -> None:
@@ -155,7 +175,9 @@ def test_structured_content_that_differs_from_the_text_is_bounded_too(store: Sto
         @server.tool
         def both() -> ToolResult:
             """Return a text for people and rows for programs."""
-            return ToolResult(content="3,000 rows", structured_content={"rows": ROWS}, meta={"kept": True})
+            return ToolResult(
+                content="3,000 rows", structured_content={"rows": ROWS}, meta={"kept": True}
+            )
 
         async with Client(server) as client:
             result = await client.call_tool_mcp("both", {})

@@ -1,4 +1,5 @@
-"""Servers of FastMCP pass the adapter suite: in memory, on a connection with a handshake, and over HTTP."""
+"""Servers of FastMCP pass the adapter suite: in memory, on a connection with a handshake, and over
+HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _OF_CLIENTS = "only clients have messages and agents"
 
 
 class FastMCPDriver(Driver):
-    """A client without a framework: it lists the tools of a server, and calls them for the scripted model."""
+    """A client without a framework: it lists the tools of a server, and calls them for the scripted
+    model."""
 
     lacks: ClassVar[Mapping[Ability, str]] = {
         "approval": _OF_CLIENTS,
@@ -46,7 +48,9 @@ class FastMCPDriver(Driver):
         if scenario.offloader:
             server.add_middleware(ResponseLimitingMiddleware(max_size=20_000))
         if scenario.store is not None:
-            server.add_middleware(Coatcheck(scenario.store, policy=scenario.policy, session=scenario.conversation))
+            server.add_middleware(
+                Coatcheck(scenario.store, policy=scenario.policy, session=scenario.conversation)
+            )
         try:
             final = asyncio.run(self._loop(server, scenario))
         except BaseException as error:  # noqa: BLE001 - the suite compares it
@@ -60,14 +64,23 @@ class FastMCPDriver(Driver):
             client = await self.client(server, opened)
             while True:
                 tools = [
-                    {"name": one.name, "description": one.description, "parameters": one.input_schema}
+                    {
+                        "name": one.name,
+                        "description": one.description,
+                        "parameters": one.input_schema,
+                    }
                     for one in await client.list_tools()
                 ]
                 turn = scenario.model.respond(messages, tools, results)
                 if not turn.calls:
                     return turn.text
-                messages += [{"call": call.id, "name": call.name, "arguments": call.arguments} for call in turn.calls]
-                calls = [client.call_tool_mcp(call.name, dict(call.parsed())) for call in turn.calls]
+                messages += [
+                    {"call": call.id, "name": call.name, "arguments": call.arguments}
+                    for call in turn.calls
+                ]
+                calls = [
+                    client.call_tool_mcp(call.name, dict(call.parsed())) for call in turn.calls
+                ]
                 for call, result in zip(turn.calls, await asyncio.gather(*calls), strict=True):
                     shown = result.model_dump(mode="json", by_alias=True, exclude_none=True)
                     messages.append({"result": call.id, "content": shown["content"]})
@@ -91,7 +104,11 @@ def content_of(part: ContentPart) -> Any:
     if not part.media_type:
         return part.text
     kind, _, form = part.media_type.partition("/")
-    return Image(data=part.data, format=form) if kind == "image" else File(data=part.data, format=form, name="file")
+    return (
+        Image(data=part.data, format=form)
+        if kind == "image"
+        else File(data=part.data, format=form, name="file")
+    )
 
 
 def seen(call_id: str, name: str, result: Mapping[str, Any]) -> SeenResult:
@@ -103,7 +120,9 @@ def seen(call_id: str, name: str, result: Mapping[str, Any]) -> SeenResult:
         text="\n".join(one["text"] for one in inner if "text" in one),
         is_error=bool(result.get("isError")),
         media=tuple(
-            base64.b64decode(one.get("data") or one["blob"]) for one in inner if "data" in one or "blob" in one
+            base64.b64decode(one.get("data") or one["blob"])
+            for one in inner
+            if "data" in one or "blob" in one
         ),
     )
 

@@ -30,7 +30,12 @@ from coatcheck.adapters.google_adk import Coatcheck, CoatcheckArtifacts
 from coatcheck.testing.adapter_suite import LOG, fetch_log
 from tests.adapters.pages import figures_of, run_example, run_page
 
-FILE: dict[str, Any] = {"app_name": "app", "user_id": "user", "session_id": "session", "filename": "report.txt"}
+FILE: dict[str, Any] = {
+    "app_name": "app",
+    "user_id": "user",
+    "session_id": "session",
+    "filename": "report.txt",
+}
 SCOPE: dict[str, Any] = {name: FILE[name] for name in ("app_name", "user_id", "session_id")}
 
 
@@ -49,14 +54,18 @@ class Scripted(BaseLlm):
         yield LlmResponse(content=types.Content(role="model", parts=[part]))
 
 
-def run_agent(agent: LlmAgent, plugins: list[BasePlugin], prompt: str, files: Any = None) -> list[Event]:
+def run_agent(
+    agent: LlmAgent, plugins: list[BasePlugin], prompt: str, files: Any = None
+) -> list[Event]:
     """Run an agent, and return its events."""
 
     async def play() -> list[Event]:
         app = App(name="app", root_agent=agent, plugins=plugins)
         runner = Runner(app=app, session_service=InMemorySessionService(), artifact_service=files)
         await runner.session_service.create_session(**SCOPE)
-        run = runner.run_async(new_message=user_message(prompt), user_id="user", session_id="session")
+        run = runner.run_async(
+            new_message=user_message(prompt), user_id="user", session_id="session"
+        )
         return [event async for event in run]
 
     return asyncio.run(play())
@@ -125,10 +134,15 @@ def test_the_answer_of_a_client_to_a_long_running_call_becomes_a_stub(store: Sto
     sessions = InMemorySessionService()
 
     async def play() -> None:
-        runner = Runner(app=App(name="app", root_agent=agent, plugins=[Coatcheck(store)]), session_service=sessions)
+        runner = Runner(
+            app=App(name="app", root_agent=agent, plugins=[Coatcheck(store)]),
+            session_service=sessions,
+        )
         await sessions.create_session(**SCOPE)
         names = {"user_id": "user", "session_id": "session"}
-        events = [event async for event in runner.run_async(new_message=user_message("Begin."), **names)]
+        events = [
+            event async for event in runner.run_async(new_message=user_message("Begin."), **names)
+        ]
         call = next(call for event in events for call in event.get_function_calls())
         answer = types.FunctionResponse(id=call.id, name=call.name, response={"result": LOG})
         message = types.Content(role="user", parts=[types.Part(function_response=answer)])
@@ -142,10 +156,15 @@ def test_the_answer_of_a_client_to_a_long_running_call_becomes_a_stub(store: Sto
 def test_the_result_of_a_tool_of_an_mcp_server_keeps_its_blocks(store: Store) -> None:
     def call_server() -> dict[str, Any]:
         """Call a tool of a server."""
-        return {"content": [{"type": "text", "text": LOG}, {"type": "text", "text": "short"}], "isError": False}
+        return {
+            "content": [{"type": "text", "text": LOG}, {"type": "text", "text": "short"}],
+            "isError": False,
+        }
 
     model = Scripted(model="scripted", script=[("call_server", {})])
-    run_agent(LlmAgent(name="agent", model=model, tools=[call_server]), [Coatcheck(store)], "Begin.")
+    run_agent(
+        LlmAgent(name="agent", model=model, tools=[call_server]), [Coatcheck(store)], "Begin."
+    )
     response = responses(model.requests[-1].contents)[0]
     assert [sorted(block) for block in response["content"]] == [["text", "type"]] * 2
     assert response["content"][0]["text"].startswith('{"stub"')
@@ -157,7 +176,9 @@ class Summary(BaseModel):
 
 
 def test_a_structured_answer_is_whole(store: Store) -> None:
-    model = Scripted(model="scripted", script=[("fetch_log", {}), ("set_model_response", {"text": LOG})])
+    model = Scripted(
+        model="scripted", script=[("fetch_log", {}), ("set_model_response", {"text": LOG})]
+    )
     agent = LlmAgent(name="agent", model=model, tools=[fetch_log], output_schema=Summary)
     events = run_agent(agent, [Coatcheck(store)], "Begin.")
     final = events[-1].content
@@ -165,9 +186,13 @@ def test_a_structured_answer_is_whole(store: Store) -> None:
     assert json.loads((final.parts or [])[0].text or "") == {"text": LOG}
 
 
-def test_an_agent_without_functions_that_must_answer_in_a_schema_gets_no_tools(store: Store) -> None:
+def test_an_agent_without_functions_that_must_answer_in_a_schema_gets_no_tools(
+    store: Store,
+) -> None:
     model = Scripted(model="scripted", script=[])
-    run_agent(LlmAgent(name="agent", model=model, output_schema=Summary), [Coatcheck(store)], "Begin.")
+    run_agent(
+        LlmAgent(name="agent", model=model, output_schema=Summary), [Coatcheck(store)], "Begin."
+    )
     assert not model.requests[0].config.tools
 
 
@@ -195,7 +220,12 @@ def test_a_file_that_a_tool_saves_is_not_in_the_session_of_the_run(store: Store)
 
     service = CoatcheckArtifacts(store)
     model = Scripted(model="scripted", script=[("save", {})])
-    run_agent(LlmAgent(name="agent", model=model, tools=[save]), [Coatcheck(store)], "Begin.", files=service)
+    run_agent(
+        LlmAgent(name="agent", model=model, tools=[save]),
+        [Coatcheck(store)],
+        "Begin.",
+        files=service,
+    )
     assert responses(model.requests[-1].contents) == [{"result": 0}]
     assert asyncio.run(service.load_artifact(**FILE)) == types.Part(text="a report")
 
@@ -203,7 +233,9 @@ def test_a_file_that_a_tool_saves_is_not_in_the_session_of_the_run(store: Store)
 def test_metadata_belongs_to_a_version(store: Store) -> None:
     async def play() -> None:
         service = CoatcheckArtifacts(store)
-        picture = types.Part(inline_data=types.Blob(data=b"\x89PNG", mime_type="image/png", display_name="a.png"))
+        picture = types.Part(
+            inline_data=types.Blob(data=b"\x89PNG", mime_type="image/png", display_name="a.png")
+        )
         for number in range(2):
             await service.save_artifact(
                 artifact=picture, custom_metadata={"number": number, "long": "x" * 9_000}, **FILE
@@ -264,7 +296,9 @@ def test_a_reference_resolves_only_to_a_file_of_the_same_user(store: Store) -> N
         with pytest.raises(InputValidationError):
             await service.save_artifact(artifact=reference("other"), **link)
         loop = types.Part(
-            file_data=types.FileData(file_uri=artifact_util.get_artifact_uri("app", "user", "loop", 0, "session"))
+            file_data=types.FileData(
+                file_uri=artifact_util.get_artifact_uri("app", "user", "loop", 0, "session")
+            )
         )
         await service.save_artifact(artifact=loop, **{**FILE, "filename": "loop"})
         with pytest.raises(InputValidationError):
@@ -287,7 +321,11 @@ def test_a_file_removed_by_a_rewind_is_absent(store: Store) -> None:
 
 def test_concurrent_saves_never_get_the_same_version(tmp_path: Path) -> None:
     async def save_all(services: list[CoatcheckArtifacts]) -> list[int]:
-        saves = [one.save_artifact(artifact=types.Part(text=f"{n}"), **FILE) for n in range(8) for one in services]
+        saves = [
+            one.save_artifact(artifact=types.Part(text=f"{n}"), **FILE)
+            for n in range(8)
+            for one in services
+        ]
         return await asyncio.gather(*saves)
 
     with coatcheck.open(tmp_path / "store") as one, coatcheck.open(tmp_path / "store") as other:

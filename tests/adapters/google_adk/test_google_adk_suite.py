@@ -25,7 +25,15 @@ from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.google_adk import Coatcheck
 from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Ask, Colleague, Driver, Run, Scenario, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Ask,
+    Colleague,
+    Driver,
+    Run,
+    Scenario,
+    SeenResult,
+)
 
 APP = "suite"
 USER = "user"
@@ -41,29 +49,48 @@ class ScriptedLlm(BaseLlm):
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         contents = llm_request.contents
-        declared = [one for tool in llm_request.config.tools or [] for one in tool.function_declarations or []]
+        declared = [
+            one
+            for tool in llm_request.config.tools or []
+            for one in tool.function_declarations or []
+        ]
         messages = [one.model_dump(mode="json", exclude_none=True) for one in contents]
-        turn = self.script.respond(messages, [described(one) for one in declared], results_in(contents))
+        turn = self.script.respond(
+            messages, [described(one) for one in declared], results_in(contents)
+        )
         parts = [types.Part(text=turn.text)]
         if turn.calls:
             parts = [
-                types.Part(function_call=types.FunctionCall(id=call.id, name=call.name, args=dict(call.parsed())))
+                types.Part(
+                    function_call=types.FunctionCall(
+                        id=call.id, name=call.name, args=dict(call.parsed())
+                    )
+                )
                 for call in turn.calls
             ]
         elif stream:
             for word in turn.text.partition(" "):
-                yield LlmResponse(content=types.Content(role="model", parts=[types.Part(text=word)]), partial=True)
+                yield LlmResponse(
+                    content=types.Content(role="model", parts=[types.Part(text=word)]), partial=True
+                )
         yield LlmResponse(content=types.Content(role="model", parts=parts))
 
 
 def described(tool: types.FunctionDeclaration) -> dict[str, Any]:
     declared = tool.parameters
-    schema = tool.parameters_json_schema or (declared.model_dump(mode="json", exclude_none=True) if declared else {})
+    schema = tool.parameters_json_schema or (
+        declared.model_dump(mode="json", exclude_none=True) if declared else {}
+    )
     return {"name": tool.name, "description": tool.description, "parameters": schema}
 
 
 def results_in(contents: Sequence[types.Content]) -> list[SeenResult]:
-    found = [part.function_response for one in contents for part in one.parts or [] if part.function_response]
+    found = [
+        part.function_response
+        for one in contents
+        for part in one.parts or []
+        if part.function_response
+    ]
     return [
         SeenResult(
             id=one.id or "",
@@ -96,8 +123,12 @@ class AdkDriver(Driver):
         others = [self._agent(scenario.hand_off, scenario)] if scenario.hand_off else []
         first = Colleague(name="agent", model=scenario.model, tools=scenario.tools)
         agent = self._agent(first, scenario, tools=[*agents, *scenario.shared], sub_agents=others)
-        plugins = [] if scenario.store is None else [Coatcheck(scenario.store, policy=scenario.policy)]
-        runner = Runner(app=App(name=APP, root_agent=agent, plugins=plugins), session_service=sessions)
+        plugins = (
+            [] if scenario.store is None else [Coatcheck(scenario.store, policy=scenario.policy)]
+        )
+        runner = Runner(
+            app=App(name=APP, root_agent=agent, plugins=plugins), session_service=sessions
+        )
         names = {"app_name": APP, "user_id": USER, "session_id": scenario.conversation}
         sessions.create_session_sync(**names)
         final, error = "", None
@@ -107,12 +138,22 @@ class AdkDriver(Driver):
                 seen = self.play(runner, scenario.conversation, message)
                 final = final_of(seen) or final
                 events += [
-                    f"hand_off: {one.actions.transfer_to_agent}" for one in seen if one.actions.transfer_to_agent
+                    f"hand_off: {one.actions.transfer_to_agent}"
+                    for one in seen
+                    if one.actions.transfer_to_agent
                 ]
-                requested = [call for one in seen for call in one.get_function_calls() if call.name == CONFIRM]
+                requested = [
+                    call
+                    for one in seen
+                    for call in one.get_function_calls()
+                    if call.name == CONFIRM
+                ]
                 if not requested:
                     break
-                events += [f"approval: {(call.args or {})['originalFunctionCall']['name']}" for call in requested]
+                events += [
+                    f"approval: {(call.args or {})['originalFunctionCall']['name']}"
+                    for call in requested
+                ]
                 message = types.Content(role="user", parts=[confirmed(call) for call in requested])
         except BaseException as raised:  # noqa: BLE001 - the suite compares it
             error = raised
@@ -150,7 +191,9 @@ class AdkDriver(Driver):
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
         made = [
-            types.Part.from_bytes(data=one.data, mime_type=one.media_type) if one.media_type else one.text
+            types.Part.from_bytes(data=one.data, mime_type=one.media_type)
+            if one.media_type
+            else one.text
             for one in parts
         ]
         return made if len(made) > 1 else made[0]
@@ -170,7 +213,11 @@ def final_of(events: Sequence[Event]) -> str:
     last = next((one for one in reversed(events) if one.is_final_response()), None)
     parts = last.content.parts or [] if last and last.content else []
     responses = [part.function_response for part in parts if part.function_response]
-    return text_of(responses[0].response or {}) if responses else "".join(part.text or "" for part in parts)
+    return (
+        text_of(responses[0].response or {})
+        if responses
+        else "".join(part.text or "" for part in parts)
+    )
 
 
 def confirmed(call: types.FunctionCall) -> types.Part:
@@ -183,7 +230,9 @@ class AsyncDriver(AdkDriver):
 
     def play(self, runner: Runner, session_id: str, message: types.Content) -> list[Event]:
         async def run() -> list[Event]:
-            events = runner.run_async(user_id=USER, session_id=session_id, new_message=message, run_config=self.config)
+            events = runner.run_async(
+                user_id=USER, session_id=session_id, new_message=message, run_config=self.config
+            )
             return [event async for event in events]
 
         return asyncio.run(run())

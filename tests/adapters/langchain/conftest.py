@@ -7,6 +7,8 @@ import pytest
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        reason = getattr(getattr(item, "cls", None), "OUTDATED", {}).get(getattr(item, "originalname", ""))
+        reason = getattr(getattr(item, "cls", None), "OUTDATED", {}).get(
+            getattr(item, "originalname", "")
+        )
         if reason:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))

@@ -1,10 +1,11 @@
-"""LangChain's own tests with our middleware outermost in every agent, compared with one that does nothing.
+"""LangChain's own tests with our middleware outermost in every agent, compared with one that does
+nothing.
 
     python -m tests.adapters.langchain.outermost LANGCHAIN_SOURCE
 
-`LANGCHAIN_SOURCE` (an argument, or the variable `COATCHECK_LANGCHAIN_SOURCE`) is the folder of LangChain's source
-archive, of the installed version. The gate: every test that passes with a middleware that does nothing must pass with
-ours.
+`LANGCHAIN_SOURCE` (an argument, or the variable `COATCHECK_LANGCHAIN_SOURCE`) is the folder of
+LangChain's source archive, of the installed version. The gate: every test that passes with a
+middleware that does nothing must pass with ours.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ def pytest_configure() -> None:
 
 def passed(source: str, kind: str) -> set[str]:
     """Run the tests and return the names of those that pass."""
-    env = {**os.environ, "COATCHECK_OUTERMOST": kind, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
+    env = {
+        **os.environ,
+        "COATCHECK_OUTERMOST": kind,
+        "PYTHONPATH": os.pathsep.join(map(str, PATHS)),
+    }
     options = ["-p", "outermost", "-p", "no:cacheprovider", "-p", "no:benchmark", "-q", "-rp"]
     options += ["--rootdir", source, "--import-mode=importlib", "--continue-on-collection-errors"]
     command = [sys.executable, "-m", "pytest", *options, FOLDER]

@@ -24,7 +24,9 @@ from coatcheck.adapters import within
 from coatcheck.adapters.langgraph import slim
 from tests.adapters.langchain.driver import saved_bytes
 
-LOG = "\n".join(f"line {n}: worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(5_000))
+LOG = "\n".join(
+    f"line {n}: worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(5_000)
+)
 CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 STEPS = 8
 
@@ -40,12 +42,20 @@ def graph(saver: Any) -> Any:
 
     def step(state: MessagesState) -> dict[str, Any]:
         number = len(state["messages"])
-        return {"messages": [ToolMessage(LOG if number == 1 else f"small {number}", tool_call_id=f"call {number}")]}
+        return {
+            "messages": [
+                ToolMessage(
+                    LOG if number == 1 else f"small {number}", tool_call_id=f"call {number}"
+                )
+            ]
+        }
 
     made = StateGraph(MessagesState)
     made.add_node("step", step)
     made.add_edge(START, "step")
-    made.add_conditional_edges("step", lambda state: END if len(state["messages"]) > STEPS else "step")
+    made.add_conditional_edges(
+        "step", lambda state: END if len(state["messages"]) > STEPS else "step"
+    )
     return made.compile(checkpointer=saver)
 
 
@@ -62,15 +72,23 @@ def test_a_long_text_is_stored_once_and_every_checkpoint_is_read_back(store: Sto
     expected, found = begin(plain), begin(saver)
     assert texts(found) == texts(expected)
     states = [texts(one.values) for one in graph(saver).get_state_history(CONFIG) if one.values]
-    assert states == [texts(one.values) for one in graph(plain).get_state_history(CONFIG) if one.values]
+    assert states == [
+        texts(one.values) for one in graph(plain).get_state_history(CONFIG) if one.values
+    ]
     assert len(saved_bytes(saver)) < len(saved_bytes(plain)) / 50
-    assert [ref.size_bytes for ref in store.session("langgraph-checkpoints:thread").list()] == [len(LOG)]
+    assert [ref.size_bytes for ref in store.session("langgraph-checkpoints:thread").list()] == [
+        len(LOG)
+    ]
 
 
 def test_small_values_are_written_as_before(store: Store) -> None:
     plain, saver = InMemorySaver(), slim(InMemorySaver(), store)
     for one in (plain, saver):
-        one.put_writes({"configurable": {**CONFIG["configurable"], "checkpoint_id": "1"}}, [("a", "x" * 500)], "task")
+        one.put_writes(
+            {"configurable": {**CONFIG["configurable"], "checkpoint_id": "1"}},
+            [("a", "x" * 500)],
+            "task",
+        )
     assert plain.writes == saver.writes
     assert [*store.sessions()] == []
 
@@ -118,7 +136,9 @@ def test_an_async_database_is_slimmed_and_survives_a_restart(tmp_path: Path) -> 
     async def run() -> tuple[list[str], list[str]]:
         with coatcheck.open(tmp_path / "store") as store:
             async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "db")) as saver:
-                state = await graph(slim(saver, store)).ainvoke({"messages": [("user", "Begin.")]}, CONFIG)
+                state = await graph(slim(saver, store)).ainvoke(
+                    {"messages": [("user", "Begin.")]}, CONFIG
+                )
         with coatcheck.open(tmp_path / "store") as store:
             async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "db")) as saver:
                 later = (await graph(slim(saver, store)).aget_state(CONFIG)).values
@@ -179,8 +199,14 @@ def test_an_allow_list_is_passed_on_and_texts_are_still_externalized(store: Stor
 
 
 VALUES = st.recursive(
-    st.none() | st.integers(-(2**60), 2**60) | st.text() | st.binary(max_size=200) | st.text(min_size=20, max_size=300),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=40), inner, max_size=4),
+    st.none()
+    | st.integers(-(2**60), 2**60)
+    | st.text()
+    | st.binary(max_size=200)
+    | st.text(min_size=20, max_size=300),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=40), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -189,7 +215,9 @@ VALUES = st.recursive(
 def test_any_value_is_read_back_unchanged(value: Any) -> None:
     with coatcheck.open("memory:") as store:
         saver = slim(InMemorySaver(), store, min_bytes=16)
-        config: Any = {"configurable": {"thread_id": "thread", "checkpoint_ns": "", "checkpoint_id": "1"}}
+        config: Any = {
+            "configurable": {"thread_id": "thread", "checkpoint_ns": "", "checkpoint_id": "1"}
+        }
         saver.put_writes(config, [("channel", value)], "task")
         (written,) = [each[2] for one in saver.writes.values() for each in one.values()]
         assert saver.serde.loads_typed(written) == value

@@ -1,4 +1,5 @@
-"""Slimmed checkpointers pass LangGraph's conformance tests, and our tools those of `langchain-tests`."""
+"""Slimmed checkpointers pass LangGraph's conformance tests, and our tools those of
+`langchain-tests`."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def store() -> Any:
 
 
 class Padded(JsonPlusSerializer):
-    """Adds a long text to every value, so that none is small. The suite itself writes only small ones."""
+    """Adds a long text to every value, so that none is small. The suite itself writes only small
+    ones."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         kind, data = super().dumps_typed({"pad": f"{obj!r:<9999}", "value": obj})
@@ -103,6 +105,8 @@ class TestStore(_OurTool, ToolsIntegrationTests):
     name, example = "store_artifact", {"name": "plan", "value": "first, second"}
 
 
-@pytest.mark.skipif("COATCHECK_LANGCHAIN_SOURCE" not in os.environ, reason="needs the source archive of LangChain")
+@pytest.mark.skipif(
+    "COATCHECK_LANGCHAIN_SOURCE" not in os.environ, reason="needs the source archive of LangChain"
+)
 def test_the_tests_of_langchain_pass_with_ours_as_with_an_idle_middleware() -> None:
     assert outermost.main(os.environ["COATCHECK_LANGCHAIN_SOURCE"]) == 0

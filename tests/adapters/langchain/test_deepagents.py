@@ -1,4 +1,5 @@
-"""Deep Agents with our backend: files are named artifacts of the thread's session, in sub-agents too."""
+"""Deep Agents with our backend: files are named artifacts of the thread's session, in sub-agents
+too."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from coatcheck.adapters.langchain import Coatcheck as Middleware
 from coatcheck.testing.adapter_suite import ScriptedModel
 from tests.adapters.langchain.driver import ScriptedChat, saved_bytes
 
-LOG = "\n".join(f"line {n}: worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(5_000))
+LOG = "\n".join(
+    f"line {n}: worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(5_000)
+)
 CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 
 
@@ -35,12 +38,23 @@ def store() -> Iterator[Store]:
 
 
 def run(
-    store: Store, *script: Any, config: Any = CONFIG, middleware: Any = (), others: Any = (), **options: Any
+    store: Store,
+    *script: Any,
+    config: Any = CONFIG,
+    middleware: Any = (),
+    others: Any = (),
+    **options: Any,
 ) -> Any:
-    """Run a deep agent with these turns of the model, and those of its sub-agents, and return its messages."""
+    """Run a deep agent with these turns of the model, and those of its sub-agents, and return its
+    messages."""
     chat = ScriptedChat(script=ScriptedModel(*script))
     agent = create_deep_agent(
-        chat, [fetch_log], backend=Coatcheck(store), middleware=middleware, checkpointer=InMemorySaver(), **options
+        chat,
+        [fetch_log],
+        backend=Coatcheck(store),
+        middleware=middleware,
+        checkpointer=InMemorySaver(),
+        **options,
     )
     if not config:
         agent.checkpointer = None
@@ -55,8 +69,18 @@ def test_a_file_that_the_model_writes_is_a_named_artifact(store: Store) -> None:
     texts = tool_texts(
         run(
             store,
-            [("write_file", {"file_path": "/notes/plan.md", "content": "# Plan\n\n1. look\n2. fix\n"})],
-            [("edit_file", {"file_path": "/notes/plan.md", "old_string": "look", "new_string": "read"})],
+            [
+                (
+                    "write_file",
+                    {"file_path": "/notes/plan.md", "content": "# Plan\n\n1. look\n2. fix\n"},
+                )
+            ],
+            [
+                (
+                    "edit_file",
+                    {"file_path": "/notes/plan.md", "old_string": "look", "new_string": "read"},
+                )
+            ],
             [("ls", {"path": "/notes"})],
             [("grep", {"pattern": "fix", "path": "/"})],
             [("read_file", {"file_path": "/notes/plan.md"})],
@@ -64,13 +88,17 @@ def test_a_file_that_the_model_writes_is_a_named_artifact(store: Store) -> None:
     )
     session = store.session("langgraph:thread")
     assert session.get("/notes/plan.md") == "# Plan\n\n1. read\n2. fix\n"
-    assert [session.get(ref) for ref in session.list(name="/notes/plan.md")][1] == "# Plan\n\n1. look\n2. fix\n"
+    assert [session.get(ref) for ref in session.list(name="/notes/plan.md")][
+        1
+    ] == "# Plan\n\n1. look\n2. fix\n"
     assert "/notes/plan.md" in texts[2]
     assert "/notes/plan.md" in texts[3]
     assert "2. fix" in texts[4]
 
 
-def test_a_result_that_deep_agents_offloads_is_in_the_store_and_not_in_the_checkpoint(store: Store) -> None:
+def test_a_result_that_deep_agents_offloads_is_in_the_store_and_not_in_the_checkpoint(
+    store: Store,
+) -> None:
     saver = InMemorySaver()
     chat = ScriptedChat(script=ScriptedModel([("fetch_log", {})]))
     agent = create_deep_agent(chat, [fetch_log], backend=Coatcheck(store), checkpointer=saver)
@@ -88,7 +116,16 @@ def test_the_backend_reaches_sub_agents(store: Store) -> None:
             [("task", task)],
             [("fetch_log", {})],  # the turns of the sub-agent
             "The log is in /large_tool_results/call_2 .",
-            [("grep", {"pattern": "line 4999:", "path": "/large_tool_results/call_2", "output_mode": "content"})],
+            [
+                (
+                    "grep",
+                    {
+                        "pattern": "line 4999:",
+                        "path": "/large_tool_results/call_2",
+                        "output_mode": "content",
+                    },
+                )
+            ],
         )
     )
     assert "/large_tool_results/call_2" in texts[0]
@@ -99,7 +136,12 @@ def test_with_the_middleware_our_stub_replaces_theirs(store: Store) -> None:
     messages = run(
         store,
         [("fetch_log", {})],
-        lambda results: [("get_artifact", {"pointer": json.loads(results[0].text)["artifact"], "grep": "line 4999:"})],
+        lambda results: [
+            (
+                "get_artifact",
+                {"pointer": json.loads(results[0].text)["artifact"], "grep": "line 4999:"},
+            )
+        ],
         middleware=[Middleware(store)],
     )
     texts = tool_texts(messages)

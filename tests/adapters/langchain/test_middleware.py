@@ -1,4 +1,5 @@
-"""The LangChain middleware, beyond the adapter suite: shapes of results, commands, and custom graphs."""
+"""The LangChain middleware, beyond the adapter suite: shapes of results, commands, and custom
+graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from tests.adapters.langchain.driver import ScriptedChat
 
 CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 PICTURE = base64.b64encode(
-    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10\x08\x02\x00\x00\x00" + bytes(5_000)
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x10\x00\x00\x00\x10\x08\x02\x00\x00\x00"
+    + bytes(5_000)
 ).decode()
 PDF = base64.b64encode(b"%PDF-1.7\n" + bytes(100_000)).decode()
 
@@ -38,7 +40,14 @@ def store() -> Iterator[Store]:
         yield store
 
 
-def messages(store: Store, tools: Any, *script: Any, middleware: Any = (), config: Any = CONFIG, **options: Any) -> Any:
+def messages(
+    store: Store,
+    tools: Any,
+    *script: Any,
+    middleware: Any = (),
+    config: Any = CONFIG,
+    **options: Any,
+) -> Any:
     model = ScriptedChat(script=ScriptedModel(*script))
     agent = create_agent(model, tools, middleware=[Coatcheck(store, **options), *middleware])
     return agent.invoke({"messages": [("user", "Begin.")]}, config)["messages"]
@@ -52,7 +61,11 @@ def first(store: Store, result: Any, **options: Any) -> ToolMessage:
         """Look."""
         return result
 
-    found = next(one for one in messages(store, [look], [("look", {})], **options) if isinstance(one, ToolMessage))
+    found = next(
+        one
+        for one in messages(store, [look], [("look", {})], **options)
+        if isinstance(one, ToolMessage)
+    )
     assert isinstance(found, ToolMessage)
     return found
 
@@ -77,7 +90,10 @@ def test_a_picture_beside_a_long_text_is_unchanged(store: Store, picture: Any) -
 FILES = [
     {"type": "file", "base64": PDF, "mime_type": "application/pdf"},
     {"type": "file", "source_type": "base64", "data": PDF, "mime_type": "application/pdf"},
-    {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": PDF}},
+    {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": PDF},
+    },
 ]
 
 
@@ -85,13 +101,20 @@ FILES = [
 def test_a_large_file_becomes_a_stub(store: Store, file: Any) -> None:
     content: Any = first(store, [{"type": "text", "text": "Here it is."}, file]).content
     assert content[0] == {"type": "text", "text": "Here it is."}
-    assert store.session("langgraph:thread").get(pointer_in(content[1]["text"])) == base64.b64decode(PDF)
+    assert store.session("langgraph:thread").get(
+        pointer_in(content[1]["text"])
+    ) == base64.b64decode(PDF)
 
 
 LARGE = [
     {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": LOG}},
     {"type": "json", "json": {"rows": ROWS}},
-    {"type": "search_result", "title": "t", "source": "s", "content": [{"type": "text", "text": LOG}]},
+    {
+        "type": "search_result",
+        "title": "t",
+        "source": "s",
+        "content": [{"type": "text", "text": LOG}],
+    },
 ]
 
 
@@ -102,9 +125,13 @@ def test_a_large_block_of_another_kind_becomes_a_stub(store: Store, block: Any) 
     assert pointer_in(content[0]["text"])
 
 
-@pytest.mark.parametrize("result", ["", [], ["", "text"], [{"type": "text", "text": ""}], {"a": 1}, None, 7])
+@pytest.mark.parametrize(
+    "result", ["", [], ["", "text"], [{"type": "text", "text": ""}], {"a": 1}, None, 7]
+)
 def test_a_small_result_is_the_same_as_without_the_middleware(store: Store, result: Any) -> None:
-    assert first(store, result).content == first(store, result, policy=Policy(enabled=False)).content
+    assert (
+        first(store, result).content == first(store, result, policy=Policy(enabled=False)).content
+    )
 
 
 def test_json_that_a_tool_wrote_itself_stays_the_same_text(store: Store) -> None:
@@ -121,7 +148,9 @@ def test_the_message_of_a_command_is_slimmed_and_the_rest_of_it_passes(store: St
     def fetch(runtime: ToolRuntime) -> Any:
         """Fetch."""
         note = ToolMessage(LOG, tool_call_id="another call")
-        return Command(update={"messages": [ToolMessage(LOG, tool_call_id=runtime.tool_call_id), note]})
+        return Command(
+            update={"messages": [ToolMessage(LOG, tool_call_id=runtime.tool_call_id), note]}
+        )
 
     found = messages(store, [fetch], [("fetch", {})])
     assert pointer_in(str(found[2].text))
@@ -157,7 +186,9 @@ def test_a_custom_graph_can_use_the_tools_and_the_wrapper(store: Store) -> None:
     coat = Coatcheck(store)
     script = ScriptedModel(
         [("fetch_log", {})],
-        lambda results: [("get_artifact", {"pointer": pointer_in(results[0].text), "grep": "ERROR"})],
+        lambda results: [
+            ("get_artifact", {"pointer": pointer_in(results[0].text), "grep": "ERROR"})
+        ],
     )
     tools = [tool(fetch_log), *coat.tools]
     model = ScriptedChat(script=script).bind_tools(tools)
@@ -168,7 +199,9 @@ def test_a_custom_graph_can_use_the_tools_and_the_wrapper(store: Store) -> None:
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", tools_condition, ["tools", END])
     graph.add_edge("tools", "model")
-    graph.compile().invoke({"messages": [("user", "Begin.")]})  # without a thread: one private session for the run
+    graph.compile().invoke(
+        {"messages": [("user", "Begin.")]}
+    )  # without a thread: one private session for the run
     assert "code 4711" in script.results[-1].text
 
 
@@ -191,7 +224,10 @@ def test_pointers_of_a_run_without_a_thread_open_only_in_that_run(store: Store) 
 
     coat = Coatcheck(store)
     texts = []
-    for script in (ScriptedModel([("fetch_log", {})], read), ScriptedModel([("fetch_log", {})], read)):
+    for script in (
+        ScriptedModel([("fetch_log", {})], read),
+        ScriptedModel([("fetch_log", {})], read),
+    ):
         agent = create_agent(ScriptedChat(script=script), [fetch_log], middleware=[coat])
         asyncio.run(agent.ainvoke({"messages": [("user", "Begin.")]}))
         texts.append(script.results[-1].text)
@@ -207,4 +243,6 @@ def test_a_middleware_inside_ours_sees_the_whole_value(store: Store) -> None:
             assert answer.content == LOG
             return answer
 
-    assert pointer_in(str(messages(store, [fetch_log], [("fetch_log", {})], middleware=[Inner()])[2].text))
+    assert pointer_in(
+        str(messages(store, [fetch_log], [("fetch_log", {})], middleware=[Inner()])[2].text)
+    )

@@ -26,11 +26,17 @@ def test_the_code_of_the_page_runs_from_top_to_bottom() -> None:
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     with coatcheck.open("memory:") as store:
-        names: dict[str, Any] = {"create_agent": create_agent, "store": store, "checkpointer": InMemorySaver()}
+        names: dict[str, Any] = {
+            "create_agent": create_agent,
+            "store": store,
+            "checkpointer": InMemorySaver(),
+        }
         names |= {"model": ScriptedChat(script=ScriptedModel()), "tools": [fetch_log]}
         for block in blocks:
             exec(compile(block, "<page>", "exec"), names)  # noqa: S102 - our own page
-        done = names["agent"].invoke({"messages": [("user", "Begin.")]}, {"configurable": {"thread_id": "case-17"}})
+        done = names["agent"].invoke(
+            {"messages": [("user", "Begin.")]}, {"configurable": {"thread_id": "case-17"}}
+        )
         assert done["messages"][-1].text == "Done."
 
 
@@ -40,8 +46,13 @@ def test_the_example_prints_the_figures_of_the_page() -> None:
         env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     printed = [line.split(":")[1].split() for line in done.stdout.splitlines()[:2]]
-    rows = [re.findall(r"[\d,]+", row) for row in re.findall(r"^\| with(?:out)? (.*)$", PAGE, re.MULTILINE)]
-    for one, other in zip(printed, rows, strict=True):  # the marks on answers differ from store to store
+    rows = [
+        re.findall(r"[\d,]+", row)
+        for row in re.findall(r"^\| with(?:out)? (.*)$", PAGE, re.MULTILINE)
+    ]
+    for one, other in zip(
+        printed, rows, strict=True
+    ):  # the marks on answers differ from store to store
         assert [int(n.replace(",", "")) for n in one] == pytest.approx(
             [int(n.replace(",", "")) for n in other], rel=0.02
         )

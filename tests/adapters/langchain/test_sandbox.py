@@ -1,4 +1,5 @@
-"""The Deep Agents backend passes the tests of `langchain-tests` for sandboxes that the backends of Deep Agents pass."""
+"""The Deep Agents backend passes the tests of `langchain-tests` for sandboxes that the backends of
+Deep Agents pass."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ ONE_AT_A_TIME = threading.Lock()
 
 
 class WithShell(Coatcheck, SandboxBackendProtocol):
-    """The backend with a shell beside it. The suite prepares and checks files with commands, so each command runs on a
-    copy of the files on disk, and its changes go back into the backend."""
+    """The backend with a shell beside it. The suite prepares and checks files with commands, so
+    each command runs on a copy of the files on disk, and its changes go back into the backend."""
 
     @property
     def id(self) -> str:
@@ -34,19 +35,28 @@ class WithShell(Coatcheck, SandboxBackendProtocol):
 
     def _execute(self, command: str, timeout: int | None) -> ExecuteResponse:
         shutil.rmtree(ROOT, ignore_errors=True)
-        before = {one["path"]: self.download_files([one["path"]])[0].content for one in self.glob("**").matches or []}
+        before = {
+            one["path"]: self.download_files([one["path"]])[0].content
+            for one in self.glob("**").matches or []
+        }
         before = {name: content for name, content in before.items() if name.startswith(f"{ROOT}/")}
         ROOT.mkdir()
         for name, content in before.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_bytes(content or b"")
         shell = ["/bin/sh", "-c", command]
-        done = subprocess.run(shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout)
+        done = subprocess.run(
+            shell, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout
+        )
         after = {str(path): path.read_bytes() for path in ROOT.rglob("*") if path.is_file()}
-        self.upload_files([(name, content) for name, content in after.items() if before.get(name) != content])
+        self.upload_files(
+            [(name, content) for name, content in after.items() if before.get(name) != content]
+        )
         for name in before.keys() - after.keys():
             self.delete(name)
-        return ExecuteResponse(output=done.stdout.decode(errors="replace"), exit_code=done.returncode)
+        return ExecuteResponse(
+            output=done.stdout.decode(errors="replace"), exit_code=done.returncode
+        )
 
 
 @pytest.mark.asyncio
@@ -67,7 +77,8 @@ class TestCoatcheckSandbox(SandboxIntegrationTests):
         "test_aread_large_text_payload_paginated_roundtrip": "reads keep the line end since Deep Agents 0.7",
         "test_awrite_aread_adownload_large_text_with_escaped_content": "reads keep the line end since Deep Agents 0.7",
     }
-    """Tests that the backends of Deep Agents 0.7 fail as well: the suite was written for an earlier version."""
+    """Tests that the backends of Deep Agents 0.7 fail as well: the suite was written for an earlier
+    version."""
 
     @pytest.fixture(scope="class")
     def sandbox(self) -> Iterator[SandboxBackendProtocol]:

@@ -25,7 +25,15 @@ from agents.testing import ModelCall, ModelStep, ScriptedModel, assistant_messag
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.openai_agents import forget, slim
-from coatcheck.testing.adapter_suite import Ability, Ask, Colleague, Driver, Run, Scenario, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Ask,
+    Colleague,
+    Driver,
+    Run,
+    Scenario,
+    SeenResult,
+)
 from coatcheck.testing.adapter_suite import ScriptedModel as Script
 
 MAX_TURNS = 30
@@ -35,12 +43,18 @@ def model_of(script: Script) -> ScriptedModel:
     """The SDK's own fake model, which follows a script."""
 
     def respond(call: ModelCall) -> list[Any]:
-        messages = [{"role": "user", "content": call.input}] if isinstance(call.input, str) else call.input
+        messages = (
+            [{"role": "user", "content": call.input}] if isinstance(call.input, str) else call.input
+        )
         tools = [
             {"name": one.name, "description": one.description, "parameters": one.params_json_schema}
             for one in call.tools
         ] + [
-            {"name": one.tool_name, "description": one.tool_description, "parameters": one.input_json_schema}
+            {
+                "name": one.tool_name,
+                "description": one.tool_description,
+                "parameters": one.input_json_schema,
+            }
             for one in call.handoffs
         ]
         turn = script.respond(messages, tools, results_in(messages))
@@ -55,7 +69,10 @@ def results_in(messages: Sequence[Any]) -> list[SeenResult]:
     found = [one for one in messages if one.get("type") == "function_call_output"]
     return [
         SeenResult(
-            id=one["call_id"], name=names[one["call_id"]], text=text_of(one["output"]), media=media_of(one["output"])
+            id=one["call_id"],
+            name=names[one["call_id"]],
+            text=text_of(one["output"]),
+            media=media_of(one["output"]),
         )
         for one in found
     ]
@@ -63,17 +80,25 @@ def results_in(messages: Sequence[Any]) -> list[SeenResult]:
 
 def text_of(output: Any) -> str:
     return (
-        output if isinstance(output, str) else "\n".join(one["text"] for one in output if one["type"] == "input_text")
+        output
+        if isinstance(output, str)
+        else "\n".join(one["text"] for one in output if one["type"] == "input_text")
     )
 
 
 def media_of(output: Any) -> tuple[bytes, ...]:
-    urls = [] if isinstance(output, str) else [one.get("image_url") or one.get("file_data") for one in output]
+    urls = (
+        []
+        if isinstance(output, str)
+        else [one.get("image_url") or one.get("file_data") for one in output]
+    )
     return tuple(base64.b64decode(url.partition(",")[2] or url) for url in urls if url)
 
 
 class AgentsDriver(Driver):
-    lacks: ClassVar[Mapping[Ability, str]] = {"retry": "a tool asks for a retry in the text that it returns"}
+    lacks: ClassVar[Mapping[Ability, str]] = {
+        "retry": "a tool asks for a retry in the text that it returns"
+    }
 
     def run(self, scenario: Scenario) -> Run:
         agent = self._agent(scenario.model, scenario.tools, scenario, scenario.agents, name="main")
@@ -81,7 +106,9 @@ class AgentsDriver(Driver):
         if scenario.store is not None:
             agent = slim(agent, scenario.store, policy=scenario.policy)
         trimmer = ToolOutputTrimmer() if scenario.offloader else None
-        config = RunConfig(group_id=scenario.conversation, tracing_disabled=True, call_model_input_filter=trimmer)
+        config = RunConfig(
+            group_id=scenario.conversation, tracing_disabled=True, call_model_input_filter=trimmer
+        )
         memory = SQLiteSession(scenario.conversation or "private")
         options: dict[str, Any] = {"run_config": config, "session": memory}
         events: list[str] = []
@@ -96,7 +123,9 @@ class AgentsDriver(Driver):
         except BaseException as error:  # noqa: BLE001 - the suite compares it
             return Run(scenario.model, "", error, saved(memory), tuple(events))
         events += [
-            f"hand_off: {one.target_agent.name}" for one in result.new_items if isinstance(one, HandoffOutputItem)
+            f"hand_off: {one.target_agent.name}"
+            for one in result.new_items
+            if isinstance(one, HandoffOutputItem)
         ]
         return Run(scenario.model, str(result.final_output), None, saved(memory), tuple(events))
 
@@ -113,15 +142,23 @@ class AgentsDriver(Driver):
         name: str,
     ) -> Agent:
         made: list[Any] = [
-            function_tool(tool, needs_approval=tool.__name__ in scenario.approvals, failure_error_function=failure_text)
+            function_tool(
+                tool,
+                needs_approval=tool.__name__ in scenario.approvals,
+                failure_error_function=failure_text,
+            )
             for tool in tools
         ]
         made += [
-            self._agent(one.model, one.tools, scenario, name=one.name).as_tool(one.name, "Give a task to another agent")
+            self._agent(one.model, one.tools, scenario, name=one.name).as_tool(
+                one.name, "Give a task to another agent"
+            )
             for one in agents
         ]
         others = [] if scenario.hand_off is None or name != "main" else [scenario.hand_off]
-        stops: Any = {"stop_at_tool_names": sorted(scenario.final)} if scenario.final else "run_llm_again"
+        stops: Any = (
+            {"stop_at_tool_names": sorted(scenario.final)} if scenario.final else "run_llm_again"
+        )
         return Agent(
             name=name,
             model=model_of(model),
@@ -155,7 +192,11 @@ def as_output(part: ContentPart) -> Any:
     encoded = base64.b64encode(part.data).decode()
     if part.media_type.startswith("image/"):
         return ToolOutputImage(image_url=f"data:{part.media_type};base64,{encoded}")
-    return ToolOutputFileContent(file_data=encoded, filename="file.pdf") if encoded else ToolOutputText(text=part.text)
+    return (
+        ToolOutputFileContent(file_data=encoded, filename="file.pdf")
+        if encoded
+        else ToolOutputText(text=part.text)
+    )
 
 
 def saved(memory: SQLiteSession) -> bytes:

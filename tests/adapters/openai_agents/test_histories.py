@@ -1,4 +1,5 @@
-"""Conversations without a name: a run finds what earlier runs have stored by its history, and nothing else."""
+"""Conversations without a name: a run finds what earlier runs have stored by its history, and
+nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def count_first(results: Sequence[SeenResult]) -> list[Any]:
 
 
 class Conversation:
-    """Runs that continue one another. Each is a process of its own: it opens the store, and makes the agent."""
+    """Runs that continue one another. Each is a process of its own: it opens the store, and makes
+    the agent."""
 
     def __init__(self, folder: Path, *tools: Any) -> None:
         self.folder = folder
@@ -92,7 +94,9 @@ def is_closed(results: Sequence[SeenResult]) -> bool:
 # What is found again
 
 
-def test_pointers_of_earlier_runs_open_with_their_history_as_input(conversation: Conversation) -> None:
+def test_pointers_of_earlier_runs_open_with_their_history_as_input(
+    conversation: Conversation,
+) -> None:
     conversation.say("Fetch the log.", fetch)
     assert "3520 lines" in conversation.say("Count it.", count_first)[-1].text
     conversation.say("And the rows.", [("fetch_rows", {})])
@@ -101,11 +105,18 @@ def test_pointers_of_earlier_runs_open_with_their_history_as_input(conversation:
     assert results[-1].text.count("art:") == 2
 
 
-def test_pointers_of_earlier_runs_open_with_a_session_of_the_sdk(conversation: Conversation, tmp_path: Path) -> None:
+def test_pointers_of_earlier_runs_open_with_a_session_of_the_sdk(
+    conversation: Conversation, tmp_path: Path
+) -> None:
     def say(text: str, *steps: Step) -> list[SeenResult]:
-        script, memory = conversation.script(*steps), SQLiteSession("ticket", tmp_path / "sessions.db")
+        script, memory = (
+            conversation.script(*steps),
+            SQLiteSession("ticket", tmp_path / "sessions.db"),
+        )
         with coatcheck.open(conversation.folder) as store:
-            Runner.run_sync(conversation.agent(script, store), text, session=memory, run_config=QUIET)
+            Runner.run_sync(
+                conversation.agent(script, store), text, session=memory, run_config=QUIET
+            )
         memory.close()
         return script.results
 
@@ -116,7 +127,9 @@ def test_pointers_of_earlier_runs_open_with_a_session_of_the_sdk(conversation: C
 
 def test_pointers_of_a_streamed_run_open_in_the_next_one(conversation: Conversation) -> None:
     async def streamed(store: Store) -> list[Any]:
-        result = Runner.run_streamed(conversation.agent(Script(fetch), store), "Fetch the log.", run_config=QUIET)
+        result = Runner.run_streamed(
+            conversation.agent(Script(fetch), store), "Fetch the log.", run_config=QUIET
+        )
         async for _ in result.stream_events():
             pass
         history: list[Any] = result.to_input_list()
@@ -129,7 +142,8 @@ def test_pointers_of_a_streamed_run_open_in_the_next_one(conversation: Conversat
 
 
 def approved(conversation: Conversation, script: Script) -> None:
-    """Run the agent until it asks for an approval, save the run, and continue it in another process."""
+    """Run the agent until it asks for an approval, save the run, and continue it in another
+    process."""
     with coatcheck.open(conversation.folder) as store:
         result = Runner.run_sync(conversation.agent(script, store), "Begin.", run_config=QUIET)
         saved = result.to_state().to_string()
@@ -141,7 +155,9 @@ def approved(conversation: Conversation, script: Script) -> None:
         Runner.run_sync(agent, state, run_config=QUIET)
 
 
-def test_a_saved_run_continues_with_its_pointers_in_another_process(conversation: Conversation) -> None:
+def test_a_saved_run_continues_with_its_pointers_in_another_process(
+    conversation: Conversation,
+) -> None:
     def read_rows(results: Sequence[SeenResult]) -> list[Any]:
         return [("get_artifact", {"pointer": pointer_in(results[1].text) + "#/7/name"})]
 
@@ -152,13 +168,20 @@ def test_a_saved_run_continues_with_its_pointers_in_another_process(conversation
     assert "customer 7" in script.results[3].text
 
 
-def test_a_run_that_was_saved_before_a_nested_approval_continues_with_its_pointers(conversation: Conversation) -> None:
+def test_a_run_that_was_saved_before_a_nested_approval_continues_with_its_pointers(
+    conversation: Conversation,
+) -> None:
     asked = function_tool(count_lines, needs_approval=True)
-    inner, outer = Script(fetch, count_first, ids="inner"), Script([("worker", {"input": "Count it."})])
+    inner, outer = (
+        Script(fetch, count_first, ids="inner"),
+        Script([("worker", {"input": "Count it."})]),
+    )
     worker = Agent(name="worker", model=model_of(inner), tools=[function_tool(fetch_log), asked])
     main = Agent(name="main", model=model_of(outer), tools=[worker.as_tool("worker", "A worker.")])
     with coatcheck.open(conversation.folder) as store:
-        saved = Runner.run_sync(slim(main, store), "Begin.", run_config=QUIET).to_state().to_string()
+        saved = (
+            Runner.run_sync(slim(main, store), "Begin.", run_config=QUIET).to_state().to_string()
+        )
     with coatcheck.open(conversation.folder) as store:
         agent = slim(main, store)
         state = asyncio.run(RunState.from_string(agent, saved))
@@ -168,7 +191,9 @@ def test_a_run_that_was_saved_before_a_nested_approval_continues_with_its_pointe
     assert "3520 lines" in inner.results[-1].text
 
 
-def test_what_a_model_has_stored_and_long_errors_are_found_again(conversation: Conversation) -> None:
+def test_what_a_model_has_stored_and_long_errors_are_found_again(
+    conversation: Conversation,
+) -> None:
     failing = function_tool(fail_at_length, failure_error_function=failure_text)
     conversation.tools = (failing,)
     note = {"name": "note", "value": "remember the milk"}
@@ -182,9 +207,17 @@ def test_what_a_model_has_stored_and_long_errors_are_found_again(conversation: C
     assert "value 30583 is invalid" in results[3].text
 
 
-def test_what_an_agent_behind_a_hand_off_has_stored_is_found_again(conversation: Conversation) -> None:
-    other = Agent(name="other", model=model_of(Script(fetch, ids="other")), tools=[function_tool(fetch_log)])
-    first = Agent(name="main", model=model_of(Script([("transfer_to_other", {})], ids="first")), handoffs=[other])
+def test_what_an_agent_behind_a_hand_off_has_stored_is_found_again(
+    conversation: Conversation,
+) -> None:
+    other = Agent(
+        name="other", model=model_of(Script(fetch, ids="other")), tools=[function_tool(fetch_log)]
+    )
+    first = Agent(
+        name="main",
+        model=model_of(Script([("transfer_to_other", {})], ids="first")),
+        handoffs=[other],
+    )
     with coatcheck.open(conversation.folder) as store:
         result = Runner.run_sync(slim(first, store), "Begin.", run_config=QUIET)
     conversation.history = result.to_input_list()
@@ -209,7 +242,9 @@ def test_a_pointer_opens_after_a_tool_has_named_it_too(conversation: Conversatio
 # What is not found
 
 
-def test_a_pointer_or_a_stub_in_a_message_opens_nothing(conversation: Conversation, other: Conversation) -> None:
+def test_a_pointer_or_a_stub_in_a_message_opens_nothing(
+    conversation: Conversation, other: Conversation
+) -> None:
     stub = conversation.say("Fetch the log.", fetch)[0].text
     pointer = pointer_in(stub)
     read: Step = [("get_artifact", {"pointer": pointer, "grep": "ERROR"})]
@@ -217,7 +252,9 @@ def test_a_pointer_or_a_stub_in_a_message_opens_nothing(conversation: Conversati
     assert "was not called" in other.say("Count it.", [("count_lines", {"text": pointer})])[-1].text
 
 
-@pytest.mark.parametrize("change", ["another message", "another call id", "another tool", "another output"])
+@pytest.mark.parametrize(
+    "change", ["another message", "another call id", "another tool", "another output"]
+)
 def test_a_history_that_is_not_the_same_opens_nothing(
     conversation: Conversation, other: Conversation, change: str
 ) -> None:
@@ -239,7 +276,8 @@ def test_a_history_that_is_not_the_same_opens_nothing(
 def test_a_tool_that_returns_the_stub_of_another_conversation_opens_nothing(
     conversation: Conversation, other: Conversation
 ) -> None:
-    """The other conversation has the same messages and ids, and someone who knows the stub controls its tool."""
+    """The other conversation has the same messages and ids, and someone who knows the stub controls
+    its tool."""
     stub = conversation.say("Fetch the log.", fetch)[0].text
 
     def fetch_log() -> str:
@@ -280,7 +318,8 @@ def test_a_tool_that_names_the_pointer_first_and_then_returns_the_stub_opens_not
 def test_a_saved_call_with_the_pointer_of_another_conversation_opens_nothing(
     conversation: Conversation, other: Conversation, before: list[Step]
 ) -> None:
-    """The other conversation has the same message, and its model makes the same call with the same id."""
+    """The other conversation has the same message, and its model makes the same call with the same
+    id."""
     asked = function_tool(count_lines, needs_approval=True)
     conversation.tools = other.tools = (fetch_log, greet, asked)
     script = Script(fetch, count_first)
@@ -294,7 +333,9 @@ def test_a_saved_call_with_the_pointer_of_another_conversation_opens_nothing(
     assert "was not called" in script.results[1].text
 
 
-def test_equal_conversations_do_not_share_what_comes_later(conversation: Conversation, other: Conversation) -> None:
+def test_equal_conversations_do_not_share_what_comes_later(
+    conversation: Conversation, other: Conversation
+) -> None:
     for one in (conversation, other):
         one.say("Fetch the log.", fetch)
     conversation.say("And the rows.", [("fetch_rows", {})])
@@ -315,14 +356,18 @@ def test_a_branch_of_a_conversation_does_not_see_the_other_branch(
     assert "code 4711" in results[-1].text
 
 
-def test_a_history_does_not_open_what_a_named_conversation_has_stored(conversation: Conversation) -> None:
+def test_a_history_does_not_open_what_a_named_conversation_has_stored(
+    conversation: Conversation,
+) -> None:
     named = RunConfig(group_id="of ada", tracing_disabled=True)
     conversation.say("Fetch the log.", fetch, config=named)
     assert is_closed(conversation.say("Read it.", read_first))
     assert "code 4711" in conversation.say("Read it.", read_first, config=named)[-1].text
 
 
-def test_a_history_does_not_open_what_another_store_has(conversation: Conversation, tmp_path: Path) -> None:
+def test_a_history_does_not_open_what_another_store_has(
+    conversation: Conversation, tmp_path: Path
+) -> None:
     conversation.say("Fetch the log.", fetch)
     conversation.folder = tmp_path / "another store"
     assert is_closed(conversation.say("Read it.", read_first))
@@ -360,6 +405,8 @@ def test_the_values_are_the_same_in_every_run(conversation: Conversation) -> Non
     conversation.tools = (function_tool(keep, strict_mode=False),)
     conversation.say(
         "Keep both.",
-        lambda results: [("keep", {"text": pointer_in(results[0].text), "rows": pointer_in(results[1].text)})],
+        lambda results: [
+            ("keep", {"text": pointer_in(results[0].text), "rows": pointer_in(results[1].text)})
+        ],
     )
     assert received == [(LOG, ROWS)]

@@ -1,4 +1,5 @@
-"""What is special about the OpenAI Agents SDK: copies, MCP servers, hand-offs, strict schemas, approvals."""
+"""What is special about the OpenAI Agents SDK: copies, MCP servers, hand-offs, strict schemas,
+approvals."""
 
 from __future__ import annotations
 
@@ -35,7 +36,15 @@ import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters import within
 from coatcheck.adapters.openai_agents import _Watching, slim
-from coatcheck.testing.adapter_suite import LOG, ROWS, NestedOrder, Step, fetch_log, fetch_rows, pointer_in
+from coatcheck.testing.adapter_suite import (
+    LOG,
+    ROWS,
+    NestedOrder,
+    Step,
+    fetch_log,
+    fetch_rows,
+    pointer_in,
+)
 from coatcheck.testing.adapter_suite import ScriptedModel as Script
 from examples.openai_agents_agent import WITH, count_lines, read_log
 from examples.standins import StandIn
@@ -70,7 +79,9 @@ def test_nothing_that_is_passed_in_is_changed(store: Store) -> None:
     sub = agent_of(Script(), fetch_rows)
     target = agent_of(Script(), fetch_log)
     hand_off = handoff(agent_of(Script(), fetch_rows), tool_name_override="go_elsewhere")
-    agent = agent_of(Script(), fetch_log, sub.as_tool("sub", "A sub-agent."), handoffs=[target, hand_off])
+    agent = agent_of(
+        Script(), fetch_log, sub.as_tool("sub", "A sub-agent."), handoffs=[target, hand_off]
+    )
     theirs = [agent, sub, target, hand_off, *agent.tools, *sub.tools, *target.tools]
     before = [copy.copy(vars(one)) for one in theirs]
     lists = [[*one.tools, *one.handoffs] for one in (agent, sub, target)]
@@ -82,7 +93,12 @@ def test_nothing_that_is_passed_in_is_changed(store: Store) -> None:
 def test_the_copy_reads_back_what_it_has_stored(store: Store) -> None:
     script = Script([("fetch_log", {})], lambda results: read(results))
     agent = slim(agent_of(script, fetch_log), store)
-    assert [tool.name for tool in agent.tools] == ["fetch_log", "get_artifact", "list_artifacts", "store_artifact"]
+    assert [tool.name for tool in agent.tools] == [
+        "fetch_log",
+        "get_artifact",
+        "list_artifacts",
+        "store_artifact",
+    ]
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert script.results[0].text.count('"stub"') == 1
     assert "code 4711" in script.results[1].text
@@ -90,9 +106,16 @@ def test_the_copy_reads_back_what_it_has_stored(store: Store) -> None:
 
 def test_the_last_call_of_slim_counts(store: Store) -> None:
     script = Script([("fetch_log", {})], lambda results: read(results))
-    agent = slim(agent_of(script, fetch_log), store.session("everyone"), policy=Policy(max_chars=200))
+    agent = slim(
+        agent_of(script, fetch_log), store.session("everyone"), policy=Policy(max_chars=200)
+    )
     agent = slim(slim(agent, store.session("ada")), store.session("bob"))
-    assert [tool.name for tool in agent.tools] == ["fetch_log", "get_artifact", "list_artifacts", "store_artifact"]
+    assert [tool.name for tool in agent.tools] == [
+        "fetch_log",
+        "get_artifact",
+        "list_artifacts",
+        "store_artifact",
+    ]
     Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert "code 4711" in script.results[1].text
     assert [len(store.session(user).list()) for user in ("everyone", "ada", "bob")] == [0, 0, 1]
@@ -148,7 +171,9 @@ def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path, cl
         arguments = [str(SERVER), str(tmp_path / "log"), *(["clash"] if clash else [])]
         params: Any = {"command": sys.executable, "args": arguments}
         async with MCPServerStdio(params, client_session_timeout_seconds=60) as server:
-            await Runner.run(slim(agent_of(script, mcp_servers=[server]), store), "Begin.", run_config=QUIET)
+            await Runner.run(
+                slim(agent_of(script, mcp_servers=[server]), store), "Begin.", run_config=QUIET
+            )
 
     asyncio.run(run())
     log, count, page = script.results
@@ -198,8 +223,18 @@ def test_hooks_of_an_agent_are_called_as_before(store: Store) -> None:
 
     hooks = Hooks()
     without = played(agent_of(Script([("fetch_log", {})]), fetch_log, hooks=hooks))
-    assert played(slim(agent_of(Script([("fetch_log", {})]), fetch_log, hooks=hooks), store)) == without
-    assert set(without) == {"on_start", "on_llm_start", "on_llm_end", "on_tool_start", "on_tool_end", "on_end"}
+    assert (
+        played(slim(agent_of(Script([("fetch_log", {})]), fetch_log, hooks=hooks), store))
+        == without
+    )
+    assert set(without) == {
+        "on_start",
+        "on_llm_start",
+        "on_llm_end",
+        "on_tool_start",
+        "on_tool_end",
+        "on_end",
+    }
 
 
 def test_every_hook_of_the_sdk_is_passed_on() -> None:
@@ -267,8 +302,12 @@ def test_a_policy_for_approvals_sees_what_the_model_sent(store: Store) -> None:
         """Count the lines of a text."""
         return f"{len(text.splitlines())} lines"
 
-    script = Script([("fetch_log", {})], lambda results: [("count", {"text": pointer_in(results[0].text)})])
-    agent = slim(agent_of(script, fetch_log, function_tool(count, needs_approval=needs_approval)), store)
+    script = Script(
+        [("fetch_log", {})], lambda results: [("count", {"text": pointer_in(results[0].text)})]
+    )
+    agent = slim(
+        agent_of(script, fetch_log, function_tool(count, needs_approval=needs_approval)), store
+    )
     result = Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert not result.interruptions
     assert seen == [{"text": pointer_in(script.results[0].text)}]
@@ -288,7 +327,12 @@ def test_an_exception_that_ends_the_run_is_not_changed(store: Store) -> None:
         """Fail."""
         raise raised
 
-    agent = slim(agent_of(Script([("fail", {"name": "a"})]), function_tool(fail, failure_error_function=None)), store)
+    agent = slim(
+        agent_of(
+            Script([("fail", {"name": "a"})]), function_tool(fail, failure_error_function=None)
+        ),
+        store,
+    )
     with pytest.raises(Exception, match="INFO") as caught:
         Runner.run_sync(agent, "Begin.", run_config=QUIET)
     assert LOG in str(caught.value)
@@ -306,7 +350,9 @@ def test_a_result_with_a_declared_schema_stays_whole(store: Store) -> None:
     assert json.loads(script.results[0].text) == {"text": LOG}
 
 
-@pytest.mark.parametrize("value", [ToolOutputText(text=LOG), {"type": "text", "text": LOG}, [ToolOutputText(text=LOG)]])
+@pytest.mark.parametrize(
+    "value", [ToolOutputText(text=LOG), {"type": "text", "text": LOG}, [ToolOutputText(text=LOG)]]
+)
 def test_structured_texts_of_the_sdk_become_stubs(store: Store, value: Any) -> None:
     def look(name: str) -> Any:
         """Look."""
@@ -325,7 +371,11 @@ def test_a_disabled_policy_returns_the_agent_itself(store: Store) -> None:
 
 
 def test_our_tools_answer_invalid_arguments_with_an_error(store: Store) -> None:
-    steps: list[Step] = [[("get_artifact", {})], [("get_artifact", {"pointer": 17})], [("list_artifacts", {"x": 1})]]
+    steps: list[Step] = [
+        [("get_artifact", {})],
+        [("get_artifact", {"pointer": 17})],
+        [("list_artifacts", {"x": 1})],
+    ]
     script = Script(*steps)
     Runner.run_sync(slim(agent_of(script, fetch_log), store), "Begin.", run_config=QUIET)
     assert ["error" in one.text for one in script.results] == [True, True, True]
@@ -333,7 +383,9 @@ def test_our_tools_answer_invalid_arguments_with_an_error(store: Store) -> None:
 
 def test_on_the_wire_each_request_begins_with_the_one_before(store: Store) -> None:
     with StandIn(WITH) as api:
-        model = OpenAIResponsesModel("gpt-5.2", AsyncOpenAI(base_url=api.openai_url, api_key="none"))
+        model = OpenAIResponsesModel(
+            "gpt-5.2", AsyncOpenAI(base_url=api.openai_url, api_key="none")
+        )
         tools: list[Any] = [function_tool(read_log), function_tool(count_lines)]
         agent = Agent(name="main", model=model, tools=tools, instructions="Be brief.")
         Runner.run_sync(slim(agent, store), "What failed?", run_config=QUIET)

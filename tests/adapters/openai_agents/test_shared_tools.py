@@ -1,4 +1,5 @@
-"""Agents of several users that share a tool, a hand-off target or a sub-agent, as a module defines them once."""
+"""Agents of several users that share a tool, a hand-off target or a sub-agent, as a module defines
+them once."""
 
 from __future__ import annotations
 
@@ -36,18 +37,26 @@ def my_mail(ctx: RunContextWrapper[str]) -> str:
 
 def read_mail(call: ModelCall) -> list[Any]:
     """A model for all users: it fetches the mail, reads the last line back, and answers with it."""
-    outputs = [text_of(one["output"]) for one in call.input if one.get("type") == "function_call_output"]
+    outputs = [
+        text_of(one["output"]) for one in call.input if one.get("type") == "function_call_output"
+    ]
     last = outputs[-1] if outputs else ""
     call_id = f"call_{secrets.token_hex(8)}"
     if '"stub"' in last:
-        return [function_call("get_artifact", {"pointer": pointer_in(last), "lines": "5000:5000"}, call_id=call_id)]
+        return [
+            function_call(
+                "get_artifact", {"pointer": pointer_in(last), "lines": "5000:5000"}, call_id=call_id
+            )
+        ]
     if last.startswith("[art:"):
         return [assistant_message(last.splitlines()[-1])]
     return [function_call("my_mail", {}, call_id=call_id)]
 
 
 def reader() -> Agent[Any]:
-    return Agent(name="reader", model=ScriptedModel([ModelStep.respond(read_mail)] * 1_000), tools=[my_mail])
+    return Agent(
+        name="reader", model=ScriptedModel([ModelStep.respond(read_mail)] * 1_000), tools=[my_mail]
+    )
 
 
 READER = reader()
@@ -63,7 +72,9 @@ def agent_for(way: str) -> Agent[Any]:
         asks = Script([("reader", {"input": "What came last?"})], lambda results: results[-1].text)
         return Agent(name="main", model=model_of(asks), tools=[AS_TOOL])
     target = READER if way == "a hand-off target" else HAND_OFF
-    return Agent(name="main", model=model_of(Script([("transfer_to_reader", {})])), handoffs=[target])
+    return Agent(
+        name="main", model=model_of(Script([("transfer_to_reader", {})])), handoffs=[target]
+    )
 
 
 @pytest.fixture
@@ -112,7 +123,10 @@ def test_users_with_stores_of_their_own_share_nothing_else(way: str) -> None:
         for store, user in ((first, USERS[0]), (second, USERS[1])):
             agent = slim(agent_for(way), store)
             Runner.run_sync(
-                agent, "Read it.", context=user, run_config=RunConfig(group_id="same", tracing_disabled=True)
+                agent,
+                "Read it.",
+                context=user,
+                run_config=RunConfig(group_id="same", tracing_disabled=True),
             )
         for store, user in ((first, USERS[0]), (second, USERS[1])):
             session = store.session("openai-agents:same")
@@ -124,8 +138,16 @@ def test_an_agent_that_was_never_slimmed_gets_whole_results(store: Store, way: s
     seen: list[str] = []
 
     def look(call: ModelCall) -> list[Any]:
-        seen.extend(text_of(one["output"]) for one in call.input if one.get("type") == "function_call_output")
-        return [assistant_message("Done.")] if seen else [function_call("my_mail", {}, call_id="call_1")]
+        seen.extend(
+            text_of(one["output"])
+            for one in call.input
+            if one.get("type") == "function_call_output"
+        )
+        return (
+            [assistant_message("Done.")]
+            if seen
+            else [function_call("my_mail", {}, call_id="call_1")]
+        )
 
     plain = Agent(name="plain", model=ScriptedModel([ModelStep.respond(look)] * 2), tools=[my_mail])
     Runner.run_sync(plain, "Begin.", context="ada", run_config=QUIET)

@@ -50,14 +50,22 @@ def model_of(script: ScriptedModel) -> FunctionModel:
 
     def respond(messages: list[ModelMessage], info: AgentInfo) -> ScriptedTurn:
         tools = [
-            {"name": one.name, "description": one.description, "parameters": one.parameters_json_schema}
+            {
+                "name": one.name,
+                "description": one.description,
+                "parameters": one.parameters_json_schema,
+            }
             for one in (*info.function_tools, *info.output_tools)
         ]
-        return script.respond([one for message in messages for one in as_json(message)], tools, results_in(messages))
+        return script.respond(
+            [one for message in messages for one in as_json(message)], tools, results_in(messages)
+        )
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         turn = respond(messages, info)
-        calls = [ToolCallPart(call.name, json.dumps(call.arguments), call.id) for call in turn.calls]
+        calls = [
+            ToolCallPart(call.name, json.dumps(call.arguments), call.id) for call in turn.calls
+        ]
         return ModelResponse(parts=calls or [TextPart(turn.text)])
 
     async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
@@ -78,9 +86,23 @@ def as_json(message: ModelMessage) -> list[dict[str, Any]]:
     for part in message.parts:
         if isinstance(part, ToolReturnPart):
             files = [one.base64 for one in part.files if isinstance(one, BinaryContent)]
-            found.append({"role": "tool", "id": part.tool_call_id, "text": part.model_response_str(), "files": files})
+            found.append(
+                {
+                    "role": "tool",
+                    "id": part.tool_call_id,
+                    "text": part.model_response_str(),
+                    "files": files,
+                }
+            )
         elif isinstance(part, ToolCallPart):
-            found.append({"role": "call", "id": part.tool_call_id, "name": part.tool_name, "arguments": part.args})
+            found.append(
+                {
+                    "role": "call",
+                    "id": part.tool_call_id,
+                    "name": part.tool_name,
+                    "arguments": part.args,
+                }
+            )
         else:
             role = "assistant" if isinstance(part, TextPart) else "user"
             assert isinstance(part, TextPart | UserPromptPart)
@@ -105,10 +127,14 @@ def results_in(messages: Sequence[ModelMessage]) -> list[SeenResult]:
 
 
 class PydanticDriver(Driver):
-    lacks: ClassVar[Mapping[Ability, str]] = {"hand_off": "an agent hands over in the host's own code"}
+    lacks: ClassVar[Mapping[Ability, str]] = {
+        "hand_off": "an agent hands over in the host's own code"
+    }
 
     def run(self, scenario: Scenario) -> Run:
-        agent = self._agent(scenario.model, scenario.tools, scenario, scenario.agents, scenario.shared)
+        agent = self._agent(
+            scenario.model, scenario.tools, scenario, scenario.agents, scenario.shared
+        )
         events: list[str] = []
         options: dict[str, Any] = {}
         if scenario.conversation is not None:
@@ -118,14 +144,30 @@ class PydanticDriver(Driver):
                 output, history = self.play(agent, scenario.prompt, **options)
                 while isinstance(output, DeferredToolRequests):
                     events += [f"approval: {call.tool_name}" for call in output.approvals]
-                    allowed = DeferredToolResults(approvals={call.tool_call_id: True for call in output.approvals})
+                    allowed = DeferredToolResults(
+                        approvals={call.tool_call_id: True for call in output.approvals}
+                    )
                     options |= {"message_history": history, "deferred_tool_results": allowed}
                     output, history = self.play(agent, None, **options)
             except BaseException as error:  # noqa: BLE001 - the suite compares it
-                return Run(scenario.model, "", error, ModelMessagesTypeAdapter.dump_json(messages), tuple(events))
-        return Run(scenario.model, str(output), None, ModelMessagesTypeAdapter.dump_json(history), tuple(events))
+                return Run(
+                    scenario.model,
+                    "",
+                    error,
+                    ModelMessagesTypeAdapter.dump_json(messages),
+                    tuple(events),
+                )
+        return Run(
+            scenario.model,
+            str(output),
+            None,
+            ModelMessagesTypeAdapter.dump_json(history),
+            tuple(events),
+        )
 
-    def play(self, agent: Agent, prompt: str | None, **options: Any) -> tuple[Any, list[ModelMessage]]:
+    def play(
+        self, agent: Agent, prompt: str | None, **options: Any
+    ) -> tuple[Any, list[ModelMessage]]:
         """Run an agent, and return its output and the messages."""
         result = agent.run_sync(prompt, **options)
         return result.output, result.all_messages()
@@ -148,8 +190,14 @@ class PydanticDriver(Driver):
             for tool in (*tools, *(self._as_tool(one, scenario) for one in agents))
             if tool.__name__ not in scenario.final
         ]
-        final = [ToolOutput(tool, name=tool.__name__) for tool in tools if tool.__name__ in scenario.final]
-        output: Any = [*final] if final else [str, DeferredToolRequests] if scenario.approvals else str
+        final = [
+            ToolOutput(tool, name=tool.__name__)
+            for tool in tools
+            if tool.__name__ in scenario.final
+        ]
+        output: Any = (
+            [*final] if final else [str, DeferredToolRequests] if scenario.approvals else str
+        )
         names = {"tools": [*made, *shared], "output_type": output, "capabilities": capabilities}
         return Agent(model_of(model), **names)
 
@@ -167,7 +215,10 @@ class PydanticDriver(Driver):
         return Tool(function)
 
     def content(self, parts: Sequence[ContentPart]) -> Any:
-        made = [BinaryContent(one.data, media_type=one.media_type) if one.media_type else one.text for one in parts]
+        made = [
+            BinaryContent(one.data, media_type=one.media_type) if one.media_type else one.text
+            for one in parts
+        ]
         return made if len(made) > 1 else made[0]
 
     def retry(self, text: str) -> Exception:
@@ -179,13 +230,17 @@ class PydanticDriver(Driver):
 
 
 class AsyncDriver(PydanticDriver):
-    def play(self, agent: Agent, prompt: str | None, **options: Any) -> tuple[Any, list[ModelMessage]]:
+    def play(
+        self, agent: Agent, prompt: str | None, **options: Any
+    ) -> tuple[Any, list[ModelMessage]]:
         result = asyncio.run(agent.run(prompt, **options))
         return result.output, result.all_messages()
 
 
 class StreamingDriver(PydanticDriver):
-    def play(self, agent: Agent, prompt: str | None, **options: Any) -> tuple[Any, list[ModelMessage]]:
+    def play(
+        self, agent: Agent, prompt: str | None, **options: Any
+    ) -> tuple[Any, list[ModelMessage]]:
         async def streamed() -> tuple[Any, list[ModelMessage]]:
             async with agent.run_stream(prompt, **options) as stream:
                 output = await stream.get_output()

@@ -22,7 +22,13 @@ from tests.adapters.pydantic_ai.drivers import model_of
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "system.sqlite"
-    DBOS(config={"name": "coatcheck-tests", "system_database_url": f"sqlite:///{path}", "run_admin_server": False})
+    DBOS(
+        config={
+            "name": "coatcheck-tests",
+            "system_database_url": f"sqlite:///{path}",
+            "run_admin_server": False,
+        }
+    )
     yield path
     DBOS.destroy()
 
@@ -41,12 +47,16 @@ def test_reading_and_storing_are_steps_of_the_workflow(database: Path, tmp_path:
 
     model = ScriptedModel(
         [("fetch_log", {})],
-        lambda results: [("get_artifact", {"pointer": pointer_in(results[0].text), "grep": "ERROR"})],
+        lambda results: [
+            ("get_artifact", {"pointer": pointer_in(results[0].text), "grep": "ERROR"})
+        ],
         lambda results: [("count", {"text": pointer_in(results[0].text)})],
     )
     with coatcheck.open(tmp_path / "store") as store:
         capabilities = [DBOSDurability(), Coatcheck(store)]
-        agent = Agent(model_of(model), name="reader", tools=[fetch_log, count], capabilities=capabilities)
+        agent = Agent(
+            model_of(model), name="reader", tools=[fetch_log, count], capabilities=capabilities
+        )
 
         @DBOS.workflow()
         async def answer(question: str) -> str:
@@ -59,6 +69,8 @@ def test_reading_and_storing_are_steps_of_the_workflow(database: Path, tmp_path:
         assert asyncio.run(run()) == "Done."
     assert received == [LOG]
     assert "code 4711" in model.results[1].text
-    steps = sqlite3.connect(database).execute("select function_name from operation_outputs order by function_id")
+    steps = sqlite3.connect(database).execute(
+        "select function_name from operation_outputs order by function_id"
+    )
     names = [name.rpartition(".")[2] for (name,) in steps]
     assert [name for name in names if name != "request"] == ["slim", "answer", "resolve"]

@@ -1,4 +1,5 @@
-"""What is special about Pydantic AI: returns with metadata, MCP toolsets, deferred calls, validation, ordering."""
+"""What is special about Pydantic AI: returns with metadata, MCP toolsets, deferred calls,
+validation, ordering."""
 
 from __future__ import annotations
 
@@ -26,7 +27,16 @@ from pydantic_ai_harness.tool_output_limits import LocalFileStore, ToolOutputLim
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters.pydantic_ai import Coatcheck
-from coatcheck.testing.adapter_suite import LOG, ROWS, CustomerRow, ScriptedModel, Step, fetch_log, greet, pointer_in
+from coatcheck.testing.adapter_suite import (
+    LOG,
+    ROWS,
+    CustomerRow,
+    ScriptedModel,
+    Step,
+    fetch_log,
+    greet,
+    pointer_in,
+)
 from examples.pydantic_ai_agent import WITH, count_lines, read_log
 from examples.standins import StandIn
 from tests.adapters.pages import run_example, run_page
@@ -42,10 +52,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def run_agent(store: Store, *script: Step, tools: Any = (), capabilities: Any = (), **options: Any) -> Any:
+def run_agent(
+    store: Store, *script: Step, tools: Any = (), capabilities: Any = (), **options: Any
+) -> Any:
     """Run an agent, and return the result and the returns of its tools."""
     model = ScriptedModel(*script)
-    agent = Agent(model_of(model), tools=list(tools), capabilities=[*capabilities, Coatcheck(store)], **options)
+    agent = Agent(
+        model_of(model),
+        tools=list(tools),
+        capabilities=[*capabilities, Coatcheck(store)],
+        **options,
+    )
     result = agent.run_sync("Begin.")
     return result, returns(result.all_messages())
 
@@ -55,7 +72,9 @@ def returns(messages: list[ModelMessage]) -> list[ToolReturnPart]:
     return [part for part in parts if isinstance(part, ToolReturnPart)]
 
 
-def test_a_tool_return_keeps_its_metadata_and_its_other_content_is_bounded_too(store: Store) -> None:
+def test_a_tool_return_keeps_its_metadata_and_its_other_content_is_bounded_too(
+    store: Store,
+) -> None:
     def report(name: str) -> ToolReturn:
         """Write a report."""
         return ToolReturn("written", content=["what it says:", LOG], metadata={"pages": 7})
@@ -116,7 +135,9 @@ def test_the_tools_of_an_mcp_server_are_covered(store: Store, tmp_path: Path) ->
             [("get_artifact", {"number": "17"})],
         )
         agent = Agent(
-            model_of(model), toolsets=[MCPToolset(transport, init_timeout=60)], capabilities=[Coatcheck(store)]
+            model_of(model),
+            toolsets=[MCPToolset(transport, init_timeout=60)],
+            capabilities=[Coatcheck(store)],
         )
         async with agent:
             result = await agent.run("Begin.")
@@ -136,7 +157,10 @@ def test_the_result_that_a_host_provides_for_a_deferred_call_is_bounded(store: S
 
     model = ScriptedModel([("crawl", {"name": "a"})])
     agent = Agent(
-        model_of(model), tools=[crawl], output_type=[str, DeferredToolRequests], capabilities=[Coatcheck(store)]
+        model_of(model),
+        tools=[crawl],
+        output_type=[str, DeferredToolRequests],
+        capabilities=[Coatcheck(store)],
     )
     first = agent.run_sync("Begin.")
     assert isinstance(first.output, DeferredToolRequests)
@@ -172,7 +196,13 @@ def test_a_pointer_to_values_of_another_type_is_a_bounded_error(store: Store) ->
 def test_a_failure_reported_by_a_tool_is_bounded(store: Store, kind: type[Exception]) -> None:
     def guess(name: str) -> str:
         """Guess."""
-        raise kind(LOG) if name == "a" else kind("it begins with B") if name == "b" else AssertionError
+        raise (
+            kind(LOG)
+            if name == "a"
+            else kind("it begins with B")
+            if name == "b"
+            else AssertionError
+        )
 
     def enough(name: str) -> str:
         """Guess."""
@@ -218,7 +248,11 @@ def test_the_offloader_of_the_harness_comes_after_ours_wherever_it_is_listed(sto
         model = ScriptedModel([("fetch_log", {})])
         limits = ToolOutputLimits(store=LocalFileStore())
         ours = Coatcheck(store)
-        agent = Agent(model_of(model), tools=[fetch_log], capabilities=[limits, ours] if before else [ours, limits])
+        agent = Agent(
+            model_of(model),
+            tools=[fetch_log],
+            capabilities=[limits, ours] if before else [ours, limits],
+        )
         (part,) = returns(agent.run_sync("Begin.").all_messages())
         assert pointer_in(part.model_response_str())
 
@@ -243,7 +277,9 @@ def test_a_capability_for_a_single_run_uses_its_session(store: Store) -> None:
 
 def test_only_some_of_our_tools_can_be_offered(store: Store) -> None:
     model = ScriptedModel([("fetch_log", {})])
-    agent = Agent(model_of(model), tools=[fetch_log], capabilities=[Coatcheck(store, only=("get",))])
+    agent = Agent(
+        model_of(model), tools=[fetch_log], capabilities=[Coatcheck(store, only=("get",))]
+    )
     agent.run_sync("Begin.")
     assert [tool["name"] for tool in model.requests[0]["tools"]] == ["fetch_log", "get_artifact"]
 
@@ -273,7 +309,12 @@ def test_on_the_wire_each_request_begins_with_the_one_before(store: Store) -> No
     with StandIn(WITH) as api:
         provider = OpenAIProvider(base_url=api.openai_url, api_key="none")
         model = OpenAIChatModel("gpt-5.2", provider=provider)
-        agent = Agent(model, tools=[read_log, count_lines], capabilities=[Coatcheck(store)], instructions="Be brief.")
+        agent = Agent(
+            model,
+            tools=[read_log, count_lines],
+            capabilities=[Coatcheck(store)],
+            instructions="Be brief.",
+        )
         agent.run_sync("What failed?")
     bodies = [one.body for one in api.requests]
     assert [one.status for one in api.requests] == [200] * 4

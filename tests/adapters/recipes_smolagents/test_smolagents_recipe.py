@@ -20,9 +20,13 @@ def code(*lines: str) -> Reply:
 def test_the_recipe_for_code_agents_works() -> None:
     steps = [
         code("text = fetch_log()", "print(text)"),
-        lambda text: code(f'print(get_artifact(pointer="{recipe.pointer(text, 0)}", grep="ERROR"))'),
+        lambda text: code(
+            f'print(get_artifact(pointer="{recipe.pointer(text, 0)}", grep="ERROR"))'
+        ),
     ]
-    requests = recipe.run("smolagents: code agents", steps=steps, last=code("final_answer(count_lines(text))"))
+    requests = recipe.run(
+        "smolagents: code agents", steps=steps, last=code("final_answer(count_lines(text))")
+    )
     assert recipe.received == [recipe.LOG]  # the variable of the agent has the whole value
     sent = json.dumps(requests[-1])
     assert "code 4711" in sent

@@ -61,13 +61,21 @@ def fetch_log() -> str:
 
 
 def agent_of(model: Model, *plugins: Any, **options: Any) -> Agent:
-    return Agent(model=model, plugins=list(plugins), callback_handler=None, **{"tools": [fetch_log], **options})
+    return Agent(
+        model=model,
+        plugins=list(plugins),
+        callback_handler=None,
+        **{"tools": [fetch_log], **options},
+    )
 
 
 def texts_of(agent: Agent) -> list[str]:
     """The texts of the results in the history."""
     blocks = [
-        block["toolResult"] for message in agent.messages for block in message["content"] if "toolResult" in block
+        block["toolResult"]
+        for message in agent.messages
+        for block in message["content"]
+        if "toolResult" in block
     ]
     return [one.get("text", "") for block in blocks for one in block["content"]]
 
@@ -109,7 +117,9 @@ def test_other_hooks_see_the_whole_result_whatever_the_order(store: Store, is_fi
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_offloader_of_strands_has_nothing_left_to_do_whatever_the_order(store: Store, is_first: bool) -> None:
+def test_the_offloader_of_strands_has_nothing_left_to_do_whatever_the_order(
+    store: Store, is_first: bool
+) -> None:
     plugins = [Coatcheck(store), ContextOffloader()]
     agent = agent_of(Scripted(("fetch_log", {})), *(plugins if is_first else reversed(plugins)))
     agent("Begin.")

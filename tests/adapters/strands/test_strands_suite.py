@@ -1,4 +1,5 @@
-"""Strands Agents pass the adapter suite: sync, async and streaming, with concurrent and with sequential tools."""
+"""Strands Agents pass the adapter suite: sync, async and streaming, with concurrent and with
+sequential tools."""
 
 from __future__ import annotations
 
@@ -24,7 +25,16 @@ from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.strands import STATE_KEY, Coatcheck
 from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Ask, Colleague, Driver, Run, Scenario, ScriptedModel, SeenResult
+from coatcheck.testing.adapter_suite import (
+    Ability,
+    Ask,
+    Colleague,
+    Driver,
+    Run,
+    Scenario,
+    ScriptedModel,
+    SeenResult,
+)
 
 
 class ScriptedProvider(Model):
@@ -36,7 +46,8 @@ class ScriptedProvider(Model):
         self.script = script
 
     def declared(self, sent: Any) -> dict[str, Any]:
-        """A tool as it declares itself. Strands adds types and descriptions to properties that have none."""
+        """A tool as it declares itself. Strands adds types and descriptions to properties that have
+        none."""
         schema = self.agent.tool_registry.registry[sent["name"]].tool_spec["inputSchema"]["json"]
         assert normalize_schema(schema) == sent["inputSchema"]["json"]
         return {"name": sent["name"], "description": sent["description"], "parameters": schema}
@@ -50,14 +61,22 @@ class ScriptedProvider(Model):
     def structured_output(self, *args: Any, **options: Any) -> Any:
         raise NotImplementedError
 
-    async def stream(self, messages: Any, tool_specs: Any = None, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async def stream(
+        self, messages: Any, tool_specs: Any = None, *args: Any, **options: Any
+    ) -> AsyncIterator[Any]:
         sent = [as_json(one) for one in messages]
         tools = [self.declared(one) for one in tool_specs or []]
         turn = self.script.respond(sent, tools, results_in(messages))
         yield {"messageStart": {"role": "assistant"}}
         for call in turn.calls:
-            yield {"contentBlockStart": {"start": {"toolUse": {"name": call.name, "toolUseId": call.id}}}}
-            yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(call.arguments)}}}}
+            yield {
+                "contentBlockStart": {
+                    "start": {"toolUse": {"name": call.name, "toolUseId": call.id}}
+                }
+            }
+            yield {
+                "contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(call.arguments)}}}
+            }
             yield {"contentBlockStop": {}}
         if not turn.calls:
             yield {"contentBlockStart": {"start": {}}}
@@ -75,17 +94,26 @@ def as_json(message: Mapping[str, Any]) -> Any:
 
 def results_in(messages: Sequence[Mapping[str, Any]]) -> list[SeenResult]:
     blocks = [block for one in messages for block in one["content"]]
-    names = {one["toolUse"]["toolUseId"]: one["toolUse"]["name"] for one in blocks if "toolUse" in one}
+    names = {
+        one["toolUse"]["toolUseId"]: one["toolUse"]["name"] for one in blocks if "toolUse" in one
+    }
     return [seen(one["toolResult"], names) for one in blocks if "toolResult" in one]
 
 
 def seen(result: Mapping[str, Any], names: Mapping[str, str]) -> SeenResult:
     content = result["content"]
-    media = [one[kind]["source"]["bytes"] for one in content for kind in ("image", "document") if kind in one]
+    media = [
+        one[kind]["source"]["bytes"]
+        for one in content
+        for kind in ("image", "document")
+        if kind in one
+    ]
     return SeenResult(
         id=result["toolUseId"],
         name=names[result["toolUseId"]],
-        text="\n".join(one["text"] if "text" in one else json.dumps(one.get("json", "")) for one in content),
+        text="\n".join(
+            one["text"] if "text" in one else json.dumps(one.get("json", "")) for one in content
+        ),
         is_error=result["status"] == "error",
         media=tuple(media),
     )
@@ -107,7 +135,9 @@ class StrandsDriver(Driver):
         first = Colleague(name="agent", model=scenario.model, tools=scenario.tools)
         options: dict[str, Any] = {}
         if scenario.conversation is not None and scenario.hand_off is None:
-            options["session_manager"] = FileSessionManager(session_id=scenario.conversation, storage_dir=str(folder))
+            options["session_manager"] = FileSessionManager(
+                session_id=scenario.conversation, storage_dir=str(folder)
+            )
         agents = [self._agent(one, scenario).as_tool(name=one.name) for one in scenario.agents]
         agent = self._agent(first, scenario, [*agents, *scenario.shared], **options)
 
@@ -124,14 +154,21 @@ class StrandsDriver(Driver):
             result = self.play(agent, scenario.prompt)
             while result.stop_reason == "interrupt":
                 events += [f"approval: {one.reason}" for one in result.interrupts]
-                answers = [{"interruptResponse": {"interruptId": one.id, "response": "y"}} for one in result.interrupts]
+                answers = [
+                    {"interruptResponse": {"interruptId": one.id, "response": "y"}}
+                    for one in result.interrupts
+                ]
                 result = self.play(agent, answers)
             final = str(result).rstrip("\n")
         except BaseException as raised:  # noqa: BLE001 - the suite compares it
             error = raised
         saved = b"".join(path.read_bytes() for path in sorted(folder.rglob("*.json")))
         return Run(
-            scenario.model, final, error, saved or json.dumps(agent.messages, default=repr).encode(), tuple(events)
+            scenario.model,
+            final,
+            error,
+            saved or json.dumps(agent.messages, default=repr).encode(),
+            tuple(events),
         )
 
     def play(self, agent: Agent, prompt: Any) -> Any:
@@ -144,10 +181,14 @@ class StrandsDriver(Driver):
         result = swarm("Begin.", invocation_state={STATE_KEY: scenario.conversation})
         events = [f"hand_off: {node.node_id}" for node in result.node_history[1:]]
         return Run(
-            scenario.model, str(result.results[result.node_history[-1].node_id].result).strip(), events=tuple(events)
+            scenario.model,
+            str(result.results[result.node_history[-1].node_id].result).strip(),
+            events=tuple(events),
         )
 
-    def _agent(self, one: Colleague, scenario: Scenario, agents: Sequence[Any] = (), **options: Any) -> Agent:
+    def _agent(
+        self, one: Colleague, scenario: Scenario, agents: Sequence[Any] = (), **options: Any
+    ) -> Agent:
         plugins: list[Any] = []
         if scenario.store is not None:
             plugins.append(Coatcheck(scenario.store, policy=scenario.policy))
