@@ -1,2 +1,2 @@
-"""Benchmarks: our times next to the floor, in one run on the same disk. docs/benchmarks.md explains
+"""Benchmarks: our times next to the floor, in one run on the same disk. README.md explains
 the rows."""

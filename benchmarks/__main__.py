@@ -33,7 +33,6 @@ from benchmarks import (
     scale,
     store,
     transcripts,
-    walks,
 )
 from benchmarks.bench import Bench
 from benchmarks.peers import compare
@@ -68,11 +67,11 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "peers": compare.peers,
     "crowd": offload.crowd,
     "demo": offload.demo,
-    "walks": walks.walks,
     "eyes": eyes.eyes,
     "questions": questions.questions,
     "effect": effect.effect,
 }
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 WITH = {"eyes": ["questions"]}
 """Cases that run after another one when it is asked for: both are about what the model sees."""
 NOT_QUICK = ("peers",)
@@ -112,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("  ".join(f"{what}: {fact}" for what, fact in now.machine.items()), flush=True)
     chosen = [part for one in asked.names for part in (one, *WITH.get(one, []))]
     chosen = chosen or [name for name in CASES if not (asked.quick and name in NOT_QUICK)]
-    plots = results.DOCS if asked.save and asked.plot is None else asked.plot
+    plots = DOCS if asked.save and asked.plot is None else asked.plot
     for name in chosen:
         folder = Path(tempfile.mkdtemp(prefix="benchmarks-", dir=build)).absolute()
         try:

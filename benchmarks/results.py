@@ -1,9 +1,9 @@
-"""The results of a run: kept as JSON, compared with those of the last full run, and shown in the
-documentation.
+"""The results of a run: kept as JSON, compared with those of the last full run, and shown in
+README.md.
 
-`python -m benchmarks --save` writes them to `benchmarks/results.json`, draws a plot of each table
-into `docs/bench/`, and puts tables and plots into `docs/benchmarks.md`. Every other run names what
-has changed since then.
+`python -m benchmarks --save` writes them to `results.json`, draws a plot of each table into
+`plots/`, and puts tables and plots into README.md. Every other run names what has changed since
+then.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any, Final
 from benchmarks.report import Row, cells_of
 from coatcheck.audit import ratio_plot
 
-FILE: Final = Path(__file__).with_name("results.json")
-DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
+FOLDER: Final = Path(__file__).parent
 CHANGE: Final = 0.2
 """The part of a figure by which it must change to be named."""
 
-_PLOTS: Final = "bench"
+_FILE: Final = "results.json"
+_PAGE: Final = "README.md"
+_PLOTS: Final = "plots"
 _BEGIN, _END = (
     "<!-- results: written by `python -m benchmarks --save` -->",
     "<!-- end of the results -->",
@@ -77,7 +78,7 @@ class Results:
 
 def last() -> Results | None:
     """The results of the last full run; None if there was none."""
-    return Results.of(FILE.read_text("utf-8")) if FILE.exists() else None
+    return _results_in(FOLDER)
 
 
 def changes(before: Results, now: Results) -> tuple[list[str], list[str]]:
@@ -114,29 +115,40 @@ def compared(before: Results | None, now: Results) -> str:
     return "\n".join(lines)
 
 
-def save(now: Results, file: Path = FILE, docs: Path = DOCS) -> None:
+def save(now: Results, folder: Path = FOLDER) -> None:
     """Keep the tables of this run, and those that an earlier run has measured on the same machine.
     Show all of them."""
-    before = Results.of(file.read_text("utf-8")) if file.exists() else now
+    before = _results_in(folder) or now
     earlier = before.tables if before.has_same_machine(now) else {}
     whole = Results(now.machine, {**earlier, **now.tables})
-    file.write_text(whole.to_json(), "utf-8")
-    folder = docs / _PLOTS
-    folder.mkdir(exist_ok=True)
-    drawn = {
-        name: plot
-        for name, table in whole.tables.items()
-        if (plot := plot_of(name, table)) is not None
-    }
-    for name, plot in drawn.items():
-        (folder / f"{name}.svg").write_text(plot, "utf-8")
-    for stale in {path.stem for path in folder.glob("*.svg")} - drawn.keys():
-        (folder / f"{stale}.svg").unlink()
-    page = docs / "benchmarks.md"
+    (folder / _FILE).write_text(whole.to_json(), "utf-8")
+    drawn = _draw(whole, folder / _PLOTS)
+    page = folder / _PAGE
     head, _, rest = page.read_text("utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]
-    shown = "\n".join(_markdown(whole, frozenset(drawn)))
+    shown = "\n".join(_markdown(whole, drawn))
     page.write_text(f"{head}{_BEGIN}\n\n{shown}\n\n{_END}{after}", "utf-8")
+
+
+def _results_in(folder: Path) -> Results | None:
+    file = folder / _FILE
+    return Results.of(file.read_text("utf-8")) if file.exists() else None
+
+
+def _draw(results: Results, folder: Path) -> set[str]:
+    """Write a plot of each table that has one, remove all others, and return the names of the
+    plots."""
+    folder.mkdir(exist_ok=True)
+    drawn = set()
+    for name, table in results.tables.items():
+        plot = plot_of(name, table)
+        if plot is not None:
+            (folder / f"{name}.svg").write_text(plot, "utf-8")
+            drawn.add(name)
+    for path in folder.glob("*.svg"):
+        if path.stem not in drawn:
+            path.unlink()
+    return drawn
 
 
 def plot_of(name: str, table: Table) -> str | None:
@@ -159,7 +171,7 @@ def plot_of(name: str, table: Table) -> str | None:
     return ratio_plot(name, [(case, ratio) for case, ratio, _ in ratios], one=one, over=over)
 
 
-def _markdown(results: Results, drawn: frozenset[str]) -> Iterator[str]:
+def _markdown(results: Results, drawn: set[str]) -> Iterator[str]:
     rows = [row for table in results.tables.values() for row in table.rows if row.limit is not None]
     taken = sum(table.seconds for table in results.tables.values())
     facts = ", ".join(f"{what} {fact}" for what, fact in results.machine.items())

@@ -156,35 +156,35 @@ def test_a_time_without_a_floor_is_not_compared_across_machines() -> None:
 def test_results_are_kept_as_json_and_shown_as_a_table_and_a_plot_beside_earlier_ones(
     tmp_path: Path,
 ) -> None:
-    page, file = tmp_path / "benchmarks.md", tmp_path / "results.json"
-    page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
+    page, file = tmp_path / "README.md", tmp_path / "results.json"
+    page.write_text((ROOT / "benchmarks" / "README.md").read_text())
     parts = len(page.read_text().split("<!-- "))
     first = results(
         Row("put 1 KB", 0.001, 0.003, 2.0, times=(Times(1.0, 2.0, 1.5), Times(3.0, 4.0, 3.5)))
     )
-    save(first, file, tmp_path)
+    save(first, tmp_path)
     more = Results(
-        first.machine, {"walks": Table((Row("a page", None, 30, 40, "count"),), 2.0, 1.0)}
+        first.machine, {"pages": Table((Row("a page", None, 30, 40, "count"),), 2.0, 1.0)}
     )
-    save(more, file, tmp_path)
+    save(more, tmp_path)
     kept = Results.of(file.read_text())
     assert kept.tables == first.tables | more.tables
     assert "| put 1 KB | 1.00 ms | 3.00 ms | 3.00× | ≤ 2.00× | NO |" in page.read_text()
     assert "1 of 2 rows within their limit" in page.read_text()
     assert len(page.read_text().split("<!-- ")) == parts
-    drawn = {path.stem: path.read_text() for path in (tmp_path / "bench").iterdir()}
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "plots").iterdir()}
     assert "1 = the floor" in drawn["put"]
-    assert "1 = the limit" in drawn["walks"]
+    assert "1 = the limit" in drawn["pages"]
     assert '<svg xmlns="http://www.w3.org/2000/svg"' in drawn["put"]
 
 
 def test_results_of_another_machine_are_not_kept_beside_new_ones(tmp_path: Path) -> None:
-    (tmp_path / "benchmarks.md").write_text("")
-    save(results(Row("a", 1.0, 1.0, None), cpu="other"), tmp_path / "results.json", tmp_path)
+    (tmp_path / "README.md").write_text("")
+    save(results(Row("a", 1.0, 1.0, None), cpu="other"), tmp_path)
     new = Results({"cpu": "one"}, {"get": Table((Row("b", 1.0, 1.0, None),), 1.0, 1.0)})
-    save(new, tmp_path / "results.json", tmp_path)
+    save(new, tmp_path)
     assert Results.of((tmp_path / "results.json").read_text()) == new
-    assert [path.stem for path in (tmp_path / "bench").iterdir()] == ["get"]
+    assert [path.stem for path in (tmp_path / "plots").iterdir()] == ["get"]
 
 
 @pytest.mark.parametrize(

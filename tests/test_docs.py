@@ -21,7 +21,7 @@ from coatcheck.cli import BROKEN_PIPE, INTERRUPTED, main
 from examples import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")])
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -174,7 +174,12 @@ def test_every_page_is_in_the_index_and_in_the_navigation_of_the_site() -> None:
     navigation = re.findall(
         r"- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1], re.MULTILINE
     )
-    assert pages | {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} == set(navigation)
+    assert pages | {
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "benchmarks/README.md",
+    } == set(navigation)
     assert len(navigation) == len(set(navigation))
 
 
