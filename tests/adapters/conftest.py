@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("tests.adapters.suite")
+
 FRAMEWORKS = sorted(path.stem for path in (Path(__file__).parent / "constraints").glob("*.in"))
 
 

@@ -24,7 +24,7 @@ from coatcheck.adapters import (
     within,
 )
 from coatcheck.errors import InvalidArgument, MissingExtra
-from coatcheck.testing.adapter_suite import LOG, ROWS
+from tests.adapters.suite import LOG, ROWS
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000c8000000960802000000") + bytes(3_000)
 

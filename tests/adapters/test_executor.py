@@ -15,9 +15,9 @@ import coatcheck
 from coatcheck import Policy, Session, ToolCall, ToolExecutor, toolkit
 from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
+    AdapterSuite,
     Driver,
     Run,
     Scenario,

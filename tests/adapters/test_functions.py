@@ -23,17 +23,17 @@ from coatcheck.adapters import current_session, widened, widened_schema
 from coatcheck.adapters.functions import slim
 from coatcheck.errors import StoreClosed
 from coatcheck.externalize.blocks import ContentPart
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import (
+from coatcheck.values import as_text
+from examples import functions_agent
+from tests.adapters.suite import (
     Ability,
+    AdapterSuite,
     Driver,
     Run,
     Scenario,
     ScriptedModel,
     SeenResult,
 )
-from coatcheck.values import as_text
-from examples import functions_agent
 
 Function = Callable[..., Any]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from coatcheck.storage.folder import INDEX, LOG
-from coatcheck.testing.faulty import Crash, Cut
 from tests.faults.below_sqlite import wrapped_vfs
+from tests.faults.faulty import Crash, Cut
 from tests.faults.volume import RecordedDisk, RecordedSqlite, Steps, Volume
 
 _T = TypeVar("_T")

@@ -32,8 +32,8 @@ from coatcheck.storage import postgres, retry, s3
 from coatcheck.storage.postgres import Connections, DatabaseLeases, Db, migrate
 from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
 from coatcheck.storage.s3 import S3Blobs
-from coatcheck.testing.faulty import Crash
 from tests import servers
+from tests.faults.faulty import Crash
 from tests.faults.simulation import INLINE, START, Plan, Process, World, main
 
 COMMAND = "tests.faults.simulated_fleet"

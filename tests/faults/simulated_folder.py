@@ -28,9 +28,9 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.storage import reserve
 from coatcheck.storage.folder import INDEX, LOG, FolderCatalog
-from coatcheck.testing.faulty import Crash, Cut, open_on
 from tests.faults.below_sqlite import wrapped_vfs
 from tests.faults.conftest import folder_in_memory
+from tests.faults.faulty import Crash, Cut, open_on
 from tests.faults.linearizable import NEW, State
 from tests.faults.simulation import (
     CUTS,

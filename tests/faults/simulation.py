@@ -32,7 +32,7 @@ from unittest.mock import patch
 import coatcheck
 from coatcheck import Store
 from coatcheck.errors import CoatcheckError, Damaged
-from coatcheck.testing.faulty import Crash, Cut
+from tests.faults.faulty import Crash, Cut
 from tests.faults.linearizable import NEW, Call, CallKind, State, cut, outcomes
 from tests.faults.volume import Steps
 

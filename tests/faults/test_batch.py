@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from coatcheck.testing.faulty import open_on
+from tests.faults.faulty import open_on
 from tests.faults.machine import FaultyDisk
 from tests.faults.world import problems
 

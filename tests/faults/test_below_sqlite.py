@@ -23,10 +23,10 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.storage import reserve
 from coatcheck.storage.folder import FolderCatalog
-from coatcheck.testing.faulty import Cut, open_on
 from tests.conftest import LONG_FAULTS
 from tests.counting import Counts
 from tests.faults.below_sqlite import wrapped_vfs
+from tests.faults.faulty import Cut, open_on
 from tests.faults.volume import Event, RecordedDisk, RecordedSqlite, Steps, Volume
 from tests.faults.world import problems
 

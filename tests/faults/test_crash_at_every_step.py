@@ -24,9 +24,9 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
 from coatcheck.storage import sqlite
-from coatcheck.testing.faulty import Crash, Cut, open_on
 from tests.counting import Counts
 from tests.faults.conftest import folder_in_memory
+from tests.faults.faulty import Crash, Cut, open_on
 from tests.faults.machine import At, FaultyDisk
 from tests.faults.world import State, assert_clean, files_under, problems, state_of
 

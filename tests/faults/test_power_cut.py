@@ -15,8 +15,8 @@ import pytest
 
 import coatcheck
 from coatcheck.errors import StoreError
-from coatcheck.testing.faulty import Crash, Cut, open_on
 from tests.conftest import LONG_FAULTS
+from tests.faults.faulty import Crash, Cut, open_on
 from tests.faults.machine import At, FaultyDisk
 from tests.faults.world import assert_clean, problems, refs_of, state_of
 

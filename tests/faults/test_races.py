@@ -17,7 +17,7 @@ from coatcheck.collect import collect
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
-from coatcheck.testing.faulty import failing_blobs, failing_catalog, open_on
+from tests.faults.faulty import failing_blobs, failing_catalog, open_on
 from tests.faults.world import ROOT, assert_clean, problems, state_of
 
 pytestmark = pytest.mark.faults

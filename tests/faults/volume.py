@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coatcheck.storage.disk import Disk
-from coatcheck.testing.faulty import Cut
 from tests.faults.below_sqlite import OK
+from tests.faults.faulty import Cut
 
 ROOT = 0
 _SECTOR = 512

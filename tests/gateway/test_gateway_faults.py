@@ -24,7 +24,7 @@ from coatcheck.errors import StoreUnavailable
 from coatcheck.storage.disk import Disk
 from coatcheck.storage.folder import open_folder_store
 from coatcheck.storage.passages import Passages
-from coatcheck.testing.faulty import Crash, failing_catalog
+from tests.faults.faulty import Crash, failing_catalog
 from tests.gateway.provider import Provider, Say, Seen, Think, Turn, Use, turn
 from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, serving
 from tests.gateway.test_loop_messages import SEARCH, get

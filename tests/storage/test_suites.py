@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from coatcheck.storage import BlobStore, Catalog
-from coatcheck.testing import AdapterSuite, BlobStoreSuite, CatalogSuite
+from coatcheck.testing import BlobStoreSuite, CatalogSuite
+from tests.adapters.suite import AdapterSuite
 
 SUITES = [AdapterSuite, BlobStoreSuite, CatalogSuite]
 A_TEST: dict[type, str] = {

@@ -1,5 +1,5 @@
-"""Conformance suites for backends and adapters: subclass one, define how to create yours, and
-pytest checks every guarantee of the protocol.
+"""Conformance suites for backends: subclass one, define how to create yours, and pytest checks
+every guarantee of the protocol.
 
     class TestMyBlobs(BlobStoreSuite):
         def make_blobs(self, tmp_path):
@@ -11,12 +11,9 @@ TypeError. Only this part of the package needs pytest.
 
 import pytest
 
-pytest.register_assert_rewrite(
-    *(f"coatcheck.testing.{suite}_suite" for suite in ("adapter", "blob", "catalog"))
-)
+pytest.register_assert_rewrite("coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite")
 
-from coatcheck.testing.adapter_suite import AdapterSuite  # noqa: E402 - the asserts of this import are rewritten
-from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - likewise
+from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - its asserts are rewritten
 from coatcheck.testing.catalog_suite import CatalogSuite  # noqa: E402 - likewise
 
-__all__ = ["AdapterSuite", "BlobStoreSuite", "CatalogSuite"]
+__all__ = ["BlobStoreSuite", "CatalogSuite"]

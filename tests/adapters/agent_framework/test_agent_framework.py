@@ -28,8 +28,8 @@ from agent_framework.security import LabelTrackingFunctionMiddleware
 import coatcheck
 from coatcheck import Store
 from coatcheck.adapters.agent_framework import Coatcheck
-from coatcheck.testing.adapter_suite import LOG, fetch_log, pointer_in
 from tests.adapters.pages import figures_of, run_example, run_page
+from tests.adapters.suite import LOG, fetch_log, pointer_in
 
 
 class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):

@@ -24,9 +24,9 @@ from agent_framework import (
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.agent_framework import Coatcheck, _part
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
+    AdapterSuite,
     Colleague,
     Driver,
     Run,

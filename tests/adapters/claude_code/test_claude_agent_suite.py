@@ -26,11 +26,10 @@ from pydantic import TypeAdapter, validate_call
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.claude_agent import forget, slim
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Ask, Driver, Run, Scenario, SeenResult
 from coatcheck.values import as_text
 from examples.standins import Call, Heard, Reply, StandIn, Step
 from tests.adapters.claude_code.claude import MODEL, environment
+from tests.adapters.suite import Ability, AdapterSuite, Ask, Driver, Run, Scenario, SeenResult
 
 THEIRS: Final = "mcp__tools__"
 OURS: Final = "mcp__coatcheck__"

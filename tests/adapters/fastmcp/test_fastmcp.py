@@ -23,8 +23,8 @@ from mcp_types import CallToolResult, TextContent
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters.fastmcp import Coatcheck
-from coatcheck.testing.adapter_suite import LOG, ROWS, fetch_log, fetch_rows, pointer_in
 from tests.adapters.pages import figures_of, run_example, run_page
+from tests.adapters.suite import LOG, ROWS, fetch_log, fetch_rows, pointer_in
 
 Play = Callable[..., Awaitable[Client]]
 

@@ -18,8 +18,7 @@ from fastmcp.utilities.types import File, Image
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.fastmcp import Coatcheck
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Ability, Driver, Run, Scenario, SeenResult
+from tests.adapters.suite import Ability, AdapterSuite, Driver, Run, Scenario, SeenResult
 
 _OF_CLIENTS = "only clients have messages and agents"
 

@@ -27,8 +27,8 @@ from pydantic import BaseModel, Field
 import coatcheck
 from coatcheck import Store
 from coatcheck.adapters.google_adk import Coatcheck, CoatcheckArtifacts
-from coatcheck.testing.adapter_suite import LOG, fetch_log
 from tests.adapters.pages import figures_of, run_example, run_page
+from tests.adapters.suite import LOG, fetch_log
 
 FILE: dict[str, Any] = {
     "app_name": "app",

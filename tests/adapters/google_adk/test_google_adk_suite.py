@@ -24,9 +24,9 @@ from google.genai import types
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.google_adk import Coatcheck
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
+    AdapterSuite,
     Ask,
     Colleague,
     Driver,

@@ -31,7 +31,7 @@ from langgraph.types import Command
 from coatcheck import Store
 from coatcheck.adapters.langchain import Coatcheck
 from coatcheck.externalize.blocks import ContentPart
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ask,
     Colleague,
     Driver,

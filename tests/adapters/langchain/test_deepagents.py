@@ -17,8 +17,8 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.adapters.deepagents import Coatcheck
 from coatcheck.adapters.langchain import Coatcheck as Middleware
-from coatcheck.testing.adapter_suite import ScriptedModel
 from tests.adapters.langchain.driver import ScriptedChat, saved_bytes
+from tests.adapters.suite import ScriptedModel
 
 LOG = "\n".join(
     f"line {n}: worker {n % 7} answered request {n * 7919} in {n % 97} ms" for n in range(5_000)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Driver
 from tests.adapters.langchain.driver import (
     AsyncLangChainDriver,
     LangChainDriver,
     StreamingLangChainDriver,
 )
+from tests.adapters.suite import AdapterSuite, Driver
 
 
 class TestLangChain(AdapterSuite):

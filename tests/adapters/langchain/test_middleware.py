@@ -23,8 +23,8 @@ from langgraph.types import Command
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters.langchain import Coatcheck
-from coatcheck.testing.adapter_suite import LOG, ROWS, ScriptedModel, fetch_log, pointer_in
 from tests.adapters.langchain.driver import ScriptedChat
+from tests.adapters.suite import LOG, ROWS, ScriptedModel, fetch_log, pointer_in
 
 CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 PICTURE = base64.b64encode(

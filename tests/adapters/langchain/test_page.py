@@ -14,9 +14,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 import coatcheck
 from coatcheck.adapters.langchain import Coatcheck
-from coatcheck.testing.adapter_suite import ScriptedModel, fetch_log
 from examples import langchain_agent
 from tests.adapters.langchain.driver import ScriptedChat
+from tests.adapters.suite import ScriptedModel, fetch_log
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "langchain.md").read_text()

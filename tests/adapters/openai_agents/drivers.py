@@ -25,7 +25,7 @@ from agents.testing import ModelCall, ModelStep, ScriptedModel, assistant_messag
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.openai_agents import forget, slim
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
     Ask,
     Colleague,
@@ -34,7 +34,7 @@ from coatcheck.testing.adapter_suite import (
     Scenario,
     SeenResult,
 )
-from coatcheck.testing.adapter_suite import ScriptedModel as Script
+from tests.adapters.suite import ScriptedModel as Script
 
 MAX_TURNS = 30
 

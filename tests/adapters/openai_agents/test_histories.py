@@ -14,7 +14,8 @@ from agents import Agent, FunctionTool, RunConfig, Runner, RunState, SQLiteSessi
 import coatcheck
 from coatcheck import Store
 from coatcheck.adapters.openai_agents import slim
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.openai_agents.drivers import failure_text, model_of
+from tests.adapters.suite import (
     LOG,
     ROWS,
     SeenResult,
@@ -25,8 +26,7 @@ from coatcheck.testing.adapter_suite import (
     greet,
     pointer_in,
 )
-from coatcheck.testing.adapter_suite import ScriptedModel as Script
-from tests.adapters.openai_agents.drivers import failure_text, model_of
+from tests.adapters.suite import ScriptedModel as Script
 
 QUIET = RunConfig(tracing_disabled=True)
 

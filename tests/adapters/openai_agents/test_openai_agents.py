@@ -36,7 +36,11 @@ import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters import within
 from coatcheck.adapters.openai_agents import _Watching, slim
-from coatcheck.testing.adapter_suite import (
+from examples.openai_agents_agent import WITH, count_lines, read_log
+from examples.standins import StandIn
+from tests.adapters.openai_agents.drivers import model_of
+from tests.adapters.pages import run_example, run_page
+from tests.adapters.suite import (
     LOG,
     ROWS,
     NestedOrder,
@@ -45,11 +49,7 @@ from coatcheck.testing.adapter_suite import (
     fetch_rows,
     pointer_in,
 )
-from coatcheck.testing.adapter_suite import ScriptedModel as Script
-from examples.openai_agents_agent import WITH, count_lines, read_log
-from examples.standins import StandIn
-from tests.adapters.openai_agents.drivers import model_of
-from tests.adapters.pages import run_example, run_page
+from tests.adapters.suite import ScriptedModel as Script
 from tests.environments import ROOT
 
 SERVER = Path(__file__).parents[1] / "log_server.py"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import Driver
 from tests.adapters.openai_agents.drivers import AgentsDriver, AsyncDriver, StreamingDriver
+from tests.adapters.suite import AdapterSuite, Driver
 
 
 class TestSync(AdapterSuite):

@@ -17,9 +17,9 @@ from agents.testing import ModelCall, ModelStep, ScriptedModel, assistant_messag
 import coatcheck
 from coatcheck import Store
 from coatcheck.adapters.openai_agents import slim
-from coatcheck.testing.adapter_suite import ScriptedModel as Script
-from coatcheck.testing.adapter_suite import pointer_in
 from tests.adapters.openai_agents.drivers import model_of, text_of
+from tests.adapters.suite import ScriptedModel as Script
+from tests.adapters.suite import pointer_in
 
 QUIET = RunConfig(tracing_disabled=True)
 USERS = [f"user {number}" for number in range(8)]

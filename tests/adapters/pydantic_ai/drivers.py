@@ -33,7 +33,7 @@ from pydantic_ai_harness.tool_output_limits import LocalFileStore, ToolOutputLim
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.pydantic_ai import Coatcheck
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
     Colleague,
     Driver,

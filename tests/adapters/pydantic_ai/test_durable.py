@@ -15,8 +15,8 @@ from pydantic_ai.durable_exec.dbos import DBOSDurability
 
 import coatcheck
 from coatcheck.adapters.pydantic_ai import Coatcheck
-from coatcheck.testing.adapter_suite import LOG, ScriptedModel, fetch_log, pointer_in
 from tests.adapters.pydantic_ai.drivers import model_of
+from tests.adapters.suite import LOG, ScriptedModel, fetch_log, pointer_in
 
 
 @pytest.fixture

@@ -27,7 +27,11 @@ from pydantic_ai_harness.tool_output_limits import LocalFileStore, ToolOutputLim
 import coatcheck
 from coatcheck import Policy, Store
 from coatcheck.adapters.pydantic_ai import Coatcheck
-from coatcheck.testing.adapter_suite import (
+from examples.pydantic_ai_agent import WITH, count_lines, read_log
+from examples.standins import StandIn
+from tests.adapters.pages import run_example, run_page
+from tests.adapters.pydantic_ai.drivers import model_of
+from tests.adapters.suite import (
     LOG,
     ROWS,
     CustomerRow,
@@ -37,10 +41,6 @@ from coatcheck.testing.adapter_suite import (
     greet,
     pointer_in,
 )
-from examples.pydantic_ai_agent import WITH, count_lines, read_log
-from examples.standins import StandIn
-from tests.adapters.pages import run_example, run_page
-from tests.adapters.pydantic_ai.drivers import model_of
 from tests.environments import ROOT
 
 SERVER = Path(__file__).parents[1] / "log_server.py"
@@ -285,7 +285,7 @@ def test_only_some_of_our_tools_can_be_offered(store: Store) -> None:
 
 
 def test_our_tool_answers_with_the_picture_itself(store: Store) -> None:
-    from coatcheck.testing.adapter_suite import _picture
+    from tests.adapters.suite import _picture
 
     session = store.session("given")
     ref = session.put(_picture(), media_type="image/png")

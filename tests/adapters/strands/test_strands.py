@@ -20,8 +20,8 @@ import coatcheck
 from coatcheck import Store
 from coatcheck.adapters import current_session
 from coatcheck.adapters.strands import STATE_KEY, Coatcheck, CoatcheckStorage
-from coatcheck.testing.adapter_suite import LOG
 from tests.adapters.pages import figures_of, run_example, run_page
+from tests.adapters.suite import LOG
 
 
 class Scripted(Model):

@@ -24,9 +24,9 @@ from strands.vended_plugins.context_offloader import ContextOffloader
 from coatcheck import Store
 from coatcheck.adapters import ContentPart
 from coatcheck.adapters.strands import STATE_KEY, Coatcheck
-from coatcheck.testing import AdapterSuite
-from coatcheck.testing.adapter_suite import (
+from tests.adapters.suite import (
     Ability,
+    AdapterSuite,
     Ask,
     Colleague,
     Driver,
