@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer and make; everything else goes into .venv, at the versions in constraints.txt.
+# Needs Python 3.11 or newer and make; everything else goes into .venv, at the versions in constraints/.
 PYTHON ?= python3
 ARGS ?=
 
@@ -60,13 +60,10 @@ fuzz: $(FUZZ)  ## Fuzz every reader of untrusted bytes for an hour (ARGS="journa
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 lock: $(VENV)  ## Write the constraints files (ARGS=--upgrade for newer versions)
-	$(COMPILE) --group dev pyproject.toml -o constraints.txt $(ARGS)
-	$(COMPILE) --group demo pyproject.toml -c constraints.txt -o constraints-demo.txt $(ARGS)
-	$(COMPILE) --group fuzz --no-deps -o constraints-fuzz.txt $(ARGS)
-	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints-peers.txt $(ARGS)
-	for wanted in tests/adapters/constraints/*.in; do \
-		$(COMPILE) pyproject.toml $$wanted --override tests/adapters/constraints/overrides.txt -o $${wanted%.in}.txt $(ARGS) || exit 1; \
-	done
+	$(COMPILE) --group dev pyproject.toml -o constraints/main.txt $(ARGS)
+	$(COMPILE) --group demo pyproject.toml -c constraints/main.txt -o constraints/demo.txt $(ARGS)
+	$(COMPILE) --group fuzz --no-deps -o constraints/fuzz.txt $(ARGS)
+	$(COMPILE) benchmarks/peers/wanted.txt --override benchmarks/peers/overrides.txt -o constraints/peers.txt $(ARGS)
 
 clean:  ## Remove .venv, builds and caches
 	rm -rf .venv .venv-adapters .venv-peers .fuzz build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -79,27 +76,27 @@ $(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
 # What the demo uses, about 170 MB.
-$(DEMO): constraints-demo.txt pyproject.toml
+$(DEMO): constraints/demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Making .venv with the $$(grep -c == constraints-demo.txt) packages that the demo uses (about 170 MB, once) …"
+	@echo "Making .venv with the $$(grep -c == constraints/demo.txt) packages that the demo uses (about 170 MB, once) …"
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --require-hashes -r constraints-demo.txt
+	$(BIN)/python -m pip install --quiet --require-hashes -r constraints/demo.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 # What the tests, the benchmarks and the linters use on top of that. uv installs it in a tenth of the time, but does not read
 # the settings of pip, which may name another index: then pip does it.
-$(VENV): $(DEMO) constraints.txt
+$(VENV): $(DEMO) constraints/main.txt
 	@echo "Adding the packages for tests, benchmarks and linting to .venv (about 1 GB, once) …"
-	@sed -n '/^uv==/,/[^\\]$$/p' constraints.txt > .venv/uv.txt
+	@sed -n '/^uv==/,/[^\\]$$/p' constraints/main.txt > .venv/uv.txt
 	-$(BIN)/python -m pip install --quiet --require-hashes -r .venv/uv.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r constraints.txt 2>/dev/null || \
-		$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r constraints/main.txt 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --require-hashes -r constraints/main.txt
 	@touch $@
 
 # The fuzzer. Where it cannot be installed, its tests skip, but never in CI.
-$(FUZZ): $(VENV) constraints-fuzz.txt
-	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints-fuzz.txt || \
+$(FUZZ): $(VENV) constraints/fuzz.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints/fuzz.txt || \
 		{ echo "atheris cannot be installed" >&2; test -z "$$CI"; }
 	@touch $@

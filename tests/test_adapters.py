@@ -4,7 +4,6 @@ all frameworks."""
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import environments
-from tests.adapters.__main__ import HERE, command
-from tests.adapters.conftest import FRAMEWORKS
+from tests.adapters.__main__ import command
 
 ALWAYS = ("langchain", "openai_agents", "pydantic_ai")
 # Starts another process with the framework, but a synchronous run covers the same. `make adapters`
@@ -34,16 +32,6 @@ def test_the_tests_of_an_adapter_pass_in_the_environment_of_its_framework(name: 
     done = subprocess.run(run, cwd=environments.ROOT, env=env, capture_output=True, text=True)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, f"{done.stdout[-8_000:]}\n{done.stderr[-2_000:]}"
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_lock_file_of_a_framework_has_hashes_and_no_url(name: str) -> None:
-    lock = (HERE / "constraints" / f"{name}.txt").read_text()
-    assert "://" not in lock
-    assert lock.count("--hash=sha256:") > lock.count("==") > 0
-    wanted = (HERE / "constraints" / f"{name}.in").read_text()
-    for package in re.findall(r"^([\w.-]+)", wanted, re.MULTILINE):
-        assert re.search(rf"^{re.escape(package)}==", lock, re.MULTILINE)
 
 
 def test_an_environment_that_cannot_be_created_is_missing(

@@ -114,7 +114,7 @@ def test_the_wheel_works_without_extras_in_an_empty_environment(
         # Constraints with hashes would ask for the hash of the wheel too, which is not known before
         # it is built.
         constraints = tmp_path / "constraints.txt"
-        text = (ROOT / "constraints.txt").read_text()
+        text = (ROOT / "constraints" / "main.txt").read_text()
         constraints.write_text(re.sub(r" \\\n(?: +--hash=\S+(?: \\)?\n)+", "\n", text))
         run(tmp_path, *pip, "install", "-q", "--no-compile", "-c", str(constraints), str(wheel))
     else:

@@ -1,4 +1,4 @@
-"""`.venv-peers`: where the peers are installed, at the versions in constraints-peers.txt, the first
+"""`.venv-peers`: where the peers are installed, at the versions in constraints/peers.txt, the first
 time that they are measured. Nothing depends on them. One is from npm: a single package, checked by
 its digest.
 """
@@ -18,7 +18,7 @@ from tests.mcp.node_servers import node
 
 __all__ = ["ROOT", "Missing", "context_mode", "python"]
 
-LOCK: Final = ROOT / "constraints-peers.txt"
+LOCK: Final = ROOT / "constraints" / "peers.txt"
 FOLDER: Final = ROOT / ".venv-peers"
 CONTEXT_MODE: Final = "context-mode@1.0.169"
 _CONTEXT_MODE_SHA512: Final = (
