@@ -14,8 +14,8 @@ from PIL import Image
 
 import coatcheck
 from coatcheck import Session, aio, toolkit
-from coatcheck.externalize.blocks import ContentPart
 from coatcheck.mcp.server import Sessions, make_server
+from coatcheck.parts import Part
 from coatcheck.reading import pdf, pictures
 from coatcheck.reading.sandbox import Pool
 
@@ -42,11 +42,11 @@ def encoded(kind: str, size: tuple[int, int], mode: str = "RGB", **options: Any)
     return out.getvalue()
 
 
-def shown(session: Session, data: bytes, **about: Any) -> list[ContentPart]:
+def shown(session: Session, data: bytes, **about: Any) -> list[Part]:
     return toolkit(session)[0].parts(pointer=session.put(data, **about).pointer)
 
 
-def size_of(part: ContentPart) -> tuple[int, int]:
+def size_of(part: Part) -> tuple[int, int]:
     size: tuple[int, int] = Image.open(io.BytesIO(part.data)).size
     return size
 
@@ -129,7 +129,7 @@ def test_a_request_for_a_part_shows_no_image(session: Session) -> None:
 
 
 def test_a_part_has_the_form_of_each_provider() -> None:
-    text, image = ContentPart("words"), ContentPart(media_type="image/png", data=b"png")
+    text, image = Part("words"), Part(media_type="image/png", data=b"png")
     data = base64.b64encode(b"png").decode()
     assert (
         text.as_openai()

@@ -33,14 +33,14 @@ from coatcheck.errors import (
     StoreError,
     TooLarge,
 )
-from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.decision import rates_of
 from coatcheck.externalize.pipeline import masked, put
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.savings import counts_of
-from coatcheck.externalize.stub import LENGTH, mark, media_type_of
+from coatcheck.externalize.stub import LENGTH, mark
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
+from coatcheck.parts import Part
 from coatcheck.previews.excerpts import line
 from coatcheck.reading import Page, Request, source_of, sql
 from coatcheck.reading import read as read_page
@@ -244,13 +244,13 @@ class Tool(Description):
             )
         return answer
 
-    def parts(self, /, **arguments: object) -> list[ContentPart]:
+    def parts(self, /, **arguments: object) -> list[Part]:
         """Run the tool like `run`, for models that see: the answer, and the image itself if the
         artifact is one."""
         text = self.run(**arguments)
         given = {name: value for name, value in arguments.items() if value not in (None, "")}
         picture = self._answers().picture(given) if given.keys() == {"pointer"} else None
-        return [ContentPart(text), picture] if picture is not None else [ContentPart(text)]
+        return [Part(text), picture] if picture is not None else [Part(text)]
 
     def _answers(self) -> _Answers:
         if self._session is None:
@@ -490,7 +490,7 @@ class _Answers:
             parts.append(f'more: pointer="{page.derived}"')
         return self._marked(f"[{'; '.join(parts)}]", page.text)
 
-    def picture(self, arguments: dict[str, Any]) -> ContentPart | None:
+    def picture(self, arguments: dict[str, Any]) -> Part | None:
         """Return the image that a model asked for, or None if it is not one that can be shown."""
         from coatcheck.reading.pictures import picture_of
 
@@ -502,7 +502,7 @@ class _Answers:
             return None
         if found is None:
             return None
-        part = ContentPart(media_type=found.media_type, data=found.data)
+        part = Part(media_type=found.media_type, data=found.data)
         self.read_back(content.ref, part.tokens)
         return part
 
@@ -684,7 +684,7 @@ class _Answers:
                 hint=f"use 1 to {_MAX_NAME} characters that do not begin with {SCHEME}",
             )
         claimed = arguments.get("content_type")
-        media_type = media_type_of(claimed) if claimed is not None else None
+        media_type = media.media_type_of(claimed) if claimed is not None else None
         if claimed is not None and (media_type is None or not media.is_text(media_type)):
             raise InvalidArgument(
                 f"{clip(claimed, 40)} is not a text content type",

@@ -407,12 +407,20 @@ def _table(head: str) -> str | None:
     return None
 
 
+def media_type_of(claimed: object) -> str | None:
+    """Return a declared media type in lower case and without parameters, or None if it is not
+    one."""
+    essence = claimed.partition(";")[0].strip().lower() if isinstance(claimed, str) else ""
+    return essence if _MEDIA_TYPE.fullmatch(essence) else None
+
+
 def _named(name: str | None) -> str | None:
     if not name or "." not in name:
         return None
     return _BY_SUFFIX.get(name.rpartition(".")[2].lower())
 
 
+_MEDIA_TYPE: Final = lazy_pattern(r"[a-z]{1,20}/[a-z0-9][a-z0-9.+-]{0,49}")
 _UTF8: Final = Encoding("UTF-8", 1, 0)
 PLAIN_TEXT: Final = Look(_UTF8, False, False)
 _MARKS: Final = {

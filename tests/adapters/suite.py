@@ -51,8 +51,8 @@ from pydantic import BaseModel
 
 import coatcheck
 from coatcheck import Limit, Policy, Session, Store, ToolCall, is_pointer, toolkit
-from coatcheck.externalize.blocks import ContentPart
 from coatcheck.models import ANY_PROVIDER
+from coatcheck.parts import Part
 from coatcheck.testing.blob_suite import Suite
 from coatcheck.tokens import estimate
 
@@ -217,7 +217,7 @@ class Driver(ABC):
         for a tool, or the function itself if the framework takes functions."""
         return function
 
-    def content(self, parts: Sequence[ContentPart]) -> Any:
+    def content(self, parts: Sequence[Part]) -> Any:
         """Return what a tool of this framework returns for a text, a picture or a file, or several
         of them."""
         raise NotImplementedError(
@@ -928,7 +928,7 @@ class AdapterSuite(Suite, suite=True):
 
         def look(name: str) -> Any:
             """Take a picture of the screen."""
-            return stage.driver.content([ContentPart(LOG), ContentPart("", "image/png", picture)])
+            return stage.driver.content([Part(LOG), Part("", "image/png", picture)])
 
         store = stage.store()
         run = stage.play([("look", {"name": "screen"})], tools=[look], store=store)
@@ -946,7 +946,7 @@ class AdapterSuite(Suite, suite=True):
 
         def look(name: str) -> Any:
             """Take a picture of the screen."""
-            return stage.driver.content([ContentPart("", "image/png", picture)])
+            return stage.driver.content([Part("", "image/png", picture)])
 
         without = stage.play([("look", {"name": "screen"})], tools=[look])
         run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
@@ -962,7 +962,7 @@ class AdapterSuite(Suite, suite=True):
 
         def look(name: str) -> Any:
             """Take a picture of the screen."""
-            return stage.driver.content([ContentPart("", "image/png", screenshot)])
+            return stage.driver.content([Part("", "image/png", screenshot)])
 
         without = stage.play([("look", {"name": "screen"})], tools=[look])
         run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
@@ -976,7 +976,7 @@ class AdapterSuite(Suite, suite=True):
 
         def look(name: str) -> Any:
             """Take a picture of the screen."""
-            return stage.driver.content([ContentPart("", "image/png", picture)])
+            return stage.driver.content([Part("", "image/png", picture)])
 
         run = stage.play([("look", {"name": "screen"})], tools=[look], store=stage.store())
         (seen,) = run.results[0].media
@@ -993,7 +993,7 @@ class AdapterSuite(Suite, suite=True):
 
         def download(name: str) -> Any:
             """Download a file."""
-            return stage.driver.content([ContentPart("", "application/pdf", data)])
+            return stage.driver.content([Part("", "application/pdf", data)])
 
         store = stage.store()
         run = stage.play([("download", {"name": "report"})], tools=[download], store=store)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import coatcheck
 from coatcheck import Policy, Session, ToolCall, ToolExecutor, toolkit
 from coatcheck.errors import StoreClosed
-from coatcheck.externalize.blocks import ContentPart
+from coatcheck.parts import Part
 from tests.adapters.suite import (
     Ability,
     AdapterSuite,
@@ -53,7 +53,7 @@ class ExecutorDriver(Driver):
             tools = [*scenario.tools, *scenario.shared, *agents]
             return _loop(session, scenario.model, tools, policy, scenario.prompt, is_on)
 
-    def content(self, parts: Sequence[ContentPart]) -> Any:
+    def content(self, parts: Sequence[Part]) -> Any:
         return (
             parts[0].data
             if parts[0].media_type == "application/pdf"

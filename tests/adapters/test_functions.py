@@ -22,7 +22,7 @@ from coatcheck import Policy, Session, Store, ToolCall
 from coatcheck.adapters import current_session, widened, widened_schema
 from coatcheck.adapters.functions import slim
 from coatcheck.errors import StoreClosed
-from coatcheck.externalize.blocks import ContentPart
+from coatcheck.parts import Part
 from coatcheck.values import as_text
 from examples import functions_agent
 from tests.adapters.suite import (
@@ -62,7 +62,7 @@ class FunctionsDriver(Driver):
             session = scenario.store.unchecked_session("closed", ttl=None)
         return self._run(scenario.model, tools, scenario, session, scenario.prompt)
 
-    def content(self, parts: Sequence[ContentPart]) -> Any:
+    def content(self, parts: Sequence[Part]) -> Any:
         return [one.as_anthropic() for one in parts]
 
     def delete(self, store: Store, conversation: str) -> None:

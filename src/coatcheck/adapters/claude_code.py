@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from coatcheck import Session
 from coatcheck.adapters import Adapter, Kit, Refusal
-from coatcheck.externalize.blocks import only_string, structured_text
 from coatcheck.externalize.savings import UNCOUNTED
+from coatcheck.externalize.wrapped import structured_text
 from coatcheck.ids import SCHEME
+from coatcheck.parts.mcp import only_string
 from coatcheck.regular import read_regular
 from coatcheck.store import private_id
 from coatcheck.truncation import Truncation, find_truncation

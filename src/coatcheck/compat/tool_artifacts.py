@@ -38,10 +38,10 @@ from coatcheck.errors import (
 )
 from coatcheck.executor import Description, Result, ToolOutcome, Turn
 from coatcheck.externalize import About, Limit, Policy, configured, put
-from coatcheck.externalize.blocks import as_block, is_block
 from coatcheck.externalize.pipeline import masked
 from coatcheck.externalize.stub import head_and_tail
 from coatcheck.ids import clip, digest_of
+from coatcheck.parts import as_block, is_known
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.values import as_text, encode_text
 
@@ -575,7 +575,7 @@ def outcome_to_model_content(outcome: Outcome) -> Any:
     if outcome.text is not None:
         return outcome.text
     output = outcome.output
-    if isinstance(output, list) and output and all(is_block(as_block(one)) for one in output):
+    if isinstance(output, list) and output and all(is_known(as_block(one)) for one in output):
         return output
     return as_text(output)
 

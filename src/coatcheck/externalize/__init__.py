@@ -1,12 +1,12 @@
 """A value and a policy make what a model gets: the value itself if it is small, else a stub."""
 
-from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.decision import Decision, Situation
 from coatcheck.externalize.pipeline import FAILURES, Outcome, externalize, offloaded, put
 from coatcheck.externalize.policy import Limit, Policy, configured
 from coatcheck.externalize.savings import ResultSource
 from coatcheck.intake import About
 from coatcheck.models import Prices
+from coatcheck.parts import Part as ContentPart
 
 __all__ = [
     "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices", "ResultSource", "Situation",

@@ -7,23 +7,20 @@ passed on if it is not.
 
 from __future__ import annotations
 
-from typing import Any
-
-from coatcheck.externalize.blocks import ContentPart, payload, with_image
+from coatcheck.parts import Part
 
 
-def fitted(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block with its image scaled to what the provider accepts; the same object if it is
+def fitted(part: Part) -> Part:
+    """Return a part with its image scaled to what the provider accepts; the same object if it is
     within the limit, if it cannot be scaled, and if it has no image."""
-    found = payload(block)
-    if found is None or not found.is_over_limit:
-        return block
-    data = found.value
+    if not part.is_over_limit:
+        return part
+    data = part.value
     if not isinstance(data, bytes):
-        return block
+        return part
     from coatcheck.reading.pictures import scaled  # here, so that importing coatcheck stays quick
 
-    picture = scaled(data, found.limit)
+    picture = scaled(data, part.limit)
     if picture is None:
-        return block
-    return with_image(block, ContentPart(media_type=picture.media_type, data=picture.data))
+        return part
+    return part.with_image(picture.media_type, picture.data)

@@ -27,15 +27,7 @@ from coatcheck import media
 from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
 from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
-from coatcheck.externalize import blocks
-from coatcheck.externalize.blocks import (
-    BlockPayload,
-    as_block,
-    as_object,
-    as_part,
-    as_result,
-    rebuilt,
-)
+from coatcheck.externalize import wrapped
 from coatcheck.externalize.decision import (
     Decision,
     Estimate,
@@ -54,7 +46,6 @@ from coatcheck.externalize.stub import (
     STUB,
     head_and_tail,
     is_stub,
-    media_type_of,
     nothing_shown,
     own_summary,
     reason,
@@ -64,6 +55,21 @@ from coatcheck.externalize.stub import (
 from coatcheck.ids import digest_of
 from coatcheck.intake import About, metadata_text
 from coatcheck.models import USUAL_PRICES, model
+from coatcheck.parts import (
+    Part,
+    as_block,
+    block_of,
+    extra_fields,
+    is_block,
+    leaves,
+    message_fields,
+    read,
+    rebuilt,
+    text_of,
+    write,
+)
+from coatcheck.parts.mcp import as_object, as_result, is_text_block, only_string, repeated
+from coatcheck.parts.objects import as_json
 from coatcheck.previews import Facts, Preview, Sample, facts
 from coatcheck.reading import sample_of
 from coatcheck.redaction import CONTEXT, mask, mask_bytes, mask_value
@@ -618,10 +624,10 @@ class _Result:
             done := self._of_mcp(value, result)
         ) is not None:
             pass
-        elif (block := as_block(value)) is not None and any(blocks.parts([block])):
+        elif as_block(value) is not None and any(leaves([read(value)])):
             done = self._of_list([value])
             done = done and replace(done, content=done.content[0])
-        elif _is_media(value):
+        elif read(value).kind == "foreign":
             done = Outcome(_block_text(value), value)
         else:
             done = self._of_container(value)
@@ -711,16 +717,16 @@ class _Result:
         except Exception as error:  # noqa: BLE001 - third-party backends raise anything; the agent continues
             return self._failed(error, prepared)
 
-    def _unwrapped(self, text: object) -> blocks.Unwrapped | None:
+    def _unwrapped(self, text: object) -> wrapped.Unwrapped | None:
         """Return the text inside content blocks or structured content that a host has written as
         text; None for any other value."""
         if not isinstance(text, str):
             return None
-        if blocks.begins_wrapped(text, 0, blocks.WRAPPER):
-            return blocks.unwrapped(text)
+        if wrapped.begins_wrapped(text, 0, wrapped.WRAPPER):
+            return wrapped.unwrapped(text)
         is_from_mcp = self._tool is not None and self._tool.startswith(_MCP)
-        inner = blocks.structured_text(text) if is_from_mcp else None
-        return None if inner is None else blocks.Unwrapped(inner)
+        inner = wrapped.structured_text(text) if is_from_mcp else None
+        return None if inner is None else wrapped.Unwrapped(inner)
 
     def _stub(self, ref: Ref, about: Facts, prepared: Prepared, lead: str = LEAD) -> Outcome:
         if self._policy.render is None:
@@ -787,7 +793,7 @@ class _Result:
         """Return the outcome of a stored artifact: the same as for its value. Raises what opening
         it raises."""
         prepared = Prepared(None, "")
-        media_type = media_type_of(ref.media_type) or media.BINARY
+        media_type = media.media_type_of(ref.media_type) or media.BINARY
         with self._session.content(ref) as content:
             may_fit = not self._always and media.is_text(media_type) and self._may_fit(content.size)
             if self._never or content.size <= _IN_MEMORY or may_fit:
@@ -821,16 +827,14 @@ class _Result:
         self._tag = None
         listed = self._of_list(inner) if inner else Outcome("", inner)
         if listed is None:
-            if not all(
-                (block := as_block(one)) is not None and blocks.is_block(block) for one in inner
-            ):
+            if not all(is_block(read(one)) for one in inner):
                 return None
             listed = self._as_one_block(inner)
         parts, changed = [listed], {**result, "content": listed.content}
         if structured is not None:
             self._tag_may_repeat = True  # MCP requires the text here too
-            wrapped = blocks.only_string(structured)
-            value_inside = structured if wrapped is None else wrapped
+            text_inside = only_string(structured)
+            value_inside = structured if text_inside is None else text_inside
             done = self.judged(value_inside)
             if done.content is not value_inside:
                 changed["structuredContent"] = as_object(done.text)
@@ -850,15 +854,15 @@ class _Result:
         """Return the outcome of a result whose structured content repeats its text: one artifact,
         and its stub in both places. None if they differ or stay inline."""
         known = [as_block(one) for one in result["content"]]
-        shared = blocks.repeated(known, result["structuredContent"])
+        shared = repeated(known, result["structuredContent"])
         done = self.judged(shared) if shared is not None else None
         if done is None or done.content is shared:
             return None
-        others = [one for one in known if not blocks.is_text_block(one)]
+        others = [one for one in known if not is_text_block(one)]
         rest = (
             (self._of_list(others) or self._as_one_block(others)) if others else Outcome("", others)
         )
-        first = next(one for one in known if blocks.is_text_block(one))
+        first = next(one for one in known if is_text_block(one))
         content = [{**(first or {}), "text": done.text}, *rest.content]
         changed = {**result, "content": content, "structuredContent": as_object(done.text)}
         text = "\n".join(one.text for one in (done, rest) if one.text)
@@ -875,44 +879,35 @@ class _Result:
 
     def _of_list(self, value: list[Any]) -> Outcome | None:
         """Return the outcome of a list of blocks, or None if it is plain data or too large."""
-        known = [block for one in value if (block := as_block(one)) is not None]
+        known = [block for block in map(as_block, value) if block is not None]
         if len(value) <= _MAX_PARTS:
             self._cut = _notice(known) or self._cut
-            media = sum(_is_media(one) or blocks.container(one) is not None for one in value)
-            if not media and all(
-                as_block(one) or blocks.text_part(one) is not None for one in value
-            ):
-                media = sum(map(blocks.is_medium, known)) if len(known) < len(value) else 0
-            if 0 < media <= _MAX_STUBS:
+            if 0 < _count_media(value, known) <= _MAX_STUBS:
                 return self._beside_media(value)
         if not known or len(known) < len(value):
             return None
-        unknown = [one for one in known if not blocks.is_block(one)]
+        parts = [read(one) for one in value]
+        unknown = [part.block for part in parts if not is_block(part)]
         is_data = len(unknown) > _MAX_STUBS and self._limit.exceeded(
             as_text(unknown), self._policy.count
         )
-        if len(unknown) == len(known) or is_data:
-            return self._beside_images(value, known)
-        extra = [
-            fields for one in known if blocks.is_block(one) and (fields := blocks.extra_fields(one))
-        ]
+        if len(unknown) == len(parts) or is_data:
+            return self._beside_images(parts)
+        extra = [extra_fields(part) for part in parts if is_block(part)]
+        extra = [fields for fields in extra if fields]
         if extra and self._limit.times(_TOGETHER).exceeded(as_text(extra), self._policy.count):
-            return self._beside_images(value, known)
-        plan = self._planned(known)
+            return self._beside_images(parts)
+        plan = self._planned(parts)
         if plan is None:
-            return self._beside_images(value, known)
+            return self._beside_images(parts)
         self._plan, self._sharing = iter(plan), max(1, sum(plan))
-        return self._of_blocks(value, known)
+        return self._of_parts(parts, value)
 
-    def _beside_images(self, value: list[Any], known: list[dict[str, Any]]) -> Outcome | None:
+    def _beside_images(self, parts: list[Part]) -> Outcome | None:
         """Return the outcome of a list whose other blocks are too large together: one stub for
         them, and the images after it. None if there are no images, or nothing else."""
-        images: list[Any] = []
-        others: list[Any] = []
-        for given, block in zip(value, known, strict=True):
-            found = blocks.payload(block)
-            is_image = found is not None and found.billed is not None
-            (images if is_image else others).append(given)
+        images = [part.original for part in parts if part.billed is not None]
+        others = [part.original for part in parts if part.billed is None]
         if not images or not others or self._always:
             return None
         shown = self._of_list(images)
@@ -922,31 +917,29 @@ class _Result:
         text = "\n".join((rest.text, shown.text))
         return Outcome.of_parts(text, [*rest.content, *shown.content], [rest, shown])
 
-    def _planned(self, known: list[dict[str, Any]]) -> list[bool] | None:
+    def _planned(self, parts: list[Part]) -> list[bool] | None:
         """Return for each payload in order whether it leaves, or None if the list would still be
         too large."""
         together = self._limit.times(_TOGETHER)
+        # A model cannot see the stub of an image, so expected costs do not decide about it.
+        most = self._limit.tokens if self._expected is None else MAX_TOKENS
         inline: list[str] = []
         plan: list[bool] = []
         billed = 0
         tag = self._tag
-        for part in blocks.parts(known):
-            tokens = part.billed if isinstance(part, BlockPayload) and not self._always else None
-            written = part if isinstance(part, str) else part.written
+        for part in leaves(parts):
+            tokens = None if self._always else part.billed
             if tokens is None:
-                is_large = self._is_large(written)
-                plan.append(is_large and not self._stays_anyway(written))
-            else:
-                most = (
-                    self._limit.tokens if self._expected is None else MAX_TOKENS
-                )  # a model cannot see a stub of it
-                is_large = most is not None and (
-                    tokens > most or billed + tokens > most * _TOGETHER
-                )
-                plan.append(is_large)
+                is_large = self._is_large(part.written)
+                plan.append(is_large and not self._stays_anyway(part.written))
+                if not is_large:
+                    inline.append(part.written)
+                continue
+            is_large = most is not None and (tokens > most or billed + tokens > most * _TOGETHER)
+            plan.append(is_large)
             if not is_large:
-                billed += tokens or 0
-                inline.append(written if tokens is None else "")
+                billed += tokens
+                inline.append("")
         if sum(plan) > _MAX_STUBS or (
             not self._always and together.exceeded("\n".join(inline), self._policy.count)
         ):
@@ -954,54 +947,52 @@ class _Result:
             return None
         return plan
 
-    def _of_blocks(self, value: list[Any], known: list[dict[str, Any]]) -> Outcome:
-        done = [self._of_block(one) for one in known]
-        content = [
-            given if one.content is block else rebuilt(given, one.content)
-            for given, block, one in zip(value, known, done, strict=True)
-        ]
-        return _joined(done, content, value)
+    def _of_parts(self, parts: Sequence[Part], value: list[Any]) -> Outcome:
+        done = [self._of_part(part) for part in parts]
+        return _joined(done, [one.content for one in done], value)
 
-    def _of_block(self, block: dict[str, Any]) -> Outcome:
-        inner = blocks.nested(block)
-        if inner is not None:
-            if isinstance(inner, str):
-                done = (
-                    self._put(Prepared(inner, inner)) if next(self._plan) else Outcome(inner, inner)
-                )
-            else:
-                done = self._of_blocks(inner, inner)
-            return replace(
-                done, content=block if done.content is inner else {**block, "content": done.content}
-            )
-        found = blocks.payload(block)
-        leaves = found is not None and next(self._plan)
-        if (
-            found is not None
-            and not leaves
-            and (shorter := self._shorter(found.written)) is not None
-        ):
-            return Outcome(shorter, found.replace(shorter))
-        if found is None or not leaves:
-            shown = fitted(block)
-            text = found.written if found and not found.is_base64 else _block_text(shown)
-            return Outcome(text, shown, has_scaled_image=shown is not block)
-        done = self._put(Prepared(found.value, found.written), claimed=found.media_type)
-        if done.refs and found.billed is not None:  # what the provider charges, not its base64
-            done = replace(done, _stored_tokens=found.billed)
-        return replace(done, content=found.replace(done.text))
+    def _of_part(self, part: Part) -> Outcome:
+        """Return the outcome of a part as the plan says. Unchanged, it is the same object."""
+        if part.kind == "nested":
+            inner = part.block["content"]
+            done = self._of_parts(part.content, inner)
+            if done.content is inner:
+                return replace(done, content=part.original)
+            changed = {**part.block, "content": done.content}
+            return replace(done, content=rebuilt(part.original, changed))
+        if not part.has_payload:
+            return Outcome(_block_text(part.block), part.original)
+        if next(self._plan):
+            done = self._put(Prepared(part.value, part.written), claimed=part.media_type or None)
+            if done.refs and part.billed is not None:  # what the provider charges, not its base64
+                done = replace(done, _stored_tokens=part.billed)
+            return replace(done, content=write(part.with_text(done.text)))
+        is_result = "tool_use_id" in part.block
+        shorter = None if is_result else self._shorter(part.written)
+        if shorter is not None:
+            return Outcome(shorter, write(part.with_text(shorter)))
+        if not part.is_encoded:
+            return Outcome(part.text, part.original)
+        shown = fitted(part)
+        if shown is part:
+            return Outcome(_block_text(part.block), part.original)
+        return Outcome(_block_text(block_of(shown)), write(shown), has_scaled_image=True)
 
     def _of_container(self, value: object) -> Outcome | None:
         """Return the outcome of a message or result of another framework with media inside. None if
         it is something else, or if its other fields are too large."""
-        found = blocks.container(value)
-        if found is None or self._limit.exceeded(as_text(found[1]), self._policy.count):
+        part = read(value)
+        if part.kind != "message" or self._limit.exceeded(
+            as_text(message_fields(part)), self._policy.count
+        ):
             return None
-        inner, _, rebuild = found
+        inner = list(part.content)
         done = self._of_list(inner)
-        return done and replace(
-            done, content=value if done.content is inner else rebuild(done.content)
-        )
+        if done is None:
+            return None
+        if done.content is inner:
+            return replace(done, content=value)
+        return replace(done, content=write(replace(part, content=tuple(done.content))))
 
     def _beside_media(self, value: list[Any]) -> Outcome | None:
         """Return the outcome of a list with media of another framework, or with plain text between
@@ -1013,16 +1004,16 @@ class _Result:
             isinstance(one, str) or getattr(one, "kind", None) == "binary" for one in value
         )
         for one in value:
-            if _is_media(one):
+            if read(one).kind == "foreign":
                 done.append(Outcome(_block_text(one), one))
                 continue
-            part = as_part(one)
-            text = blocks.text_part(part)
+            part = one if isinstance(one, str | dict) else as_json(one) or one
+            text = text_of(part)
             if text is None and isinstance(part, dict):
                 outcome = self._of_container(one)
                 if (
                     outcome is None
-                    and blocks.is_block(part)
+                    and is_block(read(part))
                     and (listed := self._of_list([one])) is not None
                 ):
                     outcome = replace(listed, content=listed.content[0])
@@ -1066,7 +1057,7 @@ def _notice(known: list[dict[str, Any]]) -> Truncation | None:
     """Return what a block of a list says was cut out of the others, as Claude Code does for the
     results of MCP."""
     for block in known:
-        text = blocks.text_part(block)
+        text = text_of(block)
         cut = None if text is None else find_notice(text)
         if cut is not None:
             return cut
@@ -1081,9 +1072,16 @@ def _joined(done: list[Outcome], content: list[Any], value: list[Any]) -> Outcom
     )
 
 
-def _is_media(value: object) -> bool:
-    """Whether this is a picture or a file of another framework, as a dict or an object."""
-    return blocks.is_foreign_media(value) or blocks.is_foreign_media(as_block(value))
+def _count_media(value: list[Any], known: list[dict[str, Any]]) -> int:
+    """Count the media of frameworks in a list. In a list of blocks and plain texts, count those of
+    providers too."""
+    parts = [read(one) for one in value]
+    foreign = sum(part.kind in ("foreign", "message") for part in parts)
+    if foreign or len(known) == len(value):
+        return foreign
+    if not all(as_block(one) or text_of(one) is not None for one in value):
+        return 0
+    return sum(part.is_encoded or part.kind == "reference" for part in parts)
 
 
 def _block_text(block: object) -> str:

@@ -60,7 +60,6 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _RARE: Final = re.compile(
     "[^\u0000-\u06ff\u0900-\u0eff\u1e00-\u1eff\u2000-\u206f\u3000-\u9fff\uac00-\ud7a3\uff00-\uffef]"
 )
-_MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-z0-9][a-z0-9.+-]{0,49}")
 _SMALLEST_CUT: Final = 80  # characters; less room than this leaves only the note
 _REASONS: Final = {
     "store_full": "the store is full",
@@ -168,13 +167,6 @@ def is_stub(text: str, policy: Policy) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be
     useless."""
     return text.startswith(STUB) and len(text) <= 1_000 + 2 * policy.preview_chars
-
-
-def media_type_of(claimed: object) -> str | None:
-    """Return a declared media type in lower case and without parameters, or None if it is not
-    one."""
-    essence = claimed.partition(";")[0].strip().lower() if isinstance(claimed, str) else ""
-    return essence if _MEDIA_TYPE.fullmatch(essence) else None
 
 
 def own_summary(ref: Ref, head: bytes) -> str:

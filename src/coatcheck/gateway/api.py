@@ -29,7 +29,7 @@ from coatcheck.messages.cost import BoundedCache
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
-    from coatcheck.externalize.blocks import ContentPart
+    from coatcheck.parts import Part
 
 Side = Literal["user", "answer", "system"]
 FIRST: Final = 1_000
@@ -635,7 +635,7 @@ class Api(ABC):
         sent.append(message)
 
     @abstractmethod
-    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+    def results(self, answers: Sequence[tuple[OwnCall, list[Part]]]) -> list[Raw]:
         """Return the messages with the results of our tools."""
 
     def following(

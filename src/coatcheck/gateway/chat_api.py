@@ -44,7 +44,7 @@ from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
-    from coatcheck.externalize.blocks import ContentPart
+    from coatcheck.parts import Part
 
 _DONE: Final = b"[DONE]"
 _SIDES: Final[dict[str, Side]] = {"assistant": "answer", "system": "system", "developer": "system"}
@@ -104,7 +104,7 @@ class ChatApi(Api):
     def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
         return list(entry.messages)
 
-    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+    def results(self, answers: Sequence[tuple[OwnCall, list[Part]]]) -> list[Raw]:
         texts = [
             (call.call_id, "\n".join(part.text for part in parts if part.text))
             for call, parts in answers

@@ -44,7 +44,7 @@ from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
-    from coatcheck.externalize.blocks import ContentPart
+    from coatcheck.parts import Part
 
 _ERRORS: Final = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -171,7 +171,7 @@ class MessagesApi(Api):
         else:
             sent.append(message)
 
-    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+    def results(self, answers: Sequence[tuple[OwnCall, list[Part]]]) -> list[Raw]:
         blocks = []
         for call, parts in answers:
             content: Any = (

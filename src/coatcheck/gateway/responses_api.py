@@ -44,7 +44,7 @@ from coatcheck.messages.formats import is_by_program
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
-    from coatcheck.externalize.blocks import ContentPart
+    from coatcheck.parts import Part
 
 _ADDITIONAL: Final = "additional_tools"
 _SYSTEM: Final = frozenset({"system", "developer"})
@@ -159,7 +159,7 @@ class ResponsesApi(Api):
             kept.append(raw)
         return kept if len(kept) < len(held) else list(held)
 
-    def results(self, answers: Sequence[tuple[OwnCall, list[ContentPart]]]) -> list[Raw]:
+    def results(self, answers: Sequence[tuple[OwnCall, list[Part]]]) -> list[Raw]:
         found = []
         for call, parts in answers:
             output: Any = (

@@ -19,7 +19,6 @@ from msgspec import Raw
 from coatcheck._toolkit import function_of, known_as, toolkit
 from coatcheck.errors import CoatcheckError, StoreError
 from coatcheck.externalize import Policy, ResultSource, Situation
-from coatcheck.externalize.blocks import ContentPart
 from coatcheck.externalize.policy import configured
 from coatcheck.gateway.api import (
     FIRST,
@@ -45,6 +44,7 @@ from coatcheck.gateway.ledger import (
     entry_of,
 )
 from coatcheck.messages.cost import BoundedCache
+from coatcheck.parts import Part
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
@@ -521,7 +521,7 @@ class _Sending:
 
 def run_calls(
     session: Session, names: Mapping[str, str], calls: Sequence[OwnCall], note: str
-) -> list[tuple[OwnCall, list[ContentPart]]]:
+) -> list[tuple[OwnCall, list[Part]]]:
     """Return the answer to each call of our tools. `names` are their names by purpose. The last
     answer ends with the note."""
     tools = {
@@ -536,9 +536,7 @@ def run_calls(
         if number < _CALLS:
             parts = tools[call.name].parts(**arguments)
         else:
-            parts = [
-                ContentPart(f"[error: at most {_CALLS} calls at once are answered; call again]")
-            ]
+            parts = [Part(f"[error: at most {_CALLS} calls at once are answered; call again]")]
         answers.append((call, parts))
     if note and answers:
         last = answers[-1][1]

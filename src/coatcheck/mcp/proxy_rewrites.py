@@ -20,9 +20,9 @@ from coatcheck.adapters import Adapter, Kit
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
-from coatcheck.externalize import blocks
 from coatcheck.externalize.images import fitted
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
+from coatcheck.parts.mcp import as_object, as_text_result
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
 
@@ -264,7 +264,7 @@ class Rewriter:
         if done is parts:
             return result if content is given or not given else {**result, "content": content}
         if isinstance(done, str):  # not a list of blocks: one stub for all of it
-            done = blocks.as_text_result(done, parts)
+            done = as_text_result(done, parts)
         if len(done["content"]) == len(checked):
             new, old = iter(done["content"]), iter(kept)
             done["content"] = [next(old) if unchanged else next(new) for unchanged in stays]
@@ -284,7 +284,7 @@ class Rewriter:
             done = self._externalize(error.get(key), tool, call_id)
             if done is not error.get(key) and isinstance(done, str | dict):
                 text = done if isinstance(done, str) else as_text(done)
-                changed[key] = blocks.as_object(text) if key == "data" else text
+                changed[key] = as_object(text) if key == "data" else text
         return {**error, **changed} if changed else error
 
     def resource(self, call_id: str, result: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,6 @@ from coatcheck import Ref, Session, Store, __version__, toolkit
 from coatcheck._toolkit import Purpose
 from coatcheck.adapters.claude_code import CALL_ID, HOOK, Hooks, parsed_event
 from coatcheck.errors import CODES, CoatcheckError, InvalidArgument, NotFound, StoreError
-from coatcheck.externalize import ContentPart
 from coatcheck.http.serving import (
     HOST,
     LocalServer,
@@ -59,6 +58,7 @@ from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
 from coatcheck.mcp.wire import FAILED, Tasks
 from coatcheck.media import is_text
+from coatcheck.parts import Part
 from coatcheck.previews.excerpts import line
 from coatcheck.reading.sandbox import kill_all
 from coatcheck.refs import iso_time
@@ -223,7 +223,7 @@ class _Handlers:
         began, arguments = time.monotonic(), params.arguments or {}
         work = functools.partial(tool.parts, **arguments)
 
-        async def answered() -> tuple[list[ContentPart], Ref | None]:
+        async def answered() -> tuple[list[Part], Ref | None]:
             parts = await in_reading_thread(session, arguments.get("pointer"), arguments, work)
             match = _ABOUT.match(parts[0].text)
             return parts, await in_thread(session.ref, match[1]) if match else None

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import LimitExceeded
-from coatcheck.externalize import blocks
 from coatcheck.messages.cache import KEY, without_marks
 from coatcheck.messages.paths import Message, members, text
+from coatcheck.parts import read
 from coatcheck.tokens import TokenCounter, counted, estimate
 
 IMAGE: Final = 1_600
@@ -164,7 +164,7 @@ def _references(value: Any, depth: int = 0) -> Iterator[str]:
     are not searched."""
     kind = text(value.get("type")) if isinstance(value, dict) else ""
     if kind == "item_reference" or (
-        kind not in ("", "resource_link") and blocks.refers(value) and blocks.payload(value) is None
+        kind not in ("", "resource_link") and read(value).kind == "reference"
     ):
         yield "image" if kind in _IMAGES else "document"
     for key in ("content", "output") if depth < _DEEPEST else ():
@@ -179,8 +179,7 @@ def _without_images(message: str) -> tuple[str, int]:
     def without_data(block: Message) -> Message:
         nonlocal images
         kind = text(block.get("type"))
-        payload = blocks.payload(block) if kind in _IMAGES else None
-        if payload is None or not payload.is_base64:
+        if kind not in _IMAGES or not read(block).is_encoded:
             return block
         images += 1
         return {"type": kind}

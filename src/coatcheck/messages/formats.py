@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from coatcheck.externalize import blocks
 from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import clip
@@ -32,6 +31,7 @@ from coatcheck.messages.paths import (
     text,
     with_blocks,
 )
+from coatcheck.parts import Part, is_known, read, write
 
 if TYPE_CHECKING:
     from coatcheck.messages.cache import Breakpoint
@@ -520,14 +520,12 @@ def _block_text(block: Message) -> str:
     kind, inner = text(block.get("type")), block.get("content")
     if isinstance(inner, list | str) and kind in ("tool_result", "search_result"):
         return text_of(inner)
-    carried = blocks.payload(block)
-    if carried is None:
+    part = read(block)
+    if not part.has_payload:
         return dumped(block)
-    return (
-        f"[{kind[:40]} of {len(carried.written):,} characters]"
-        if carried.is_base64
-        else carried.written
-    )
+    if part.is_encoded:
+        return f"[{kind[:40]} of {len(part.encoded):,} characters]"
+    return part.text
 
 
 def plain_text(content: object) -> str | None:
@@ -545,7 +543,7 @@ def is_replaceable(message: Message, result: ToolResult) -> bool:
     content = at(message, result.content_path)
     if not isinstance(content, list):
         return isinstance(content, str)
-    return bool(content) and all(isinstance(one, str) or blocks.is_block(one) for one in content)
+    return bool(content) and all(isinstance(one, str) or is_known(one) for one in content)
 
 
 def text_paths(message: Message, result: ToolResult) -> Iterator[Path]:
@@ -603,12 +601,12 @@ def arguments_of(message: Message, call: Call) -> tuple[Path, Any] | None:
     return None
 
 
-def attachments(message: Message) -> Iterator[tuple[Path, blocks.BlockPayload]]:
+def attachments(message: Message) -> Iterator[tuple[Path, Part]]:
     """Yield the base64 images and documents in a message's own content, each with its path."""
     for path, one in members(message):
-        carried = blocks.payload(one)
-        if carried is not None and carried.is_base64:
-            yield path, carried
+        part = read(one)
+        if part.is_encoded:
+            yield path, part
 
 
 def without_refs(message: Message) -> Message:
@@ -635,10 +633,10 @@ def _shown(block: Any) -> Any:
     content = block.get("content")
     if isinstance(content, list):
         return with_blocks(block, content, list(map(_shown, content)))
-    carried = blocks.payload(block)
-    if carried is None or not carried.is_base64 or not is_stub(carried.written, _STUBS):
+    part = read(block)
+    if not is_stub(part.encoded, _STUBS):
         return block
-    return carried.replace(carried.written)
+    return write(part.with_text(part.encoded))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from coatcheck.externalize import blocks
 from coatcheck.messages import Format, Message, detect
 from coatcheck.messages.anthropic import ClaudeCode
 from coatcheck.messages.cost import IMAGE, usage_of
@@ -23,6 +22,7 @@ from coatcheck.messages.formats import SessionLines, arguments_of, dumped, text_
 from coatcheck.messages.hosts import Mcp, Pi, branch
 from coatcheck.messages.paths import Path, at, blocks_of, texts
 from coatcheck.messages.paths import text as as_string
+from coatcheck.parts import read
 from coatcheck.tokens import estimate
 
 _PER_SIGNATURE: Final = (
@@ -257,11 +257,9 @@ def _shown(content: object) -> tuple[str, int]:
         return text_of(content), 0
     written, tokens = [], 0
     for one in content:
-        carried = blocks.payload(one) if isinstance(one, dict) else None
-        if (carried is not None and carried.is_base64) or (
-            isinstance(one, dict) and blocks.refers(one)
-        ):
-            tokens += (carried and carried.billed) or IMAGE
+        part = read(one)
+        if part.is_encoded or part.kind == "reference":
+            tokens += part.billed or IMAGE
         else:
             written.append(text_of([one]))
     return "\n".join(written), tokens

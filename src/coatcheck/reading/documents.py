@@ -31,9 +31,10 @@ from coatcheck.content import ArtifactStream, Content
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.ids import clip
+from coatcheck.image_size import pixels
 from coatcheck.media import TEXT, decoded, essence
 from coatcheck.previews import EDGE, Sample
-from coatcheck.previews.binaries import WORKBOOKS, header, office_kind, pixels
+from coatcheck.previews.binaries import WORKBOOKS, header, office_kind
 from coatcheck.previews.excerpts import count
 from coatcheck.reading import heavy, pdf, sheets
 from coatcheck.reading.page import MAX_CHARS, MAX_RESULT, BoundedLines, QueryResult, TextCache

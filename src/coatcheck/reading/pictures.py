@@ -16,9 +16,10 @@ from typing import Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded
 from coatcheck.ids import digest_of
+from coatcheck.image_size import pixels
 from coatcheck.media import essence
 from coatcheck.models import ImageLimit
-from coatcheck.previews.binaries import found_type, pixels
+from coatcheck.previews.binaries import found_type
 from coatcheck.reading.sandbox import Message, Pool, serve
 from coatcheck.refs import Ref
 

@@ -63,6 +63,8 @@ from coatcheck.messages.formats import (
     turns,
 )
 from coatcheck.messages.paths import Path, at, replaced
+from coatcheck.parts import Part
+from coatcheck.parts import write as write_part
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
@@ -484,9 +486,9 @@ class _Cutter:
                 for content, write in _long_arguments(path, value):
                     yield content, "an older argument", call.name, call.id, write
         elif what == "media":
-            for path, carried in attachments(message):
-                write = partial(_with_text, path=path, convert=carried.replace)
-                yield carried.value, "an older attachment", None, "", write
+            for path, part in attachments(message):
+                write = partial(_with_text, path=path, convert=partial(_with_stub, part))
+                yield part.value, "an older attachment", None, "", write
 
     def _with_placeholders(
         self, message: Message, parts: Iterable[tuple[Placeholder, str, Write]]
@@ -674,6 +676,10 @@ def _with_encoded_argument(message: Message, text: str, path: Path, name: str) -
 def _with_text(message: Message, text: str, path: Path, convert: Callable[[str], Any]) -> Message:
     """Write a text, converted to what belongs there, into one place of a message."""
     return dict(replaced(message, path, convert(text)))
+
+
+def _with_stub(part: Part, text: str) -> Any:
+    return write_part(part.with_text(text))
 
 
 def _note_text(

@@ -30,7 +30,7 @@ from langgraph.types import Command
 
 from coatcheck import Store
 from coatcheck.adapters.langchain import Coatcheck
-from coatcheck.externalize.blocks import ContentPart
+from coatcheck.parts import Part
 from tests.adapters.suite import (
     Ask,
     Colleague,
@@ -84,7 +84,7 @@ class LangChainDriver(Driver):
     def shared_tool(self, function: Callable[..., Any]) -> Any:
         return tool(function)
 
-    def content(self, parts: Sequence[ContentPart]) -> Any:
+    def content(self, parts: Sequence[Part]) -> Any:
         return [_as_block(part) for part in parts]
 
     def retry(self, text: str) -> Exception:
@@ -238,7 +238,7 @@ def _tools(
     return made
 
 
-def _as_block(part: ContentPart) -> dict[str, Any]:
+def _as_block(part: Part) -> dict[str, Any]:
     if not part.media_type:
         return {"type": "text", "text": part.text}
     kind = "image" if part.media_type.startswith("image/") else "file"
