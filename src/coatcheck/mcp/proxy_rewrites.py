@@ -22,6 +22,8 @@ from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
 from coatcheck.externalize.images import fitted
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
+from coatcheck.parts import read as read_part
+from coatcheck.parts import write as write_part
 from coatcheck.parts.mcp import as_object, as_text_result
 from coatcheck.tokens import estimate
 from coatcheck.values import as_text
@@ -322,8 +324,14 @@ def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
 
 def _with_fitted_images(content: list[Any]) -> list[Any]:
     """Return blocks with images that providers accept; the same object if nothing changes."""
-    shown = [fitted(one) if isinstance(one, dict) else one for one in content]
+    shown = [_with_fitted_image(one) for one in content]
     return content if all(map(operator.is_, shown, content)) else shown
+
+
+def _with_fitted_image(block: object) -> object:
+    part = read_part(block)
+    shown = fitted(part)
+    return block if shown is part else write_part(shown)
 
 
 def _is_media(block: object) -> bool:

@@ -137,27 +137,28 @@ class Part:
 
     # `Tool.parts` returns parts, so these are public.
 
-    def as_openai(self) -> Any:
+    def as_openai(self) -> dict[str, Any]:
         """Return the part for OpenAI's chat completions, which accept images only in messages of
         the user."""
         return self._written("openai_chat")
 
-    def as_openai_responses(self) -> Any:
+    def as_openai_responses(self) -> dict[str, Any]:
         """Return the part for OpenAI's Responses API."""
         return self._written("openai_responses")
 
-    def as_anthropic(self) -> Any:
+    def as_anthropic(self) -> dict[str, Any]:
         """Return the part for Anthropic's Messages API."""
         return self._written("anthropic")
 
-    def as_mcp(self) -> Any:
+    def as_mcp(self) -> dict[str, Any]:
         """Return the part as a content block of MCP."""
         return self._written("mcp")
 
-    def _written(self, dialect: str) -> Any:
+    def _written(self, dialect: str) -> dict[str, Any]:
         from coatcheck.parts import write  # the dialects import this module
 
-        return write(self, dialect)
+        written: dict[str, Any] = write(self, dialect)
+        return written
 
     def _pixels(self) -> tuple[int, int] | None:
         """Width and height of an image; None if it has none, or is something else."""
