@@ -2,9 +2,8 @@
 are merged.
 
 Requests are read as `msgspec.Raw`: a value that is not changed keeps its bytes. What is learned
-about a message is kept by the digest of its bytes, so that only new messages are decoded. If a
-request continues a conversation, only its end is read. `Api` is one provider's interface, `Merger`
-joins the steps of one answer into what the client is shown.
+about a message is kept by the digest of its bytes, so that only new messages are decoded. `Api` is
+one provider's interface, `Merger` joins the steps of one answer into what the client is shown.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -44,17 +42,8 @@ _ESCAPE: Final = re.compile(
 _PRIVATE: Final = re.compile(rb"\\u[eE][0-7]..|\\.")
 _PAIR: Final = 12  # bytes of two escapes
 _SEED: Final = secrets.randbits(64)  # so that no client can prepare two messages with one digest
-_LONG: Final = 1 << 15  # bytes of a body whose beginning is remembered
-_REMEMBERED: Final = 64  # bodies whose beginning is remembered
-_BACK: Final = (0, 1, 2, 3, 4, 6, 8, 12)  # messages at the end of a body that may change
-_LAST: Final = 64  # bytes that are compared first
 _PREFIX_DIGITS: Final = 40
 _DEEPEST: Final = 100  # levels of a message that is looked into; parsers fail at about 500
-_BRACKET: Final = ord("[")
-_OPENING: Final = re.compile(rb"[ \t\r\n]*\{")
-_NAME: Final = re.compile(rb'[ \t\r\n,]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
-_BETWEEN: Final = re.compile(rb"[ \t\r\n,]*")
-_CLOSING: Final = re.compile(rb"[ \t\r\n]*\}[ \t\r\n]*")
 
 
 class Unreadable(ValueError):
@@ -331,109 +320,6 @@ class LedgerEntry:
     after: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Beginning:
-    """A body up to the end of a message: the fields before the messages and the messages, each with
-    start and end, and what is known about the messages. `ends` are places up to which another body
-    may be the same, the longest first: the number of messages, the size, the last bytes, and the
-    digest."""
-
-    fields: list[tuple[str, int, int]]
-    spans: array[int]
-    facts: list[HeldFacts]
-    ends: list[tuple[int, int, bytes, bytes]]
-
-    def messages_in(self, body: bytes) -> list[Raw]:
-        view, spans = memoryview(body), self.spans
-        return [Raw(view[spans[at] : spans[at + 1]]) for at in range(0, len(spans), 2)]
-
-    def cut(self, count: int) -> _Beginning:
-        return replace(self, spans=self.spans[: 2 * count], facts=self.facts[:count])
-
-
-class _Beginnings:
-    """Remembers large bodies, so that only the end of a request that continues a conversation is
-    read. The messages at the end of a body may change: clients move their cache marks."""
-
-    def __init__(self, list_name: str) -> None:
-        self._list = list_name
-        self._mark = f"coatcheck {secrets.token_hex(16)}"
-        self._lead = f'{{"{self._mark}":[0'.encode()
-        self._known: BoundedCache[bytes, _Beginning] = BoundedCache(_REMEMBERED)
-
-    def known(self, body: bytes) -> tuple[_Beginning | None, dict[str, Raw], list[Raw]]:
-        """Return what is known of the beginning of a body, its fields, and the messages after that
-        beginning. The list of messages is left out of the fields' values."""
-        for known in reversed(tuple(self._known.values())) if len(body) >= _LONG else ():
-            for count, size, last, key in known.ends:
-                if size >= len(body) or body[size - len(last) : size] != last:
-                    continue
-                if xxhash.xxh3_128_digest(memoryview(body)[:size], _SEED) != key:
-                    continue
-                try:
-                    later = fields_of(self._lead + body[size:])
-                    new = items_of(later.pop(self._mark))[1:]
-                except (Unreadable, KeyError):
-                    return None, {}, []
-                if self._list in later:  # twice in one body: the last one counts
-                    return None, {}, []
-                view = memoryview(body)
-                top = {name: Raw(view[start:end]) for name, start, end in known.fields}
-                return known.cut(count), {**top, self._list: Raw(b"[]"), **later}, new
-        return None, {}, []
-
-    def note(
-        self,
-        body: bytes,
-        top: Mapping[str, Raw],
-        messages: list[Raw],
-        facts: list[HeldFacts],
-        known: _Beginning | None,
-    ) -> None:
-        """Remember a body that was read. It begins with `known`, if that is given."""
-        if len(body) < _LONG or not messages:
-            return
-        if known is not None:
-            fields, spans = known.fields, known.spans[:]
-            at = spans[-1]
-        else:
-            places = _places(body, top)
-            names = [name for name, _, _ in places]
-            if self._list not in names or body[places[names.index(self._list)][1]] != _BRACKET:
-                return
-            fields, spans = places[: names.index(self._list)], array("q")
-            at = places[len(fields)][1] + 1
-        for raw in messages[len(spans) // 2 :]:
-            between = _BETWEEN.match(body, at)
-            start = between.end() if between is not None else at
-            at = start + memoryview(raw).nbytes
-            spans.extend((start, at))
-        hashed, whole, ends = 0, xxhash.xxh3_128(seed=_SEED), []
-        for count in sorted({max(1, len(messages) - back) for back in _BACK}):
-            size = spans[2 * count - 1]
-            whole.update(memoryview(body)[hashed:size])
-            hashed = size
-            ends.append((count, size, body[max(0, size - _LAST) : size], whole.digest()))
-        if known is not None:
-            self._known.pop(known.ends[0][3], None)
-        self._known.keep(ends[-1][3], _Beginning(fields, spans, facts, ends[::-1]))
-
-
-def _places(body: bytes, top: Mapping[str, Raw]) -> list[tuple[str, int, int]]:
-    """Return the name, start and end of each value in a body; an empty list if a name occurs
-    twice."""
-    found = []
-    opening = _OPENING.match(body)
-    at = opening.end() if opening is not None else 0
-    for name, raw in top.items():
-        lead = _NAME.match(body, at)
-        if lead is None or value_of(lead[1]) != name:
-            return []
-        found.append((name, lead.end(), lead.end() + memoryview(raw).nbytes))
-        at = found[-1][2]
-    return found if _CLOSING.fullmatch(body, at) else []
-
-
 class Merger(ABC):
     """Joins the steps of one answer. `own` are the names of our tools. If the client wants
     structured output, it is shown only the text of the last step.
@@ -543,31 +429,24 @@ class Api(ABC):
 
     def __init__(self) -> None:
         self._facts: BoundedCache[bytes, HeldFacts] = BoundedCache(_KNOWN)
-        self._beginnings = _Beginnings(self.list_name)
 
     def read(self, body: bytes) -> ClientRequest:
         """Read a request. Raises `Unreadable` if it is not a request of this API."""
-        found = None
-        known, top, new = self._beginnings.known(body)
-        if known is not None:
-            messages = [*known.messages_in(body), *new]
-            facts = [*known.facts, *(self.facts_of(one) for one in new)]
-        else:
-            try:
-                top = fields_of(body)
-            except Unreadable:
-                found = _without_surrogates(body)
-                if found is None:
-                    raise
-                top = fields_of(found)
-            messages = self.messages_in(top)
-            facts = [self.facts_of(one) for one in messages]
-        if found is None:
-            self._beginnings.note(body, top, messages, facts, known)
+        has_surrogates = False
+        try:
+            top = fields_of(body)
+        except Unreadable:
+            readable = _without_surrogates(body)
+            if readable is None:
+                raise
+            has_surrogates = True
+            top = fields_of(readable)
+        messages = self.messages_in(top)
+        facts = [self.facts_of(one) for one in messages]
         tools = items_of(top["tools"]) if "tools" in top and bytes(top["tools"]) != b"null" else []
         stream = bytes(top["stream"]) == b"true" if "stream" in top else False
         return ClientRequest(
-            top, messages, facts, tools, text_field(top, "model"), stream, found is not None
+            top, messages, facts, tools, text_field(top, "model"), stream, has_surrogates
         )
 
     def messages_in(self, top: Mapping[str, Raw]) -> list[Raw]:

@@ -24,7 +24,7 @@ from msgspec import Raw
 
 from coatcheck.errors import CoatcheckError, NotFound
 from coatcheck.gateway.api import digest, value_of
-from coatcheck.gateway.ledger import LIFE, WRITER, Ledger, NotRemembered
+from coatcheck.gateway.ledger import LIFE, WRITER, Ledger
 from coatcheck.ids import pointer_of
 from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
@@ -81,15 +81,13 @@ class Sessions:
     def _ttl(self) -> float | None:
         return None if self._store.ttl is None else max(LIFE, self._store.ttl)
 
-    def open(self, name: str, parent: str | None = None, *, is_quick: bool = False) -> Session:
+    def open(self, name: str, parent: str | None = None) -> Session:
         """Open a session. It lives 30 days after its last use, or longer if it already did. A
         session that was opened a moment ago is reused, so that a request does not wait for what is
-        being written. With `is_quick`, raises `NotRemembered` for others."""
+        being written."""
         opened, known = self._opened.get((name, parent), (0.0, None))
         if known is not None and time.monotonic() - opened < _REOPENED:
             return known
-        if is_quick:
-            raise NotRemembered
         found = self._store.lasting_session(name, parent=parent, ttl=self._ttl)
         return self._opened.keep((name, parent), (time.monotonic(), found))[1] or found
 

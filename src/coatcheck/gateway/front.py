@@ -41,7 +41,7 @@ from coatcheck.gateway.api import (
 )
 from coatcheck.gateway.chat_api import ChatApi
 from coatcheck.gateway.conversations import Origin, Sessions
-from coatcheck.gateway.ledger import LIFE, Ledger, NotRemembered, entry_key
+from coatcheck.gateway.ledger import LIFE, Ledger, entry_key
 from coatcheck.gateway.messages_api import MessagesApi
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sending import MODES, Mode, RefusedRequest, Sender, readable, run_calls
@@ -224,13 +224,11 @@ class Gateway:
             self.settings.anthropic if api.name == "anthropic" else self.settings.openai
         ).rstrip("/")
 
-    def tenant(self, name: str | None, *, is_quick: bool = False) -> _Tenant:
+    def tenant(self, name: str | None) -> _Tenant:
         """Return what belongs to a tenant; a name of None means the store itself. Its store is
-        opened once; with `is_quick`, raises `NotRemembered` if it is not open."""
+        opened once."""
         found = self._tenants.get(name)
         if found is None:
-            if is_quick:
-                raise NotRemembered
             store = self._store if name is None else self._store.tenant(name)
             found = self._tenants.setdefault(name, _Tenant(store, self.settings))
         return found
@@ -455,14 +453,7 @@ class _Call:
                 raise
             await self._relay(body)
             return
-        request = readable(api, plain) if len(plain) <= _MIB else None
-        if request is None and len(plain) <= _MIB:
-            await self._relay(body)
-            return
-        try:
-            exchange = self._prepared(api, plain, request, is_quick=True)
-        except NotRemembered:
-            exchange = await in_thread(self._prepared, api, plain, request, is_quick=False)
+        exchange = await in_thread(self._prepared, api, plain)
         if self._held:
             await self._hold(min(self._held, 2 * len(plain)))  # as it came, and as it is sent
         if exchange is None or exchange.outgoing.body is plain:
@@ -472,15 +463,10 @@ class _Call:
         else:
             await _Answering(self, exchange).run()
 
-    def _prepared(
-        self, api: Api, plain: bytes, read: ClientRequest | None, *, is_quick: bool
-    ) -> Exchange | None:
+    def _prepared(self, api: Api, plain: bytes) -> Exchange | None:
         """Return a request with its session and what is sent for it; None if the body passes
-        unchanged and unrecorded. `read` is the request if it was read already. With `is_quick`,
-        raises `NotRemembered` if this takes long."""
-        if read is None and is_quick:
-            raise NotRemembered
-        request = read or readable(api, plain)
+        unchanged and unrecorded."""
+        request = readable(api, plain)
         if request is None:
             return None
         if api.name == "anthropic" and "thread" in request.top and self._settings.mode != "observe":
@@ -490,21 +476,19 @@ class _Call:
             origin = self._origin(request)
             if self._settings.mode == "observe" and not self._settings.records:
                 return None
-            return self._exchange(api, request, plain, origin, is_quick=is_quick)
+            return self._exchange(api, request, plain, origin)
         except Unreadable:  # a part of the request other than its messages
             return None
 
     def _exchange(
-        self, api: Api, request: ClientRequest, plain: bytes, origin: Origin, *, is_quick: bool
+        self, api: Api, request: ClientRequest, plain: bytes, origin: Origin
     ) -> Exchange | None:
         """Return a request with what is sent for it. If the store fails, a conversation that was
         never changed passes unrecorded: None."""
         before = text_field(request.top, "previous_response_id") if origin.owner else ""
-        if before and is_quick:
-            raise NotRemembered
         try:
             whose = self._access.tenant if self._access is not None else None
-            tenant = self.tenant = self.gateway.tenant(whose, is_quick=is_quick)
+            tenant = self.tenant = self.gateway.tenant(whose)
         except CoatcheckError as error:
             if request.has_answers and self._settings.mode != "observe":
                 raise RefusedRequest(
@@ -517,12 +501,12 @@ class _Call:
         self.origin = origin
         is_count = not self._path.rstrip("/").endswith(("/messages", "/completions", "/responses"))
         outgoing = tenant.sender.outgoing(
-            api, request, plain, origin, tenant.sessions, is_quick=is_quick, is_count=is_count
+            api, request, plain, origin, tenant.sessions, is_count=is_count
         )
         if outgoing.home is not None:
             return Exchange(api, outgoing.home.session, outgoing, self._started, is_count=is_count)
         try:
-            session = tenant.sessions.open(origin.name, origin.parent, is_quick=is_quick)
+            session = tenant.sessions.open(origin.name, origin.parent)
         except CoatcheckError:  # e.g. on a full disk
             return None
         return Exchange(api, session, outgoing, self._started, is_count=is_count)

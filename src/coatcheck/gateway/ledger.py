@@ -53,22 +53,14 @@ class Adoption:
     policy: Mapping[str, Any]
 
 
-class NotRemembered(Exception):
-    """The store must be asked, but the caller must not wait for it."""
-
-
 class Ledger:
-    """Reads and writes the ledger of one session. With `is_quick`, it raises `NotRemembered`
-    instead."""
+    """Reads and writes the ledger of one session."""
 
-    def __init__(self, session: Session, *, is_quick: bool = False) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._is_quick = is_quick
 
     def find(self, keys: Collection[str]) -> dict[str, dict[str, Raw]]:
         """Return the members of each record that exists, with one query. Raises `StoreError`."""
-        if keys and self._is_quick:
-            raise NotRemembered
         found = self._session.first_records([_SERIES + key for key in keys]) if keys else {}
         return {
             series.removeprefix(_SERIES): self._read(record.body)
@@ -78,8 +70,6 @@ class Ledger:
     def write(self, key: str, body: Mapping[str, Any]) -> dict[str, Raw]:
         """Write a record, and return the one that counts, which another replica may have written
         first. Returns when it is durable. Raises `StoreError`."""
-        if self._is_quick:
-            raise NotRemembered
         data = self._encoded(key, body)
         if self._session.record(_SERIES + key, data) == 1:
             return self._read(data)
@@ -88,8 +78,6 @@ class Ledger:
     def write_all(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Write several records in one transaction. Those that exist already stay. Raises
         `StoreError`."""
-        if self._is_quick:
-            raise NotRemembered
         self._session.record_all(
             [(_SERIES + key, self._encoded(key, body), None) for key, body in records.items()]
         )
@@ -97,8 +85,6 @@ class Ledger:
     def claim(self, key: str) -> bool:
         """Return whether this is the first claim of a key, here or by any other gateway. Raises
         `StoreError`."""
-        if self._is_quick:
-            raise NotRemembered
         return self._session.record_all([(_SERIES + key, b"{}", 1)]) == [1]
 
     def adopt(self, key: str, adoption: Adoption) -> Adoption:

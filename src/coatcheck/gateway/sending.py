@@ -38,7 +38,6 @@ from coatcheck.gateway.conversations import Conversations, Home, Origin, Session
 from coatcheck.gateway.ledger import (
     Adoption,
     Ledger,
-    NotRemembered,
     adoption_of,
     entry_key,
     entry_of,
@@ -139,21 +138,18 @@ class Sender:
         origin: Origin,
         sessions: Sessions,
         *,
-        is_quick: bool = False,
         is_count: bool = False,
     ) -> Outgoing:
         """Return what is sent for a request. With `is_count`, it only asks for its token count.
-        Raises `RefusedRequest`, and with `is_quick` `NotRemembered` if the store must be asked."""
+        Raises `RefusedRequest`."""
         same = Outgoing(body, request, request.messages, request.tools)
         chain = api.chain(request)
         continues = request.has_answers or chain is not None
         if not request.facts or (not continues and not request.tools):
             return same
-        session = (
-            sessions.index(origin) if origin.owner else _opened(sessions, origin, is_quick=is_quick)
-        )
+        session = sessions.index(origin) if origin.owner else _opened(sessions, origin)
         index, place = (
-            Ledger(session, is_quick=is_quick),
+            Ledger(session),
             f"{session.store.url}/{session.session_id}",
         )
         first = digest("adopted", api.name, origin.owner, request.first)
@@ -203,7 +199,6 @@ class Sender:
                 self.pins,
                 chain,
                 is_count,
-                is_quick,
             )
             return sending.done(first, link)
         except StoreError as error:
@@ -293,7 +288,6 @@ class _Sending:
     pins: BoundedCache[tuple[str, str], Mapping[str, Raw]]
     chain: str | None
     is_count: bool
-    is_quick: bool
     judged: list[Judged] = field(default_factory=list)
     replaced: int = 0
     _names: Mapping[str, str] = field(init=False)
@@ -333,8 +327,6 @@ class _Sending:
         wanted = {key for keys in entry_keys.values() for _, key in keys}
         wanted |= {*unbound, *waiting, *programs, *([named] if named else [])}
         if is_loop and self.origin.owner:
-            if self.is_quick:
-                raise NotRemembered
             self._conversations = Conversations(
                 self.sessions, self.origin, self.index, is_count=self.is_count
             )
@@ -432,8 +424,8 @@ class _Sending:
     def _named_home(self, wanted: Collection[str], asked: Collection[str]) -> Home:
         """Return the session that the request names or is known by, with the records that are not
         remembered."""
-        session = _opened(self.sessions, self.origin, is_quick=self.is_quick)
-        ledger = Ledger(session, is_quick=self.is_quick)
+        session = _opened(self.sessions, self.origin)
+        ledger = Ledger(session)
         unknown = {key for key in asked if (_place(session), key) not in self.pins}
         return Home(session, ledger, ledger.find({*wanted, *unknown}))
 
@@ -554,11 +546,11 @@ def _place(session: Session) -> str:
     return f"{session.store.url}/{session.session_id}"
 
 
-def _opened(sessions: Sessions, origin: Origin, *, is_quick: bool = False) -> Session:
+def _opened(sessions: Sessions, origin: Origin) -> Session:
     """Return the session of an origin. One that cannot be created, on a full disk, can still be
     read."""
     try:
-        return sessions.open(origin.name, origin.parent, is_quick=is_quick)
+        return sessions.open(origin.name, origin.parent)
     except CoatcheckError as error:
         _LOG.warning("a session cannot be opened: %s", mask(error.message))
         return sessions.unopened(origin.name)
