@@ -328,15 +328,6 @@ def test_an_idle_executor_keeps_no_threads(session: Session) -> None:
     assert not set(threading.enumerate()) - before
 
 
-def test_threads_are_reused_for_later_calls(session: Session) -> None:
-    seen: list[threading.Thread] = []
-    executor = ToolExecutor(session, {"quick": lambda: seen.append(threading.current_thread())})
-    for _ in range(50):
-        executor.run(ToolCall("c", "quick"), timeout=LONG)
-    assert threading.current_thread() not in seen
-    assert len(set(seen)) < 50
-
-
 def test_a_function_without_a_time_limit_runs_in_the_calling_thread(session: Session) -> None:
     seen: list[threading.Thread] = []
 

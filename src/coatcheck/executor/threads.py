@@ -11,11 +11,9 @@ A `Job` is the waiting side of one call. `Workers` is a bounded pool of threads 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import inspect
-import os
 import threading
 import time
 from collections import deque
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
 _CHUNK = 64 * 1024
-_IDLE = 0.25  # seconds that a thread waits for more work
 _PLAIN = frozenset(
     {str, bytes, dict, list, int, float, bool, type(None)}
 )  # types of results that are values
@@ -409,7 +406,10 @@ class Job:
 
 
 class Workers:
-    """At most `size` daemon threads that process a queue and end when it is empty. Each counts
+    """At most `size` daemon threads that process a queue and end when it is empty.
+
+    Not a `concurrent.futures.ThreadPoolExecutor`: the interpreter joins its threads at exit, so a
+    process could not end while a job waits for a tool that never returns. Each thread counts
     itself, so that an interrupt before it starts leaves no count behind."""
 
     def __init__(self, size: int) -> None:
@@ -439,62 +439,14 @@ class Workers:
             job()
 
 
-class _Seat:
-    """Where an idle thread waits for its next work.
-
-    `given` is set once: by a caller with work, or by the thread, which then ends. So an interrupt
-    between the two steps of a caller loses neither the work nor the thread."""
-
-    __slots__ = ("given", "wake")
-
-    def __init__(self) -> None:
-        self.given: dict[str, Callable[[], None]] = {}
-        self.wake = threading.Lock()
-        self.wake.acquire()
-
-
-_seats: deque[_Seat] = deque()
-os.register_at_fork(after_in_child=_seats.clear)  # their threads exist only in the parent
-
-
 def start_thread(work: Callable[[], None]) -> bool:
-    """Run `work` in an idle thread, or in a new daemon thread. False if the system has no more
-    threads.
-
-    A thread waits a quarter of a second for more work before it ends."""
-    while _seats:
-        try:
-            seat = _seats.pop()
-        except IndexError:  # another caller was faster
-            break
-        if seat.given.setdefault("work", work) is work:
-            seat.wake.release()
-            return True
+    """Run `work` in a new daemon thread, which does not keep the process alive. False if the system
+    has no more threads."""
     try:
-        threading.Thread(
-            target=_serve, args=(work,), name="coatcheck-executor", daemon=True
-        ).start()
+        threading.Thread(target=work, name="coatcheck-executor", daemon=True).start()
     except RuntimeError:
         return False
     return True
-
-
-def _serve(work: Callable[[], None]) -> None:
-    while True:
-        work()
-        work = _end  # so that nothing of a call is kept alive while the thread waits
-        seat = _Seat()
-        _seats.append(seat)
-        seat.wake.acquire(timeout=_IDLE)
-        work = seat.given.setdefault("work", _end)
-        if work is _end:
-            with contextlib.suppress(ValueError):
-                _seats.remove(seat)
-            return
-
-
-def _end() -> None:
-    """In place of work: the thread ends."""
 
 
 def _in_main_thread() -> bool:
