@@ -118,7 +118,7 @@ def rehydrate(
     Payloads that the store lacks get a placeholder in the output and are reported on stderr, and
     the exit code is that of the error. With --in-place, such a file is left unchanged."""
     from coatcheck.transcript import rehydrate
-    from coatcheck.transcript.migrate import exit_code
+    from coatcheck.transcript.reports import exit_code
 
     if in_place and output is not None:
         raise usage_error("--in-place cannot be used with --output")
@@ -246,7 +246,8 @@ def _for_each(
     """Call a function for each file, with one progress bar for all, and print the report. A file
     that fails does not stop the others. Return the exit code."""
     from coatcheck.transcript import Report
-    from coatcheck.transcript.migrate import exit_code, failed, files_in
+    from coatcheck.transcript.migrate import files_in
+    from coatcheck.transcript.reports import exit_code, failed
 
     files = list(files_in(paths))
     found: list[FileReport] = []

@@ -26,7 +26,8 @@ from coatcheck.externalize import configured
 from coatcheck.ids import SCHEME, clip, digest_of
 from coatcheck.redaction import mask
 from coatcheck.refs import iso_time
-from coatcheck.transcript.migrate import failed, refs_in
+from coatcheck.transcript.migrate import refs_in
+from coatcheck.transcript.reports import failed
 from coatcheck.transcript.swap import is_at, is_own, keeps_changing, write_all
 
 ROOT: Final = "~/.openclaw"

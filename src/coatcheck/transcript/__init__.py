@@ -14,16 +14,9 @@ with transcript.Transcript("session.jsonl", session) as log:
 from coatcheck.messages import FORMATS, Format, detect
 from coatcheck.messages.formats import unpaired
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript
-from coatcheck.transcript.migrate import (
-    FileReport,
-    Report,
-    externalize,
-    forget,
-    rehydrate,
-    undo,
-    verify,
-)
+from coatcheck.transcript.migrate import externalize, forget, rehydrate, undo, verify
 from coatcheck.transcript.prune import Pruned, prune
+from coatcheck.transcript.reports import FileReport, Report
 from coatcheck.transcript.safeguard import Index, SummaryCheck, check_summary, safeguard
 from coatcheck.transcript.splice import ArtifactRef
 
