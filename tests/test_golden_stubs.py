@@ -13,6 +13,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,14 +246,13 @@ def _cases() -> dict[str, Callable[[], dict[str, Any]]]:
         yield LOG
 
     cases: dict[str, Callable[[], dict[str, Any]]] = {
-        name: lambda name=name: externalized(name) for name in VALUES
-    }  # type: ignore[misc]
+        name: partial(externalized, name) for name in VALUES
+    }
     for label, policy in POLICIES.items():
         cases |= {
-            f"{name}; {label}": lambda n=name, p=policy: externalized(n, p)
-            for name in UNDER_POLICIES
-        }  # type: ignore[misc]
-    cases |= {f"{name}; store full": lambda n=name: failing(n) for name in BROKEN}  # type: ignore[misc]
+            f"{name}; {label}": partial(externalized, name, policy) for name in UNDER_POLICIES
+        }
+    cases |= {f"{name}; store full": partial(failing, name) for name in BROKEN}
     small = Policy(max_chars=700)
     cases |= {f"{name}; store broken": lambda n=name: failing(n, small) for name in BROKEN}  # type: ignore[misc]
     cases["log; store broken, no room"] = lambda: failing("log", Policy(max_chars=50))

@@ -569,12 +569,9 @@ def test_empty_content_says_that_it_is_empty(named: str) -> None:
 def test_large_text_shows_both_ends_and_how_much_is_left_out() -> None:
     text = "beginning " + "middle " * 1_000 + "end"
     found = look(text)
-    first, last = map(
-        int,
-        re.fullmatch(
-            rf"first (\d+) and last (\d+) of {len(text)} characters", found.shown
-        ).groups(),
-    )  # type: ignore[union-attr]
+    shown = re.fullmatch(rf"first (\d+) and last (\d+) of {len(text)} characters", found.shown)
+    assert shown is not None
+    first, last = map(int, shown.groups())
     assert (
         found.text
         == text[:first] + f" …[{len(text) - first - last} characters left out]… " + text[-last:]
@@ -584,12 +581,9 @@ def test_large_text_shows_both_ends_and_how_much_is_left_out() -> None:
 def test_text_beyond_the_sample_is_measured_in_bytes() -> None:
     text = "é" * 300_000
     found = look(text)
-    first, last = map(
-        int,
-        re.fullmatch(
-            r"first (\d+) and last (\d+) characters of 600000 bytes", found.shown
-        ).groups(),
-    )  # type: ignore[union-attr]
+    shown = re.fullmatch(r"first (\d+) and last (\d+) characters of 600000 bytes", found.shown)
+    assert shown is not None
+    first, last = map(int, shown.groups())
     assert (
         found.text
         == "é" * first + f" …[{600_000 - 2 * (first + last)} bytes left out]… " + "é" * last

@@ -232,10 +232,8 @@ def test_a_fault_says_when_to_retry(status: int) -> None:
                 model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
             )
         assert error.value.response.headers["retry-after"] == "0.01"
-        assert (
-            error.value.body["error"]["type"]
-            == {429: "rate_limit_error", 529: "overloaded_error"}[status]
-        )  # type: ignore[index]
+        expected = {429: "rate_limit_error", 529: "overloaded_error"}[status]
+        assert error.value.body["error"]["type"] == expected  # type: ignore[index]
 
 
 def streamed(api: str, reply: Reply, **options: Any) -> list[tuple[str, Any]]:

@@ -527,12 +527,8 @@ def test_a_call_is_read_from_openai_in_both_of_its_shapes() -> None:
     }
     assert ToolCall.from_openai(chat) == expected
     assert ToolCall.from_openai(responses) == expected
-    assert (
-        ToolCall.from_openai(
-            SimpleNamespace(id="call_1", function=SimpleNamespace(**chat["function"]))
-        )
-        == expected
-    )  # type: ignore[arg-type]
+    function = SimpleNamespace(**chat["function"])  # type: ignore[arg-type]
+    assert ToolCall.from_openai(SimpleNamespace(id="call_1", function=function)) == expected
     assert ToolCall.from_openai(SimpleNamespace(**responses)) == expected
 
 

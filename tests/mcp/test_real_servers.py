@@ -186,9 +186,8 @@ def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> 
         if one["name"] not in OURS
     ]
     undone = {**seen, "tools": {**seen["tools"], "tools": kept}}
-    return json.loads(
-        json.dumps({key: _unstubbed(value, session) for key, value in undone.items()})
-    )  # type: ignore[no-any-return]
+    whole = {key: _unstubbed(value, session) for key, value in undone.items()}
+    return json.loads(json.dumps(whole))  # type: ignore[no-any-return]
 
 
 def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
