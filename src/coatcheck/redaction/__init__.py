@@ -70,10 +70,8 @@ def mask(text: str, start: int = 0, end: int | None = None) -> str:
 def mask_url(url: str) -> str:
     """Mask a url for display: passwords and secret options are masked by their place, whatever they
     look like."""
-    if (
-        "://" not in url and "=" not in url
-    ):  # a folder: no place for a secret, and masking compiles many patterns
-        return url
+    if "://" not in url and "=" not in url:
+        return url  # a folder: no place for a secret, and masking compiles many patterns
     return mask(_OPTION.sub(rf"\1{MARK} key]", _PASSWORD.sub(rf"\1{MARK} password]", url)))
 
 
@@ -115,9 +113,8 @@ def mask_value(value: Any) -> Any:
     Containers are copied. Values that JSON does not have stay as they are."""
     top = [value]
     todo: list[tuple[Any, Any, str]] = [(top, 0, "")]
-    copies: dict[
-        tuple[int, str], Any
-    ] = {}  # a container that occurs twice, or contains itself, is copied once
+    # A container that occurs twice, or contains itself, is copied once.
+    copies: dict[tuple[int, str], Any] = {}
     while todo:
         holder, at, name = todo.pop()
         item = holder[at]

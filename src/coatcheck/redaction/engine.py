@@ -1,7 +1,8 @@
 """Find the secrets of a text: the rules whose keyword occurs in it are applied.
 
-The keywords of all rules are one `re2.Set`, so that a text without a secret is read once: 1.2 ms
-for a log of 1 MB, where the rules themselves take 60 ms and more.
+The keywords of all rules are one `re2.Set`, so that a text without a secret is read once: 2.5 ms
+for a log of 1 MB, where the rules themselves take 37 ms and more. A set that runs out of memory
+would match nothing, but RE2 makes its states again instead, as long as one of them fits.
 """
 
 from __future__ import annotations
