@@ -482,8 +482,13 @@ def test_a_sub_agent_that_cannot_use_our_tools_gets_no_stub(hooks: Hooks, tmp_pa
         for name in ("narrow", "listed", "open", "general-purpose", "../../narrow", "")
     }
     assert got == {
-        "narrow": False, "listed": True, "open": True, "general-purpose": True, "../../narrow": True, "": True,
-    }  # fmt: skip
+        "narrow": False,
+        "listed": True,
+        "open": True,
+        "general-purpose": True,
+        "../../narrow": True,
+        "": True,
+    }
 
 
 def test_the_policy_decides_by_the_name_of_a_tool_with_or_without_its_server(store: Store) -> None:

@@ -522,7 +522,10 @@ def test_in_a_pipe_no_drawing_library_is_imported(args: tuple[str, ...]) -> None
 
 def modules_of(*args: str) -> set[str]:
     """The modules that a command imports."""
-    code = "import atexit, sys; from coatcheck.cli import main; atexit.register(lambda: print(*sys.modules)); main()"
+    code = (
+        "import atexit, sys; from coatcheck.cli import main; "
+        "atexit.register(lambda: print(*sys.modules)); main()"
+    )
     call = [sys.executable, "-c", code, *args]
     done = subprocess.run(
         call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
@@ -560,8 +563,8 @@ def test_a_command_imports_only_what_it_uses() -> None:
         (("get", "n"), "artifact_commands"),
         (("stats",), "store_commands"),
         (("config",), "store_commands"),
-        (("hot", "--help"), "context_commands"),
-        (("metrics", "--help"), "context_commands"),
+        (("hot", "--help"), "hot_commands"),
+        (("metrics", "--help"), "metrics_commands"),
         (("proxy", "--help"), "mcp_commands"),
         (("transcript", "undo", "--help"), "transcript_commands"),
     ],
@@ -659,10 +662,25 @@ def test_hostile_content_never_reaches_a_terminal(hostile: str) -> None:
 
 def test_hostile_names_and_summaries_never_reach_a_terminal() -> None:
     everything = "".join(HOSTILE).replace("\0", "")  # arguments of a process cannot contain it
-    answer("put", "-", "--name", everything, "--tool", everything, "--summary", everything, "--session", everything,
-           stdin=b"x")  # fmt: skip
-    for args in (("ls", "--session", everything), ("ls", "--sessions"), ("show", everything, "--session", everything),
-                 ("ls", "--json", "--session", everything)):  # fmt: skip
+    answer(
+        "put",
+        "-",
+        "--name",
+        everything,
+        "--tool",
+        everything,
+        "--summary",
+        everything,
+        "--session",
+        everything,
+        stdin=b"x",
+    )
+    for args in (
+        ("ls", "--session", everything),
+        ("ls", "--sessions"),
+        ("show", everything, "--session", everything),
+        ("ls", "--json", "--session", everything),
+    ):
         code, seen, _ = on_terminal(*args)
         assert code == 0
         assert not STEERING & set(seen.decode()), args
@@ -887,8 +905,10 @@ def test_bash_completes_commands_sessions_names_and_pointers(tmp_path: Path) -> 
     def completed(line: str) -> list[str]:
         words = line.split(" ")
         script = (
-            f'eval "$(coatcheck completion bash)"; COMP_WORDS=({" ".join(w or chr(39) * 2 for w in words)}); '
-            f'COMP_CWORD={len(words) - 1}; _coatcheck_completion coatcheck; printf "%s\\n" "${{COMPREPLY[@]}}"'
+            'eval "$(coatcheck completion bash)"; '
+            f"COMP_WORDS=({' '.join(w or chr(39) * 2 for w in words)}); "
+            f"COMP_CWORD={len(words) - 1}; _coatcheck_completion coatcheck; "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
         )
         environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(

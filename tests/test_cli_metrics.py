@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import config, toolkit
 from coatcheck.cli import main
-from coatcheck.cli.context_commands import MAX_ROWS, MAX_SESSIONS, page, sparkline
+from coatcheck.cli.figures import sparkline
+from coatcheck.cli.metrics_page import MAX_ROWS, MAX_SESSIONS, page
 from coatcheck.context.metrics import Baseline, Meter, Notice, PromptMetrics
 from coatcheck.display import plot, thinned
 from tests.browser import chromium
@@ -149,10 +150,39 @@ class Page(HTMLParser):
 
 
 KNOWN = {
-    "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "div", "b", "section", "figure",
-    "figcaption", "span", "svg", "line", "text", "polyline", "circle", "rect", "details", "summary", "table", "thead",
-    "tbody", "tr", "th", "td", "ul", "li",
-}  # fmt: skip
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "div",
+    "b",
+    "section",
+    "figure",
+    "figcaption",
+    "span",
+    "svg",
+    "line",
+    "text",
+    "polyline",
+    "circle",
+    "rect",
+    "details",
+    "summary",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "ul",
+    "li",
+}
 
 
 def test_the_page_is_self_contained_and_nothing_in_it_runs_or_fetches(folder: Path) -> None:
@@ -223,10 +253,23 @@ def test_a_browser_draws_the_page_and_blocks_nothing(folder: Path) -> None:
     measured(folder, HOSTILE)
     run("--html", "page.html")
     done = subprocess.run(
-        [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         f"--user-data-dir={folder}/profile", "--screenshot=page.png", "--dump-dom", f"file://{folder}/page.html"],
-        cwd=folder, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        [
+            browser,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={folder}/profile",
+            "--screenshot=page.png",
+            "--dump-dom",
+            f"file://{folder}/page.html",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert (
         "CONSOLE" not in done.stderr
     )  # violations of the policy and broken pages are logged there

@@ -67,9 +67,18 @@ def digest_of(text: str) -> str:
 
 def test_a_hot_state_has_exactly_the_published_fields_and_only_the_first_is_required() -> None:
     assert set(HotState.model_fields) == {
-        "session_id", "session_key", "run_id", "objective", "current_plan_id", "accepted_decisions", "open_questions",
-        "constraints", "last_successful_step", "risk_level", "artifact_index",
-    }  # fmt: skip
+        "session_id",
+        "session_key",
+        "run_id",
+        "objective",
+        "current_plan_id",
+        "accepted_decisions",
+        "open_questions",
+        "constraints",
+        "last_successful_step",
+        "risk_level",
+        "artifact_index",
+    }
     assert json.loads(HotState(session_id="s").render()) == {"session_id": "s"}
     assert HotState(session_id="s", current_plan_id=None).current_plan_id is None
     with pytest.raises(TypeError, match="session_id"):
@@ -186,9 +195,13 @@ def test_a_record_has_exactly_the_published_fields_types_and_defaults() -> None:
         6:
     ]
     assert required == [
-        ("artifact_id", str), ("type", KINDS), ("content_uri", str), ("content_hash", str), ("size_bytes", int),
+        ("artifact_id", str),
+        ("type", KINDS),
+        ("content_uri", str),
+        ("content_hash", str),
+        ("size_bytes", int),
         ("created_at", str),
-    ]  # fmt: skip
+    ]
     assert optional == [
         ("producer", PRODUCERS | None, None),
         ("summary", str | None, None),
@@ -443,8 +456,12 @@ def test_an_executor_returns_the_bounded_content_whatever_its_policy(
 def test_a_budget_has_the_five_published_limits(caplog: pytest.LogCaptureFixture) -> None:
     budget = ContextBudget()
     names = (
-        "maxHotStateTokens", "maxArtifactIndexEntries", "maxPromptTokens", "maxRagChunks", "maxInlineArtifactChars",
-    )  # fmt: skip
+        "maxHotStateTokens",
+        "maxArtifactIndexEntries",
+        "maxPromptTokens",
+        "maxRagChunks",
+        "maxInlineArtifactChars",
+    )
     assert {name: getattr(budget, name) for name in names} == dict(
         zip(names, (1_000, 20, 8_000, 10, 2_000), strict=True)
     )
@@ -485,10 +502,21 @@ def test_prompt_metrics_have_exactly_the_published_keys_and_types(
     assert call is not None
     figures = prompt_metrics(call)
     assert [(key, type(value)) for key, value in figures.items()] == [
-        ("type", str), ("session", str), ("run", str), ("hs_tokens", int), ("hs_bytes", int), ("hs_truncated", bool),
-        ("artifacts", int), ("artifact_types", list), ("sys_chars", int), ("user_chars", int), ("est_tokens", int),
-        ("ref_files", int), ("budget_violations", int), ("budget_ok", bool),
-    ]  # fmt: skip
+        ("type", str),
+        ("session", str),
+        ("run", str),
+        ("hs_tokens", int),
+        ("hs_bytes", int),
+        ("hs_truncated", bool),
+        ("artifacts", int),
+        ("artifact_types", list),
+        ("sys_chars", int),
+        ("user_chars", int),
+        ("est_tokens", int),
+        ("ref_files", int),
+        ("budget_violations", int),
+        ("budget_ok", bool),
+    ]
     assert (figures["type"], figures["run"], figures["artifacts"]) == ("prompt_metrics", "r1", 3)
     assert figures["artifact_types"] == ["code", "doc"]
     assert (figures["budget_violations"], figures["budget_ok"], figures["hs_truncated"]) == (
@@ -539,8 +567,12 @@ def test_long_bootstrap_files_become_references_when_switched_on(
         f"type=text/markdown, sha256={digest}, bytes={len(TEXT)}, createdAt={found[0].created_at}"
     )
     assert lines[:5] == [
-        "--- AGENTS.md ---", f"ArtifactRef: {digest} ({about})", "", "Summary (head/tail excerpt):", "# Rules",
-    ]  # fmt: skip
+        "--- AGENTS.md ---",
+        f"ArtifactRef: {digest} ({about})",
+        "",
+        "Summary (head/tail excerpt):",
+        "# Rules",
+    ]
     assert "short" in text
     assert 4_000 < len(text) < 5_000
     assert found[1] == TEXT

@@ -359,9 +359,13 @@ def test_the_map_has_an_entry_for_each_artifact_that_the_state_has_stored() -> N
     artifacts = ctx.session_state["__artifacts"]
     assert len(artifacts) == 2
     assert artifacts[ref.artifact_id] == {
-        "pointer": ref.pointer, "name": "n", "sizeBytes": 7, "preview": '{"a":1}', "contentType": "application/json",
+        "pointer": ref.pointer,
+        "name": "n",
+        "sizeBytes": 7,
+        "preview": '{"a":1}',
+        "contentType": "application/json",
         "storedAt": ref.to_record()["created_at"],
-    }  # fmt: skip
+    }
     assert sorted(map(str, artifacts.values())) == sorted(map(str, list_artifacts(ctx)))
 
 

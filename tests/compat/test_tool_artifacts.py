@@ -80,9 +80,15 @@ def test_the_limit_and_the_time_to_live_are_the_published_ones() -> None:
 def test_a_ref_has_exactly_the_published_fields_and_types() -> None:
     hints = typing.get_type_hints(ArtifactRef)
     assert [(field.name, hints[field.name]) for field in fields(ArtifactRef)] == [
-        ("artifact_id", str), ("session_id", str), ("file_path", str), ("created_at", float), ("ttl_s", int),
-        ("size_bytes", int), ("tool_name", str), ("summary", str),
-    ]  # fmt: skip
+        ("artifact_id", str),
+        ("session_id", str),
+        ("file_path", str),
+        ("created_at", float),
+        ("ttl_s", int),
+        ("size_bytes", int),
+        ("tool_name", str),
+        ("summary", str),
+    ]
     assert isinstance(ArtifactRef.is_expired, property)
 
 
@@ -114,9 +120,11 @@ def test_the_fields_of_a_ref_describe_what_was_stored(store: ArtifactStore) -> N
 def test_the_hint_for_a_model_is_a_dict_with_the_published_text(store: ArtifactStore) -> None:
     ref = store.store("s", LOG, "grep")
     assert list(ref.to_model_hint().items()) == [
-        ("artifact_reference", ref.artifact_id), ("summary", LOG[:200].replace("\n", " ")), ("hint", HINT),
+        ("artifact_reference", ref.artifact_id),
+        ("summary", LOG[:200].replace("\n", " ")),
+        ("hint", HINT),
         ("size_bytes", len(LOG)),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -413,8 +421,12 @@ def test_a_cleanup_beside_another_process_ends_with_every_file(store: ArtifactSt
 def test_the_outcomes_have_the_published_fields() -> None:
     hints = typing.get_type_hints(ToolArtifactReference)
     assert [(field.name, hints[field.name]) for field in fields(ToolArtifactReference)] == [
-        ("call_id", str), ("tool_name", str), ("artifact_id", str), ("summary", str), ("size_bytes", int),
-    ]  # fmt: skip
+        ("call_id", str),
+        ("tool_name", str),
+        ("artifact_id", str),
+        ("summary", str),
+        ("size_bytes", int),
+    ]
     assert ToolExecutionResult(call_id="c", output="x").output == "x"
     state = TurnRuntimeState(session_id="sess_abc")
     assert (state.session_id, state.is_accepting_writes()) == ("sess_abc", True)
@@ -455,9 +467,11 @@ def test_the_model_gets_the_published_reference(store: ArtifactStore) -> None:
     outcome = BoundedToolExecutor([big], store, "s").execute("big", {"lines": 5_000})
     assert isinstance(outcome, ToolArtifactReference)
     assert list(outcome_to_model_content(outcome).items()) == [
-        ("artifact_reference", outcome.artifact_id), ("summary", big(5_000)[:200].replace("\n", " ")), ("hint", HINT),
+        ("artifact_reference", outcome.artifact_id),
+        ("summary", big(5_000)[:200].replace("\n", " ")),
+        ("hint", HINT),
         ("size_bytes", 35_000),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_model_reads_the_file_and_gets_the_full_content_inline(store: ArtifactStore) -> None:

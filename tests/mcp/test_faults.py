@@ -237,9 +237,14 @@ def test_requests_sent_before_the_client_closes_stdin_are_answered(place: Path) 
         },
     ]
     output = subprocess.run(
-        proxy(server=ODD), input="".join(json.dumps(one) + "\n" for one in requests), env=environment(place),
-        capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
+        proxy(server=ODD),
+        input="".join(json.dumps(one) + "\n" for one in requests),
+        env=environment(place),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
     assert [json.loads(line)["id"] for line in output.splitlines()] == [1, 2]
 
 

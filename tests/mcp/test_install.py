@@ -319,16 +319,28 @@ def test_only_named_servers_are_wrapped_and_an_unknown_name_is_an_error(person: 
 
 
 def test_urls_are_wrapped_with_hidden_headers_or_left_alone_with_a_reason(person: Person) -> None:
-    text = json.dumps({"mcpServers": {
-        "web": {"url": "https://a.example/mcp", "headers": {"Authorization": f"Bearer {SECRET}", "X-A": "1"}},
-        "old": {"url": "https://a.example/sse"},
-        "open": {"url": "https://a.example/mcp"},
-        "near": {"url": "http://127.0.0.1:3000/mcp"},
-        "signing": {"url": "https://a.example/mcp", "headers": {"a": "b"}, "auth": {"CLIENT_ID": "x"}},
-        "shell": {"command": "npx -y something"},
-        "odd": {"command": ["npx"]},
-        "nothing": {},
-    }}, indent=2)  # fmt: skip
+    text = json.dumps(
+        {
+            "mcpServers": {
+                "web": {
+                    "url": "https://a.example/mcp",
+                    "headers": {"Authorization": f"Bearer {SECRET}", "X-A": "1"},
+                },
+                "old": {"url": "https://a.example/sse"},
+                "open": {"url": "https://a.example/mcp"},
+                "near": {"url": "http://127.0.0.1:3000/mcp"},
+                "signing": {
+                    "url": "https://a.example/mcp",
+                    "headers": {"a": "b"},
+                    "auth": {"CLIENT_ID": "x"},
+                },
+                "shell": {"command": "npx -y something"},
+                "odd": {"command": ["npx"]},
+                "nothing": {},
+            }
+        },
+        indent=2,
+    )
     file = person.write_config("cursor", text)
     done = person.run("cursor", "--wrap", "--write")
     now = servers("cursor", file)
@@ -562,9 +574,17 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "a comment that never ends": ("vscode", b"{ /* ", "invalid JSON"),
     "too deep": ("cursor", b"[" * 100_000, "nested too deeply"),
     "no TOML": ("codex", b"[mcp_servers", "invalid TOML"),
-    "an inline table": ("codex", b'mcp_servers = { a = { command = "b" } }\n', "mcp_servers by hand: coatcheck = {"),
-    "another's entry of our name": ("cursor", b'{"mcpServers": {"coatcheck": {"command": "rm"}}}', "--name"),
-}  # fmt: skip
+    "an inline table": (
+        "codex",
+        b'mcp_servers = { a = { command = "b" } }\n',
+        "mcp_servers by hand: coatcheck = {",
+    ),
+    "another's entry of our name": (
+        "cursor",
+        b'{"mcpServers": {"coatcheck": {"command": "rm"}}}',
+        "--name",
+    ),
+}
 
 
 @pytest.mark.parametrize(("client", "data", "message"), WRONG.values(), ids=list(WRONG))

@@ -93,9 +93,14 @@ async def connected(
             parameters = StdioServerParameters(command=command[0], args=list(command[1:]), env=env)
             transport = stdio_client(parameters, errlog=quiet)
         client = Client(
-            transport, mode=mode, sampling_callback=watched.sample, elicitation_callback=watched.elicit,
-            list_roots_callback=watched.roots, logging_callback=watched.log, message_handler=watched.handle,
-        )  # fmt: skip
+            transport,
+            mode=mode,
+            sampling_callback=watched.sample,
+            elicitation_callback=watched.elicit,
+            list_roots_callback=watched.roots,
+            logging_callback=watched.log,
+            message_handler=watched.handle,
+        )
         async with client:
             yield client, watched
 
@@ -313,8 +318,11 @@ def everywhere(npm_server: Callable[[str], list[str]]) -> Iterator[str]:
         port = str(free.getsockname()[1])
     process = subprocess.Popen(
         [*npm_server("server-everything"), "streamableHttp"],
-        env={**os.environ, "PORT": port}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env={**os.environ, "PORT": port},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.stdout is not None
     with process, process.stdout as output:
         while "listening" not in (line := output.readline()):

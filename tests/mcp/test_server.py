@@ -273,11 +273,19 @@ def test_bytes_are_read_completely_in_pieces(opened: Open) -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        "art://000000000000", "art://name/no%20such%20name", "art://xyz", "art://name/", "file:///etc/passwd",
-        "art://name/art:000000000000", "art://000000000000?shell=1", "art://000000000000?offset=-1",
-        "art://000000000000#/a", "art://../../etc", "art://name/a%20log?lines=nonsense",
+        "art://000000000000",
+        "art://name/no%20such%20name",
+        "art://xyz",
+        "art://name/",
+        "file:///etc/passwd",
+        "art://name/art:000000000000",
+        "art://000000000000?shell=1",
+        "art://000000000000?offset=-1",
+        "art://000000000000#/a",
+        "art://../../etc",
+        "art://name/a%20log?lines=nonsense",
     ],
-)  # fmt: skip
+)
 def test_an_unknown_or_invalid_uri_is_an_error(place: Path, uri: str) -> None:
     with coatcheck.open(place) as store, pytest.raises(coatcheck.CoatcheckError):
         server.read(store.session(SESSION), types.ReadResourceRequestParams(uri=uri))
@@ -423,10 +431,14 @@ READS: list[tuple[str, dict[str, Any]]] = [
     ("tools/call", {"name": "get_artifact", "arguments": {"pointer": "e" * 60_000}}),
     ("resources/read", {"uri": f"art://name/{HUGE}"}),
     ("resources/read", {"uri": "art://name/binary"}),
-    ("completion/complete", {
-        "ref": {"type": "ref/resource", "uri": "art://name/{name}"}, "argument": {"name": "name", "value": ""},
-    }),
-]  # fmt: skip
+    (
+        "completion/complete",
+        {
+            "ref": {"type": "ref/resource", "uri": "art://name/{name}"},
+            "argument": {"name": "name", "value": ""},
+        },
+    ),
+]
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("resources/read", {"uri": HUGE}),
     ("resources/read", {"uri": f"art://name/not {HUGE}"}),
@@ -537,9 +549,11 @@ def test_a_page_from_an_allowed_origin_can_make_requests(place: Path) -> None:
             401,
             friend,
         )
-        for foreign in (client.options(found.url, headers={"origin": "https://evil.example", **preflight}),
-                        client.post(found.url, json=PING, headers={**given, "origin": "https://evil.example"}),
-                        client.post(found.url, json=PING, headers=given)):  # fmt: skip
+        for foreign in (
+            client.options(found.url, headers={"origin": "https://evil.example", **preflight}),
+            client.post(found.url, json=PING, headers={**given, "origin": "https://evil.example"}),
+            client.post(found.url, json=PING, headers=given),
+        ):
             assert not [name for name in foreign.headers if name.startswith("access-control")]
         assert (
             client.options(
@@ -552,9 +566,12 @@ def test_a_page_from_an_allowed_origin_can_make_requests(place: Path) -> None:
 
 def test_a_weak_token_is_refused_at_startup(place: Path) -> None:
     done = subprocess.run(
-        serve("--http", "--port", "0"), env=environment(place, COATCHECK_MCP_TOKEN="short"), capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        serve("--http", "--port", "0"),
+        env=environment(place, COATCHECK_MCP_TOKEN="short"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert "short" not in done.stderr
 

@@ -63,9 +63,14 @@ def test_tools_are_prefixed_only_where_they_clash(both: Speaker) -> None:
     names = tools(both)
     odd = [tool["name"] for tool in TOOLS]
     assert names == [
-        *(f"one_{name}" for name in odd), *(f"two_{name}" for name in odd), "get_current_time", "convert_time",
-        "get_artifact", "list_artifacts", "store_artifact",
-    ]  # fmt: skip
+        *(f"one_{name}" for name in odd),
+        *(f"two_{name}" for name in odd),
+        "get_current_time",
+        "convert_time",
+        "get_artifact",
+        "list_artifacts",
+        "store_artifact",
+    ]
 
 
 def test_a_call_reaches_its_server_under_the_servers_own_name(both: Speaker) -> None:

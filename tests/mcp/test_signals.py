@@ -48,10 +48,16 @@ def reported(place: Path) -> Any:
 @endings
 def test_the_savings_of_the_plugin_are_in_the_report_after(tmp_path: Path, ending: str) -> None:
     event = {
-        "hook_event_name": "PostToolUse", "session_id": "s1", "tool_name": "Bash", "tool_use_id": "t1",
-        "tool_response": json.dumps({"stdout": LOG, "stderr": "", "interrupted": False, "isImage": False}),
-        "agent_type": "", "cwd": str(tmp_path),
-    }  # fmt: skip
+        "hook_event_name": "PostToolUse",
+        "session_id": "s1",
+        "tool_name": "Bash",
+        "tool_use_id": "t1",
+        "tool_response": json.dumps(
+            {"stdout": LOG, "stderr": "", "interrupted": False, "isImage": False}
+        ),
+        "agent_type": "",
+        "cwd": str(tmp_path),
+    }
     command = [sys.executable, "-m", "coatcheck", "mcp", "--claude-code"]
     with Speaker(command, environment(tmp_path / "store")) as speaker:
         speaker.begin()

@@ -34,9 +34,20 @@ from coatcheck.truncation import Truncation
 from coatcheck.values import as_text
 
 __all__ = [
-    "LANGGRAPH", "TTL", "Adapter", "ContentPart", "Kit", "Refusal", "current_session", "in_thread", "missing",
-    "shortened", "widened", "widened_schema", "within",
-]  # fmt: skip
+    "LANGGRAPH",
+    "TTL",
+    "Adapter",
+    "ContentPart",
+    "Kit",
+    "Refusal",
+    "current_session",
+    "in_thread",
+    "missing",
+    "shortened",
+    "widened",
+    "widened_schema",
+    "within",
+]
 
 TTL: Final = SESSION_TTL
 """The time to live of a conversation's session, in seconds after its last use: hosts keep threads

@@ -203,9 +203,12 @@ class _ArtifactTool(Tool):
     def of(cls, middleware: Coatcheck, kit: Kit, tool: Any) -> _ArtifactTool:
         about = tool.as_mcp()
         made = cls(
-            name=tool.name, description=tool.description, parameters=dict(tool.parameters), meta=about.get("_meta"),
+            name=tool.name,
+            description=tool.description,
+            parameters=dict(tool.parameters),
+            meta=about.get("_meta"),
             annotations=about.get("annotations"),
-        )  # fmt: skip
+        )
         made._middleware, made._kit = middleware, kit
         return made
 

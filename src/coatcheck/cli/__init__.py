@@ -40,45 +40,69 @@ _OWN: Final = "coatcheck:"
 _NEAR: Final = 1_000
 _COPIED: Final = {"--session": "session_id", "--store": "url"}
 _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
-    "Artifacts": ("coatcheck read build.log --grep ERROR -C 2", {
-        "put": ("artifact_commands", "Store a FILE, or stdin if it is '-', and print its pointer."),
-        "get": ("artifact_commands", "Write the content of an artifact."),
-        "read": ("artifact_commands", "Print one page of an artifact."),
-        "search": ("artifact_commands", "Find the artifacts of a session that match WORDS."),
-        "ls": ("artifact_commands", "List the artifacts that a session sees, newest first."),
-        "show": ("artifact_commands", "Show the record and a preview of an artifact."),
-        "forget": ("artifact_commands", "Drop artifacts from a session."),
-    }),
-    "Agents and their sessions": ("coatcheck audit ~/.claude/projects", {
-        "audit": ("transcript_commands", "Show what recorded sessions would have cost with Coatcheck."),
-        "transcript": ("transcript_commands", "Move payloads of transcripts into the store."),
-        "metrics": ("context_commands", "Show the size of prompts, and what stubs saved."),
-        "hot": ("context_commands", "Show the hot state of a SESSION."),
-    }),
-    "MCP": ("coatcheck install cursor --wrap", {
-        "install": ("mcp_commands", "Add Coatcheck to an MCP client."),
-        "mcp": ("mcp_commands", "Serve the store over MCP."),
-        "proxy": ("mcp_commands", "Run in front of another MCP server."),
-    }),
-    "HTTP": ("coatcheck run -- claude", {
-        "console": ("http_commands", "Look at the store in a browser."),
-        "serve": ("http_commands", "Serve the store over HTTP."),
-        "gateway": ("gateway_commands", "Serve a gateway between agents and model providers."),
-        "run": ("gateway_commands", "Run a command behind a gateway of its own."),
-    }),
-    "The store": ("coatcheck doctor", {
-        "doctor": ("doctor_commands", "Check the store, extras and clients, and say what to do."),
-        "stats": ("store_commands", "Count sessions, refs, artifacts, tombstones and bytes."),
-        "collect": ("store_commands", "Remove expired artifacts and compress cold content."),
-        "verify": ("store_commands", "Read everything and report problems."),
-        "export": ("store_commands", "Export sessions, refs and content as JSON lines."),
-        "import": ("store_commands", "Import the output of export."),
-        "copy": ("store_commands", "Copy a store FROM one place TO another."),
-        "config": ("store_commands", "Show the effective settings for this folder."),
-        "trust": ("store_commands", "Trust the settings file of a project."),
-        "completion": ("doctor_commands", "Print the completion script for a SHELL."),
-    }),
-}  # fmt: skip
+    "Artifacts": (
+        "coatcheck read build.log --grep ERROR -C 2",
+        {
+            "put": (
+                "artifact_commands",
+                "Store a FILE, or stdin if it is '-', and print its pointer.",
+            ),
+            "get": ("artifact_commands", "Write the content of an artifact."),
+            "read": ("artifact_commands", "Print one page of an artifact."),
+            "search": ("artifact_commands", "Find the artifacts of a session that match WORDS."),
+            "ls": ("artifact_commands", "List the artifacts that a session sees, newest first."),
+            "show": ("artifact_commands", "Show the record and a preview of an artifact."),
+            "forget": ("artifact_commands", "Drop artifacts from a session."),
+        },
+    ),
+    "Agents and their sessions": (
+        "coatcheck audit ~/.claude/projects",
+        {
+            "audit": (
+                "transcript_commands",
+                "Show what recorded sessions would have cost with Coatcheck.",
+            ),
+            "transcript": ("transcript_commands", "Move payloads of transcripts into the store."),
+            "metrics": ("metrics_commands", "Show the size of prompts, and what stubs saved."),
+            "hot": ("hot_commands", "Show the hot state of a SESSION."),
+        },
+    ),
+    "MCP": (
+        "coatcheck install cursor --wrap",
+        {
+            "install": ("mcp_commands", "Add Coatcheck to an MCP client."),
+            "mcp": ("mcp_commands", "Serve the store over MCP."),
+            "proxy": ("mcp_commands", "Run in front of another MCP server."),
+        },
+    ),
+    "HTTP": (
+        "coatcheck run -- claude",
+        {
+            "console": ("http_commands", "Look at the store in a browser."),
+            "serve": ("http_commands", "Serve the store over HTTP."),
+            "gateway": ("gateway_commands", "Serve a gateway between agents and model providers."),
+            "run": ("gateway_commands", "Run a command behind a gateway of its own."),
+        },
+    ),
+    "The store": (
+        "coatcheck doctor",
+        {
+            "doctor": (
+                "doctor_commands",
+                "Check the store, extras and clients, and say what to do.",
+            ),
+            "stats": ("store_commands", "Count sessions, refs, artifacts, tombstones and bytes."),
+            "collect": ("store_commands", "Remove expired artifacts and compress cold content."),
+            "verify": ("store_commands", "Read everything and report problems."),
+            "export": ("store_commands", "Export sessions, refs and content as JSON lines."),
+            "import": ("store_commands", "Import the output of export."),
+            "copy": ("store_commands", "Copy a store FROM one place TO another."),
+            "config": ("store_commands", "Show the effective settings for this folder."),
+            "trust": ("store_commands", "Trust the settings file of a project."),
+            "completion": ("doctor_commands", "Print the completion script for a SHELL."),
+        },
+    ),
+}
 """The commands by group, each group with an example: the module of each command, which is imported
 when the command is used, and its line in the list of commands."""
 _COMMANDS: Final = {name: entry for _, group in _GROUPS.values() for name, entry in group.items()}
@@ -111,9 +135,8 @@ class Commands(click.Group):
                 formatter.write_text(f"$ {example}")
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:
-        atexit.register(
-            gc.freeze
-        )  # else the interpreter searches all objects for cycles before it ends
+        # without freeze, the interpreter searches all objects for cycles before it ends
+        atexit.register(gc.freeze)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
@@ -141,9 +164,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             code = super().invoke(ctx)
-            click.echo(
-                nl=False
-            )  # flush: a broken pipe must fail here, not when the interpreter exits
+            # flush: a broken pipe must fail here, not when the interpreter exits
+            click.echo(nl=False)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(BROKEN_PIPE)
@@ -183,9 +205,12 @@ def complete_session(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[Any]:
     """Complete the id of a session."""
-    return _completed(
-        context, lambda store: (one.session_id for one in sessions_of(store)), incomplete
-    )
+
+    def ids(store: Store) -> Iterator[tuple[str, str]]:
+        for info in sessions_of(store):
+            yield info.session_id, ""
+
+    return _completed(context, ids, incomplete)
 
 
 def complete_target(
@@ -208,27 +233,24 @@ def complete_target(
 
 def _completed(
     context: click.Context,
-    found: Callable[[Store], Iterable[str | tuple[str, str]]],
+    found: Callable[[Store], Iterable[tuple[str, str]]],
     incomplete: str,
 ) -> list[Any]:
-    """Return the words that begin like the one on the command line. Errors are not shown during
-    completion."""
-    from itertools import islice
-
+    """Return the words that begin like the one on the command line, from pairs of a word and its
+    description. Errors are not shown during completion."""
     from click.shell_completion import CompletionItem
 
     from coatcheck.cli.terminal import one_line
 
     try:
         with coatcheck.open(context.params.get("url"), create=False) as store:
-            known = ((one, "") if isinstance(one, str) else one for one in found(store))
-            fitting = (
-                one for one in known if one[0].startswith(incomplete) and one[0].isprintable()
-            )
-            return [
-                CompletionItem(word, help=one_line(about)[:80])
-                for word, about in islice(fitting, _COMPLETED)
-            ]
+            items: list[Any] = []
+            for word, about in found(store):
+                if word.startswith(incomplete) and word.isprintable():
+                    items.append(CompletionItem(word, help=one_line(about)[:80]))
+                if len(items) == _COMPLETED:
+                    break
+            return items
     except (CoatcheckError, OSError):
         return []
 
@@ -238,10 +260,15 @@ _STORE_HELP: Final = (
 )
 store_option = click.option("--store", "url", metavar="FOLDER", help=_STORE_HELP)
 session_option = click.option(
-    "--session", "session_id", metavar="ID", default=lambda: setting("session.id"), callback=expand_folder,
-    show_default="the settings (COATCHECK_SESSION), else 'default'", shell_complete=complete_session,
+    "--session",
+    "session_id",
+    metavar="ID",
+    default=lambda: setting("session.id"),
+    callback=expand_folder,
+    show_default="the settings (COATCHECK_SESSION), else 'default'",
+    shell_complete=complete_session,
     help="Session to use; {folder} is replaced by the working folder.",
-)  # fmt: skip
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -315,6 +342,14 @@ def sessions_of(store: Store) -> Iterator[SessionInfo]:
     return (
         one for one in store.sessions() if one.used_bytes or not one.session_id.startswith(_OWN)
     )
+
+
+def check_main_store(store: Store) -> None:
+    """Raise a usage error if the store is that of a tenant: tokens of tenants need the main one."""
+    if store.settings["store.tenant"] is not None:
+        raise usage_error(
+            "tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)"
+        )
 
 
 def default_place() -> str:

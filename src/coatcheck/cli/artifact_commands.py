@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 NO_MATCH: Final = 1  # like grep
 _BUFFER: Final = 1 << 16
 _ARTIFACTS: Final = {
-    "pointer": "pointer", "type": "kind", "size_bytes": "size", "seen": "seen", "created_at": "age", "name": "name",
+    "pointer": "pointer",
+    "type": "kind",
+    "size_bytes": "size",
+    "seen": "seen",
+    "created_at": "age",
+    "name": "name",
     "summary": "summary",
-}  # fmt: skip
+}
 _SESSIONS: Final = {
     "used_bytes": "size",
     "used_at": "last use",
@@ -366,9 +371,8 @@ def _not_held(session: Session, target: str) -> CoatcheckError:
         session.open(target).close()
     except CoatcheckError as error:
         return error
-    return errors.NotFound(
-        f"session {terminal.one_line(session.session_id)!r} only sees this artifact through a parent"
-    )
+    name = terminal.one_line(session.session_id)
+    return errors.NotFound(f"session {name!r} only sees this artifact through a parent")
 
 
 def _position(page: Page) -> str:

@@ -20,6 +20,7 @@ from coatcheck.cli import default_place, json_option, shown_url, store_option, t
 
 if TYPE_CHECKING:
     from coatcheck.collect import CollectReport
+    from coatcheck.install.clients import ConfigFile
 
 FAILED: Final = 1
 _EXTRAS: Final = {
@@ -76,8 +77,9 @@ def doctor(url: str | None, as_json: bool) -> int:
 
 
 def _program() -> Iterator[Finding]:
-    where = f"coatcheck {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield Finding("ok", "program", where)
+    machine = f"{platform.system()} {platform.machine()}"
+    version = f"coatcheck {__version__}, Python {platform.python_version()}, {machine}"
+    yield Finding("ok", "program", version)
 
 
 def _settings() -> Iterator[Finding]:
@@ -94,9 +96,8 @@ def _settings() -> Iterator[Finding]:
         folder = shlex.quote(str(settings.file.parent))
         yield Finding("note", "settings", what, f"coatcheck trust {folder}")
     for name, nearest in unknown(os.environ).items():
-        yield Finding(
-            "problem", "settings", f"there is no setting {name}", f"did you mean {nearest}?"
-        )
+        message = f"there is no setting {name}"
+        yield Finding("problem", "settings", message, f"did you mean {nearest}?")
 
 
 def _store(url: str | None) -> Iterator[Finding]:
@@ -107,11 +108,13 @@ def _store(url: str | None) -> Iterator[Finding]:
             return
         with coatcheck.open(url, create=False) as store:
             totals, collected = store.stats(), store.collected_at()
-            figures = f"{totals.sessions:,} sessions, {totals.artifacts:,} artifacts, {totals.stored_bytes:,} bytes"
-            yield Finding("ok", "store", f"{shown_url(store)}: {figures}")
-            yield from _upkeep(
-                terminal.age(collected.isoformat()) if collected else None, totals.artifacts
+            figures = (
+                f"{totals.sessions:,} sessions, {totals.artifacts:,} artifacts, "
+                f"{totals.stored_bytes:,} bytes"
             )
+            yield Finding("ok", "store", f"{shown_url(store)}: {figures}")
+            last = terminal.age(collected.isoformat()) if collected else None
+            yield from _upkeep(last, totals.artifacts)
             yield _expired(store.collect(dry_run=True, orphans=False))
             yield from _folder(Path(store.url))
     except CoatcheckError as error:
@@ -151,12 +154,8 @@ def _extras() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is not None:
             yield Finding("ok", f"extra {extra}", f"installed, for {use}")
         else:
-            yield Finding(
-                "note",
-                f"extra {extra}",
-                f"not installed, for {use}",
-                f"pip install 'coatcheck[{extra}]'",
-            )
+            mend = f"pip install 'coatcheck[{extra}]'"
+            yield Finding("note", f"extra {extra}", f"not installed, for {use}", mend)
 
 
 def _children() -> Iterator[Finding]:
@@ -176,64 +175,74 @@ def _children() -> Iterator[Finding]:
     if not found.calls:
         lacking.append("they can use sockets and start processes (no seccomp filter)")
     if lacking:
-        yield Finding(
-            "note", "child processes", f"their time is limited, but {' and '.join(lacking)}"
-        )
+        message = f"their time is limited, but {' and '.join(lacking)}"
+        yield Finding("note", "child processes", message)
     else:
-        yield Finding(
-            "ok",
-            "child processes",
-            "confined to their own files, without sockets and other processes",
-        )
+        message = "confined to their own files, without sockets and other processes"
+        yield Finding("ok", "child processes", message)
 
 
 def _clients() -> Iterator[Finding]:
-    """Look at each MCP client that has a configuration: whether it uses Coatcheck, and whether that
+    from coatcheck.install.clients import CLIENTS
+
+    for name in CLIENTS:
+        yield from _client(name)
+
+
+def _client(name: str) -> Iterator[Finding]:
+    """Look at an MCP client that has a configuration: whether it uses Coatcheck, and whether that
     can start."""
-    from coatcheck.install.clients import CLIENTS, SCOPES, after_launcher, find_here
+    from coatcheck.install.clients import CLIENTS, SCOPES, find_here
+
+    title = CLIENTS[name].title
+    is_configured = False
+    ours: list[_Entry] = []
+    for scope in SCOPES:
+        try:
+            place = find_here(name, scope)
+            ours += _entries(place)
+            is_configured = is_configured or place.file.exists()
+        except CoatcheckError as error:
+            if "scope" not in error.message and "project" not in error.message:
+                yield Finding("problem", title, error.message, error.hint or "")
+    missing = [entry.command for entry in ours if entry.is_missing]
+    if missing:
+        mend = f"coatcheck install {name} --write"
+        yield Finding("problem", title, f"{missing[0]} does not exist", mend)
+    elif ours:
+        names = sorted({entry.name for entry in ours})
+        yield Finding("ok", title, f"uses Coatcheck: {', '.join(names)}")
+    elif is_configured:
+        mend = f"coatcheck install {name} --wrap"
+        yield Finding("note", title, "does not use Coatcheck", mend)
+
+
+class _Entry(NamedTuple):
+    """An entry of ours in the configuration of a client, and the command that starts it."""
+
+    name: str
+    command: str
+
+    @property
+    def is_missing(self) -> bool:
+        return os.path.isabs(self.command) and not os.path.exists(self.command)
+
+
+def _entries(place: ConfigFile) -> Iterator[_Entry]:
+    """Yield our entries in a configuration, and those of the plugin for Claude Code."""
+    from coatcheck.install.clients import CLIENTS, after_launcher
     from coatcheck.install.plan import Plan
     from coatcheck.install.plugin import plugin_folder
 
-    for name, client in CLIENTS.items():
-        ours: list[str] = []
-        gone: list[str] = []
-        seen = False
-        for scope in SCOPES:
-            try:
-                place = find_here(name, scope)
-                servers = dict(Plan(place).text.servers) if place.file.exists() else {}
-                seen = seen or place.file.exists()
-                if name == "claude-code" and scope != "local":
-                    environ = os.environ
-                    folder = plugin_folder(
-                        scope, home=Path.home(), project=Path.cwd(), environ=environ, folder=None
-                    )
-                    plugin = Plan(replace(place, file=folder / ".mcp.json")).text.servers
-                    servers |= {f"{one} of the plugin": entry for one, entry in plugin.items()}
-            except CoatcheckError as error:
-                if "scope" not in error.message and "project" not in error.message:
-                    yield Finding("problem", client.title, error.message, error.hint or "")
-                continue
-            for entry_name, entry in servers.items():
-                if after_launcher(entry) is not None:
-                    ours.append(entry_name)
-                    command = str(entry["command"])
-                    gone += (
-                        [command] if os.path.isabs(command) and not os.path.exists(command) else []
-                    )
-        if gone:
-            yield Finding(
-                "problem",
-                client.title,
-                f"{gone[0]} does not exist",
-                f"coatcheck install {name} --write",
-            )
-        elif ours:
-            yield Finding("ok", client.title, f"uses Coatcheck: {', '.join(sorted(set(ours)))}")
-        elif seen:
-            yield Finding(
-                "note", client.title, "does not use Coatcheck", f"coatcheck install {name} --wrap"
-            )
+    servers = dict(Plan(place).text.servers) if place.file.exists() else {}
+    if place.client is CLIENTS["claude-code"] and place.scope != "local":
+        file = plugin_folder(place.scope) / ".mcp.json"
+        plugin = Plan(replace(place, file=file))
+        for name, entry in plugin.text.servers.items():
+            servers[f"{name} of the plugin"] = entry
+    for name, entry in servers.items():
+        if after_launcher(entry) is not None:
+            yield _Entry(name, str(entry["command"]))
 
 
 @click.command()
@@ -250,9 +259,8 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     source = found(main, {}, "coatcheck", "_COATCHECK_COMPLETE").source()
-    if (
-        shell == "bash"
-    ):  # a pointer has a colon, at which bash would split the word; a name may have spaces
+    if shell == "bash":
+        # a pointer has a colon, at which bash would split the word; a name may have spaces
         source = f"COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}\n{source.replace('($value)', _QUOTED)}"
     click.echo(source)
     if terminal.is_terminal():

@@ -12,7 +12,14 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import FOLDER, expand_folder, json_option, store_option, usage_error
+from coatcheck.cli import (
+    FOLDER,
+    check_main_store,
+    expand_folder,
+    json_option,
+    store_option,
+    usage_error,
+)
 from coatcheck.cli.terminal import print_error
 
 if TYPE_CHECKING:
@@ -22,33 +29,51 @@ if TYPE_CHECKING:
 
 _MODES: Final = ("observe", "stub", "loop")
 _MODE: Final = (
-    "observe changes nothing and records; stub shortens results for clients that have our tools through MCP; loop adds "
-    "our tools and answers them itself."
+    "observe changes nothing and records; stub shortens results for clients that have our tools "
+    "through MCP; loop adds our tools and answers them itself."
 )
-_TOKENS: Final = "File with the digests of tokens, as for `coatcheck serve`: each names the tenant and the sessions of its client."
+_TOKENS: Final = (
+    "File with the digests of tokens, as for `coatcheck serve`: each names the tenant and the "
+    "sessions of its client."
+)
 _SESSION: Final = (
-    "Session of all requests that name none; {folder} is replaced by the working folder. Default: one for each "
-    "conversation, by what the client sends."
+    "Session of all requests that name none; {folder} is replaced by the working folder. "
+    "Default: one for each conversation, by what the client sends."
+)
+_MAX_TOKENS: Final = (
+    "Larger results become stubs. Default: [policy], else where a stub is expected to pay."
 )
 
 
 def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     options = (
-        click.option("--mode", type=click.Choice(_MODES), default="observe", show_default=True, help=_MODE),
+        click.option(
+            "--mode", type=click.Choice(_MODES), default="observe", show_default=True, help=_MODE
+        ),
         click.option("--anthropic", metavar="URL", help="Address of Anthropic's API, without /v1."),
-        click.option("--openai", metavar="URL", help="Address of OpenAI's API, or one like it, without /v1."),
         click.option(
-            "--max-tokens", metavar="N", type=click.IntRange(min=1),
-            help="Larger results become stubs. Default: [policy], else where a stub is expected to pay.",
+            "--openai",
+            metavar="URL",
+            help="Address of OpenAI's API, or one like it, without /v1.",
+        ),
+        click.option("--max-tokens", metavar="N", type=click.IntRange(min=1), help=_MAX_TOKENS),
+        click.option(
+            "--session",
+            "session_id",
+            envvar="COATCHECK_SESSION",
+            show_envvar=True,
+            metavar="ID",
+            callback=expand_folder,
+            help=_SESSION,
         ),
         click.option(
-            "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID",
-            callback=expand_folder, help=_SESSION,
+            "--proxy",
+            metavar="URL",
+            help="HTTP proxy to the providers. None is taken from the environment.",
         ),
-        click.option("--proxy", metavar="URL", help="HTTP proxy to the providers. None is taken from the environment."),
         store_option,
         json_option,
-    )  # fmt: skip
+    )
     for option in reversed(options):
         command = option(command)
     return command
@@ -108,7 +133,6 @@ def gateway(
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
-    from coatcheck.gateway.front import TOKEN
     from coatcheck.http.credentials import Access, Keyring
     from coatcheck.http.serving import LocalServer, new_token
     from coatcheck.lanes import ending
@@ -117,13 +141,12 @@ def gateway(
         raise usage_error("--no-token is only possible on the loopback")
     if tokens is not None and no_token:
         raise usage_error("--no-token and --tokens cannot be used together")
-    given = os.environ.get(TOKEN)
-    keyring = (
-        None
-        if tokens is None
-        else Keyring(tokens, {launch.check_token(given): Access("start", "admin")} if given else {})
-    )
-    token = None if no_token or keyring else launch.check_token(given) if given else new_token()
+    given = None if no_token else _given_token()
+    keyring = token = None
+    if tokens is not None:
+        keyring = Keyring(tokens, {given: Access("start", "admin")} if given else {})
+    elif not no_token:
+        token = given or new_token()
     settings = GatewaySettings(mode=mode, session=session_id, token=token, **_upstream(**upstream))
     server = launch.local_server(host=host, port=port, hosts=allow_host, origins=allow_origin)
 
@@ -131,22 +154,16 @@ def gateway(
         return keyring.tenants if keyring is not None else set()
 
     with server, ending(), coatcheck.open(url) as store, collecting_daily(store, tenants=tenants):
-        if tenants() and store.settings["store.tenant"] is not None:
-            raise usage_error(
-                "tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)"
-            )
+        if tenants():
+            check_main_store(store)
         app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)), keyring=keyring)
-        address = launch.address_of(server, None if given else token)
-        shown = f"{address}/t/…" if keyring or (given and token) else address
-        if as_json:
-            click.echo(json.dumps({"address": shown, "mode": mode}))
+        if no_token:
+            _print_address(launch.address_of(server, None), mode, as_json)
+        elif given or keyring:
+            _print_address(launch.address_of(server, "…"), mode, as_json)
         else:
-            print_error(
-                f"gateway in {mode} mode at {shown}"
-                + ("" if given or no_token or keyring else ", shown only once")
-            )
-            print_error(f"  ANTHROPIC_BASE_URL={shown}")
-            print_error(f"  OPENAI_BASE_URL={shown}/v1")
+            address = launch.address_of(server, token)
+            _print_address(address, mode, as_json, note=", shown only once")
         try:
             server.run(app, grace=launch.GRACE)
         finally:
@@ -189,7 +206,8 @@ def run(
         trusts_user = launch.is_codex(command) and launch.knows_users(server)
         if launch.is_codex(command) and not trusts_user:
             print_error(
-                "other users of this machine can read the token of the gateway in the arguments of Codex"
+                "other users of this machine can read the token of the gateway "
+                "in the arguments of Codex"
             )
         app = Gateway(
             store, replace(settings, policy=_policy(store, max_tokens), trusts_user=trusts_user)
@@ -204,6 +222,22 @@ def run(
             code: int = launch.run_command(pointed, environ)
         _print_figures(app, as_json)
     return code
+
+
+def _given_token() -> str | None:
+    from coatcheck.gateway.front import TOKEN
+
+    token = os.environ.get(TOKEN)
+    return _launch().check_token(token) if token else None
+
+
+def _print_address(address: str, mode: str, as_json: bool, *, note: str = "") -> None:
+    if as_json:
+        click.echo(json.dumps({"address": address, "mode": mode}))
+        return
+    print_error(f"gateway in {mode} mode at {address}{note}")
+    print_error(f"  ANTHROPIC_BASE_URL={address}")
+    print_error(f"  OPENAI_BASE_URL={address}/v1")
 
 
 def _launch() -> Any:

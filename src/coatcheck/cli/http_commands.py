@@ -12,7 +12,7 @@ import click
 
 import coatcheck
 from coatcheck import errors
-from coatcheck.cli import setting, store_option, usage_error
+from coatcheck.cli import check_main_store, setting, store_option, usage_error
 from coatcheck.cli.terminal import print_error, print_text
 
 if TYPE_CHECKING:
@@ -116,10 +116,8 @@ def serve(
     )
     with server, ending(), coatcheck.open(url) as store:
         keyring, printed = _keyring(file)
-        if keyring.tenants and store.settings["store.tenant"] is not None:
-            raise usage_error(
-                "tokens of tenants need the main store: unset store.tenant (COATCHECK_TENANT)"
-            )
+        if keyring.tenants:
+            check_main_store(store)
         print_error(f"store at {server.url}/api/v1")
         if printed is not None:
             print_error(f"token, shown only once: {printed}")
@@ -184,9 +182,8 @@ def _private_page(address: str) -> Iterator[Path]:
         page = Path(folder) / "console.html"
         with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             link = escape(address)
-            file.write(
-                f'<!doctype html><title>Console</title><meta http-equiv="refresh" content="0; url={link}">'
-            )
+            file.write("<!doctype html><title>Console</title>")
+            file.write(f'<meta http-equiv="refresh" content="0; url={link}">')
             file.write(f'<p><a href="{link}">Open the console</a></p>')
         yield page
 

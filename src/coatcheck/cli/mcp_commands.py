@@ -3,14 +3,12 @@ a client."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from coatcheck import Store
     from coatcheck._toolkit import Purpose
     from coatcheck.adapters.claude_code import Hooks
+    from coatcheck.install.clients import ConfigFile
     from coatcheck.install.plan import Plan
     from coatcheck.install.plugin import PluginPlan
     from coatcheck.mcp.proxy_rewrites import Counts
@@ -46,19 +45,27 @@ _RUNNERS: Final = re.compile(r"(npx|bunx?|deno|node|uvx|uv|pipx|python)[\d.]*$")
 _POSITIVE: Final = click.IntRange(min=1)
 _SECONDS: Final = click.FloatRange(min=0, min_open=True)
 _DURATION: Final = click.FloatRange(min=0)
-_TTL: Final = "How long artifacts are kept after the session's last use. It never shortens a session's time to live."
+_TTL: Final = (
+    "How long artifacts are kept after the session's last use. "
+    "It never shortens a session's time to live."
+)
 _TIMEOUT: Final = "Abandon a request after this time without an answer or progress; 0 for no limit."
 _SCOPE: Final = (
     "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
 )
 _SESSION: Final = (
-    "Session, shared by every process that uses this id and kept for the next run; {folder} is replaced by the "
-    "working folder. Default: a new session per client."
+    "Session, shared by every process that uses this id and kept for the next run; {folder} is "
+    "replaced by the working folder. Default: a new session per client."
 )
 session_option = click.option(
-    "--session", "session_id", envvar="COATCHECK_SESSION", show_envvar=True, metavar="ID", callback=expand_folder,
+    "--session",
+    "session_id",
+    envvar="COATCHECK_SESSION",
+    show_envvar=True,
+    metavar="ID",
+    callback=expand_folder,
     help=_SESSION,
-)  # fmt: skip
+)
 ttl_option = click.option(
     "--ttl", type=_SECONDS, metavar="SECONDS", default=SESSION_TTL, show_default=True, help=_TTL
 )
@@ -103,8 +110,9 @@ def mcp(
 ) -> None:
     """Serve the store over MCP.
 
-    Offers the three tools, and artifacts as resources. Uses stdin and stdout, for the client that starts it. With
-    --http, clients need the token from COATCHECK_MCP_TOKEN, or a new one that is printed once."""
+    Offers the three tools, and artifacts as resources. Uses stdin and stdout, for the client that
+    starts it. With --http, clients need the token from COATCHECK_MCP_TOKEN, or a new one that is
+    printed once."""
     from coatcheck.lanes import ending
 
     with errors.needs_extra("mcp"):
@@ -203,7 +211,7 @@ def proxy(
     in both directions. At the end, a line on stderr says what was saved."""
     given = sum(map(bool, (command, address, config)))
     if report and not given:
-        from coatcheck.cli.context_commands import print_savings
+        from coatcheck.cli.metrics_commands import print_savings
 
         with open_existing(url) as store:
             print_savings(store, as_json=as_json)
@@ -287,82 +295,116 @@ def install(
 ) -> None:
     """Add Coatcheck to an MCP client.
 
-    CLIENT is claude-code, claude-desktop, cursor, vscode, codex, gemini, windsurf, zed, opencode or cline. Shows the
-    change to its configuration, without secrets. --write applies it and keeps the original beside the file; --undo
-    --write reverts it. With --wrap, the given SERVERs, or all, are put behind the proxy. They share a session, and an
-    entry of our own has the tools to read it. With --plugin, a plugin for Claude Code is written instead; --file is
-    its folder then."""
-    from coatcheck.install.clients import launcher
-    from coatcheck.install.plan import Plan, plan_entry, plan_undo, plan_wrap
-    from coatcheck.install.plugin import plan_plugin, plan_unplug, plugin_folder
-
+    CLIENT is claude-code, claude-desktop, cursor, vscode, codex, gemini, windsurf, zed, opencode or
+    cline. Shows the change to its configuration, without secrets. --write applies it and keeps the
+    original beside the file; --undo --write reverts it. With --wrap, the given SERVERs, or all, are
+    put behind the proxy. They share a session, and an entry of our own has the tools to read it.
+    With --plugin, a plugin for Claude Code is written instead; --file is its folder then."""
     if plugin and (client != "claude-code" or wrap or name != "coatcheck"):
         raise usage_error("--plugin is for claude-code, without --wrap and --name")
     if server and not wrap:
         raise usage_error("SERVER needs --wrap")
-    if undo and (wrap or server):
+    if undo and wrap:
         raise usage_error("--undo cannot be used with --wrap: it undoes everything")
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
     place = find_here(client, scope, None if plugin else file)
-    plan: Plan | PluginPlan
     folder = None
     if plugin:
-        folder = plugin_folder(
-            scope, home=Path.home(), project=Path.cwd(), environ=os.environ, folder=file
-        )
+        from coatcheck.install.plugin import plugin_folder
+
+        folder = plugin_folder(scope, file)
     if undo:
-        plan = plan_unplug(folder) if folder is not None else plan_undo(place)
-        if write:
-            plan.write()
-        _print_plan(plan)
-        if not write:
-            print_note("nothing was written (use --undo --write)")
-        else:
-            print_note(f"{place.client.title} is restored" if not plan.notes else "done")
+        _undo_install(place, folder, write=write)
         return
-    start = launcher(sys.argv[0], sys.executable, sys.prefix, __version__, os.environ)
-    where = ["--store", os.path.abspath(url)] if url else []
-    options = ["--session", session_id or f"{client}-{FOLDER}", *where]
-    if importlib.util.find_spec("mcp") is None:
-        raise errors.MissingExtra("mcp")
-    if folder is not None:
-        plan = plan_plugin(
-            folder, start, [*(options[:2] if session_id else []), *where], Plan(place)
-        )
-    elif wrap:
-        plan = plan_wrap(place, server, start, options, own=name, is_chosen=bool(session_id or url))
-    else:
-        plan = plan_entry(place, name, {"command": start[0], "args": [*start[1:], "mcp", *options]})
+    plan = _plan_install(
+        place,
+        folder,
+        client=client,
+        servers=server,
+        wrap=wrap,
+        name=name,
+        session_id=session_id,
+        url=url,
+    )
     if write and not plan.is_empty:
         plan.write()
     _print_plan(plan)
-    for other in _other_scopes(client, scope, file) if wrap else ():
-        print_note(other)
+    if wrap and file is None:
+        _print_other_scopes(client, scope)
     if plan.is_empty:
         print_note("nothing to change")
-    elif write:
-        print_note(f"written; restart {place.client.title} to use it; --undo --write reverts it")
-        if scope == "project":
-            print_note("the entry contains a path of this machine: check before you commit it")
-    else:
+        return
+    if not write:
         print_note("nothing was written (use --write)")
+        return
+    print_note(f"written; restart {place.client.title} to use it; --undo --write reverts it")
+    if scope == "project":
+        print_note("the entry contains a path of this machine: check before you commit it")
 
 
-def _other_scopes(client: str, scope: Scope, file: Path | None) -> Iterator[str]:
-    """Servers of the client in other scopes, which stay as they are."""
+def _undo_install(place: ConfigFile, folder: Path | None, *, write: bool) -> None:
+    """Undo what install wrote into a configuration, or the plugin in `folder`."""
+    from coatcheck.install.plan import plan_undo
+    from coatcheck.install.plugin import plan_unplug
+
+    plan = plan_undo(place) if folder is None else plan_unplug(folder)
+    if write:
+        plan.write()
+    _print_plan(plan)
+    if not write:
+        print_note("nothing was written (use --undo --write)")
+    else:
+        print_note("done" if plan.notes else f"{place.client.title} is restored")
+
+
+def _plan_install(
+    place: ConfigFile,
+    folder: Path | None,
+    *,
+    client: str,
+    servers: tuple[str, ...],
+    wrap: bool,
+    name: str,
+    session_id: str | None,
+    url: str | None,
+) -> Plan | PluginPlan:
+    """Plan the plugin in `folder`, wrapped servers, or an entry of our own."""
+    from coatcheck.install.clients import launcher
+    from coatcheck.install.plan import Plan, plan_entry, plan_wrap
+    from coatcheck.install.plugin import plan_plugin
+
+    if importlib.util.find_spec("mcp") is None:
+        raise errors.MissingExtra("mcp")
+    start = launcher(sys.argv[0], sys.executable, sys.prefix, __version__, os.environ)
+    store = ["--store", os.path.abspath(url)] if url else []
+    if folder is not None:
+        session = ["--session", session_id] if session_id else []
+        return plan_plugin(folder, start, [*session, *store], Plan(place))
+    options = ["--session", session_id or f"{client}-{FOLDER}", *store]
+    if wrap:
+        is_chosen = bool(session_id or url)
+        return plan_wrap(place, servers, start, options, own=name, is_chosen=is_chosen)
+    return plan_entry(place, name, {"command": start[0], "args": [*start[1:], "mcp", *options]})
+
+
+def _print_other_scopes(client: str, scope: Scope) -> None:
+    """Print the servers of the client in other scopes, which stay as they are."""
     from coatcheck.install.clients import after_launcher
     from coatcheck.install.plan import Plan
 
-    for other in SCOPES if file is None else ():
-        with contextlib.suppress(
-            errors.CoatcheckError
-        ):  # it has no such scope, or the file cannot be read
+    for other in SCOPES:
+        if other == scope:
+            continue
+        try:
             place = find_here(client, other)
-            servers = Plan(place).text.servers if other != scope and place.file.exists() else {}
-            plain = [name for name, entry in servers.items() if after_launcher(entry) is None]
-            if plain:
-                yield f"{', '.join(plain)} in {str(place.file)!r} can be wrapped too: --scope {other}"
+            servers = Plan(place).text.servers if place.file.exists() else {}
+        except errors.CoatcheckError:  # it has no such scope, or the file cannot be read
+            continue
+        plain = [name for name, entry in servers.items() if after_launcher(entry) is None]
+        if plain:
+            names = ", ".join(plain)
+            print_note(f"{names} in {str(place.file)!r} can be wrapped too: --scope {other}")
 
 
 def _hooks(store: Store, session_id: str | None, ttl: float, only: tuple[Purpose, ...]) -> Hooks:
@@ -394,9 +436,8 @@ def _upstream(
     if command:
         return ProcessServer(command, max_message=size), _command_name(command)
     if address:
-        return remote_server(address, remote_headers(header), size), urlsplit(
-            address
-        ).hostname or "?"
+        host = urlsplit(address).hostname or "?"
+        return remote_server(address, remote_headers(header), size), host
     from coatcheck.mcp.merged_server import PATIENCE, MergedServer
 
     found = configured_servers(_read_config(config), max_message=size)

@@ -125,11 +125,14 @@ def import_(
 ) -> None:
     """Import the output of export.
 
-    Reads a FILE, or stdin. Ids, names, sessions and expiry stay the same. An existing session is refused unless
-    --session maps it or --merge is given."""
-    pairs = [one.partition("=") for one in mapped]
-    if wrong := [old + equals + new for old, equals, new in pairs if not (old and new)]:
-        raise usage_error(f"--session takes OLD=NEW, got {wrong[0]!r}")
+    Reads a FILE, or stdin. Ids, names, sessions and expiry stay the same. An existing session is
+    refused unless --session maps it or --merge is given."""
+    sessions: dict[str, str] = {}
+    for pair in mapped:
+        old, _, new = pair.partition("=")
+        if not old or not new:
+            raise usage_error(f"--session takes OLD=NEW, got {pair!r}")
+        sessions[old] = new
     with (
         coatcheck.open(url) as store,
         click.open_file(file, "rb") as source,
@@ -141,7 +144,6 @@ def import_(
             if bar:
                 bar(source.tell() if size else refs, size)
 
-        sessions = {old: new for old, _, new in pairs}
         count = store.import_(
             source, sessions=sessions, merge=merge, progress=advance if bar else None
         )
@@ -152,9 +154,11 @@ def import_(
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.option(
-    "--tenant", default=lambda: setting("store.tenant"), show_default="the settings (COATCHECK_TENANT)",
+    "--tenant",
+    default=lambda: setting("store.tenant"),
+    show_default="the settings (COATCHECK_TENANT)",
     help="Copy this tenant's store to the same tenant in the target.",
-)  # fmt: skip
+)
 @click.option(
     "--move",
     is_flag=True,
@@ -180,8 +184,9 @@ def copy(source: str, target: str, tenant: str | None, move: bool, as_json: bool
         terminal.print_json(report.to_record())
     else:
         click.echo(
-            f"copied {report.refs} refs of {report.sessions} sessions: {report.artifacts} artifacts,"
-            f" {report.bytes} bytes; {report.known} refs were already there"
+            f"copied {report.refs} refs of {report.sessions} sessions: "
+            f"{report.artifacts} artifacts, {report.bytes} bytes; "
+            f"{report.known} refs were already there"
         )
     if report.lost:
         terminal.print_error(

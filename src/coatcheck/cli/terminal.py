@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -65,14 +65,12 @@ def is_terminal() -> bool:
 def writing(file: str, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file, or stdout for `-`, for writing. With `private`, only the owner can read a new
     file."""
-    opener = partial(os.open, mode=0o600) if private else None
-    with (
-        open(file, "wb", opener=opener)
-        if file != STDIO
-        else nullcontext(sys.stdout.buffer) as target
-    ):
+    if file == STDIO:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    with open(file, "wb", opener=partial(os.open, mode=0o600) if private else None) as target:
         yield target
-        target.flush()
 
 
 def print_error(message: str) -> None:
@@ -83,12 +81,9 @@ def print_note(message: str) -> None:
     """Print a line on stderr that accompanies the result; faint if stderr is a terminal with
     colours."""
     text = one_line(message)
-    click.echo(
-        click.style(text, dim=True)
-        if sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        else text,
-        err=True,
-    )
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        text = click.style(text, dim=True)
+    click.echo(text, err=True)
 
 
 def print_json(record: Any) -> None:
@@ -117,11 +112,11 @@ def print_records(
             print_json(record)
         return
     rows = ([_table_cell(key, record.get(key)) for key in columns] for record in records)
-    headings = (
-        columns.values()
-        if isinstance(columns, Mapping)
-        else [key.replace("_", " ") for key in columns]
-    )
+    headings: Iterable[str]
+    if isinstance(columns, Mapping):
+        headings = columns.values()
+    else:
+        headings = [key.replace("_", " ") for key in columns]
     print_table(headings, rows, shrink=shrink)
 
 
@@ -169,13 +164,16 @@ def _fitting(widths: list[int], order: Sequence[int], room: int) -> list[int]:
     if not order or over() <= 0:
         return widths
     last = order[-1]
-    widths[last] = min(
-        widths[last], _IDENTIFYING
-    )  # a very long name must not push everything else out
+    # a very long name must not push everything else out
+    widths[last] = min(widths[last], _IDENTIFYING)
     for at in order:
-        if over() > 0:
-            kept = widths[at] - over()
-            widths[at] = kept if kept >= _LEAST else max(kept, 1) if at == last else 0
+        if over() <= 0:
+            break
+        widths[at] -= over()
+        if at == last:
+            widths[at] = max(widths[at], 1)
+        elif widths[at] < _LEAST:
+            widths[at] = 0
     widths[last] = min(wanted[last], widths[last] - over())
     return widths
 
@@ -241,11 +239,9 @@ def cell(key: str, value: object) -> str:
 
 def _table_cell(key: str, value: object) -> str:
     """One value of a table: on a terminal, times are ages."""
-    return (
-        age(str(value))
-        if key.endswith("_at") and value is not None and is_terminal()
-        else cell(key, value)
-    )
+    if key.endswith("_at") and value is not None and is_terminal():
+        return age(str(value))
+    return cell(key, value)
 
 
 @contextmanager

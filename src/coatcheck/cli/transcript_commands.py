@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +25,7 @@ from coatcheck.errors import InvalidArgument, StoreUnavailable
 
 if TYPE_CHECKING:
     from coatcheck.audit import Audited
+    from coatcheck.models import Prices
     from coatcheck.transcript import FileReport, Report
 
 _COLUMNS: Final = (
@@ -51,9 +51,16 @@ _SHOWN: Final = 3  # of the best and of the worst sessions
 _PAYS: Final = 0.99
 _MANY_READS: Final = 1.5
 _AUDIT_COLUMNS: Final = {
-    "name": "sessions", "calls": "calls", "inline": "inline", "ratio": "Coatcheck", "worse": "worse", "stubs": "stubs",
-    "reads": "reads", "kept_out": "kept out", "path": "file",
-}  # fmt: skip
+    "name": "sessions",
+    "calls": "calls",
+    "inline": "inline",
+    "ratio": "Coatcheck",
+    "worse": "worse",
+    "stubs": "stubs",
+    "reads": "reads",
+    "kept_out": "kept out",
+    "path": "file",
+}
 _AUDIT_CUT: Final = ("file", "inline", "worse", "reads", "stubs", "calls", "sessions")
 
 paths_argument = click.argument(
@@ -146,20 +153,9 @@ def verify(paths: tuple[Path, ...], remove_backup: bool, url: str | None, as_jso
     Reads everything and compares it with the recorded digests."""
     from coatcheck.transcript import verify
 
-    def summary(report: Report) -> str:
-        sound, total = sum(one.is_sound for one in report.files), len(report.files)
-        count = (
-            f"{sound} of {total} files"
-            if sound < total
-            else "1 file"
-            if total == 1
-            else f"{total} files"
-        )
-        return f"{count} {'is' if sound == 1 else 'are'} sound"
-
     with open_existing(url) as store:
         call = partial(verify, store=store, remove_backup=remove_backup)
-        return _for_each(paths, call, "verifying", as_json, summary)
+        return _for_each(paths, call, "verifying", as_json, _sound_summary)
 
 
 @transcript.command()
@@ -236,6 +232,15 @@ def _summary(report: Report) -> str | None:
     return f"{len(report.files)} files, {report.artifacts} artifacts, {change}{tokens}"
 
 
+def _sound_summary(report: Report) -> str:
+    sound, total = sum(one.is_sound for one in report.files), len(report.files)
+    if sound < total:
+        count = f"{sound} of {total} files"
+    else:
+        count = "1 file" if total == 1 else f"{total} files"
+    return f"{count} {'is' if sound == 1 else 'are'} sound"
+
+
 def _for_each(
     paths: Iterable[Path],
     call: Callable[..., Report],
@@ -253,26 +258,19 @@ def _for_each(
     found: list[FileReport] = []
     with terminal.progress(doing, quiet=as_json) as bar:
         sizes = [path.stat().st_size if bar and path.is_file() else 0 for path in files]
-        for path, start in zip(files, accumulate([0, *sizes]), strict=False):
+        start = 0
+        for path, size in zip(files, sizes, strict=True):
             advance = bar and partial(_advance, bar, start, sum(sizes))
             try:
                 found += call(path, progress=advance).files
             except (CoatcheckError, OSError, RecursionError) as error:
                 found.append(failed(path, error))
+            start += size
     report = Report(tuple(found))
     if as_json:
         terminal.print_json(report.to_record())
     else:
-        rows = (
-            {**asdict(one), "before_bytes": one.bytes_before, "after_bytes": one.bytes_after}
-            for one in report.files
-        )
-        terminal.print_records(rows, _COLUMNS, as_json=False, shrink=("path",))
-        for note in [f"{one.path}: {one.note}" for one in report.files if one.note] + [
-            summary(report)
-        ]:
-            if note:
-                terminal.print_note(note)
+        _print_report(report, summary(report))
     for problem in report.problems:
         terminal.print_error(problem)
     return exit_code(report)
@@ -280,6 +278,19 @@ def _for_each(
 
 def _advance(bar: terminal.Progress, start: int, total: int, done: int, _: int | None) -> None:
     bar(start + done, total)
+
+
+def _print_report(report: Report, summary: str | None) -> None:
+    rows = (
+        {**asdict(one), "before_bytes": one.bytes_before, "after_bytes": one.bytes_after}
+        for one in report.files
+    )
+    terminal.print_records(rows, _COLUMNS, as_json=False, shrink=("path",))
+    for one in report.files:
+        if one.note:
+            terminal.print_note(f"{one.path}: {one.note}")
+    if summary:
+        terminal.print_note(summary)
 
 
 @click.command()
@@ -305,66 +316,95 @@ def audit(
     pi of this user. The sessions are replayed, and what later answers used of a stored result is
     read back and charged. Nothing is changed or stored."""
     from coatcheck.audit import audit as audited
-    from coatcheck.audit import ratio_plot, total, usual_folders
-    from coatcheck.models import UNKNOWN, model
+    from coatcheck.audit import ratio_plot, usual_folders
 
     chosen = list(paths) or usual_folders()
     if not chosen:
         raise usage_error(
             "there are no sessions of Claude Code, Codex or pi; name a file or a folder"
         )
-    known = model(model_name)
-    if model_name is not None and known is UNKNOWN:
-        terminal.print_note(f"the prices of {model_name} are not known; the usual ones are used")
+    prices = _prices(model_name)
     with terminal.progress("replaying", quiet=as_json) as bar:
-        found = list(audited(chosen, prices=known.prices, progress=bar))
+        found = list(audited(chosen, prices=prices, progress=bar))
     skipped = [one for one in found if one.skipped]
     sessions = sorted((one for one in found if not one.skipped), key=lambda one: one.ratio)
-    whole = total(sessions)
     if as_json:
-        record = {
-            "sessions": len(sessions),
-            "worse": sum(one.is_worse for one in sessions),
-            **whole.to_record(),
-        }
-        terminal.print_json(
-            {"total": record, "files": [one.to_record() for one in [*sessions, *skipped]]}
-        )
-    for one in [] if as_json else skipped:
-        terminal.print_note(f"skipped {one.path}: {one.skipped}")
+        _print_audit_json(sessions, skipped)
+    else:
+        for one in skipped:
+            terminal.print_note(f"skipped {one.path}: {one.skipped}")
     if not sessions:
         raise InvalidArgument(
             "there is no recorded session in these files", hint="name a transcript of an agent"
         )
     if plot_file is not None:
+        bars = [(one.name, one.ratio) for one in sessions]
         with terminal.writing(plot_file) as out:
-            out.write(
-                ratio_plot(
-                    "Cost with Coatcheck", [(one.name, one.ratio) for one in sessions]
-                ).encode()
-            )
+            out.write(ratio_plot("Cost with Coatcheck", bars).encode())
     if not as_json:
-        few = sessions if len(sessions) <= 2 * _SHOWN else [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
-        rows = [_row(whole, sessions)] * (len(sessions) > 1) + [_row(one, [one]) for one in few]
-        terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=_AUDIT_CUT)
-        terminal.print_note(verdict(whole, sessions))
+        _print_audit(sessions)
+
+
+def _prices(model_name: str | None) -> Prices:
+    from coatcheck.models import UNKNOWN, model
+
+    found = model(model_name)
+    if model_name is not None and found is UNKNOWN:
+        terminal.print_note(f"the prices of {model_name} are not known; the usual ones are used")
+    return found.prices
+
+
+def _print_audit_json(sessions: Sequence[Audited], skipped: Sequence[Audited]) -> None:
+    from coatcheck.audit import total
+
+    record = {
+        "sessions": len(sessions),
+        "worse": sum(one.is_worse for one in sessions),
+        **total(sessions).to_record(),
+    }
+    files = [one.to_record() for one in (*sessions, *skipped)]
+    terminal.print_json({"total": record, "files": files})
+
+
+def _print_audit(sessions: Sequence[Audited]) -> None:
+    """Print the sum of all sessions, the best and the worst of them, and the verdict."""
+    from coatcheck.audit import total
+
+    whole = total(sessions)
+    rows = [_row(whole, sessions)] if len(sessions) > 1 else []
+    shown = sessions
+    if len(sessions) > 2 * _SHOWN:
+        shown = [*sessions[:_SHOWN], *sessions[-_SHOWN:]]
+    rows += [_row(one, [one]) for one in shown]
+    terminal.print_records(rows, _AUDIT_COLUMNS, as_json=False, shrink=_AUDIT_CUT)
+    terminal.print_note(verdict(whole, sessions))
 
 
 def _row(one: Audited, sessions: Sequence[Audited]) -> dict[str, Any]:
     return {
-        "name": one.name if len(sessions) == 1 else f"all {len(sessions)}", "calls": one.inline.calls, "inline": 1,
-        "ratio": f"{one.ratio:.3f}", "worse": sum(each.is_worse for each in sessions), "stubs": one.ours.stubs,
-        "reads": one.ours.reads, "kept_out": one.ours.kept_out, "path": one.path or None,
-    }  # fmt: skip
+        "name": one.name if len(sessions) == 1 else f"all {len(sessions)}",
+        "calls": one.inline.calls,
+        "inline": 1,
+        "ratio": f"{one.ratio:.3f}",
+        "worse": sum(each.is_worse for each in sessions),
+        "stubs": one.ours.stubs,
+        "reads": one.ours.reads,
+        "kept_out": one.ours.kept_out,
+        "path": one.path or None,
+    }
 
 
 def verdict(whole: Audited, sessions: Sequence[Audited]) -> str:
     """Return one line that says whether it pays, and if not, why."""
     ours, calls = whole.ours, whole.inline.calls / len(sessions)
     if whole.ratio < _PAYS:
-        return f"it pays: {1 - whole.ratio:.0%} less, with {ours.extra_calls:,} calls more to read back"
+        less = f"{1 - whole.ratio:.0%} less"
+        return f"it pays: {less}, with {ours.extra_calls:,} calls more to read back"
     if not ours.kept_out:
-        return f"it does not pay here: in sessions of {calls:.0f} calls, no result is large enough to leave the context"
-    if ours.reads > _MANY_READS * max(1, ours.stubs):
-        return f"it does not pay here: a stub is read {ours.reads / max(1, ours.stubs):.1f} times, a call more each time"
-    return f"it does not pay here: sessions of {calls:.0f} calls are too short to earn the stubs and tools back"
+        reason = f"in sessions of {calls:.0f} calls, no result is large enough to leave the context"
+    elif ours.reads > _MANY_READS * max(1, ours.stubs):
+        reads = ours.reads / max(1, ours.stubs)
+        reason = f"a stub is read {reads:.1f} times, a call more each time"
+    else:
+        reason = f"sessions of {calls:.0f} calls are too short to earn the stubs and tools back"
+    return f"it does not pay here: {reason}"

@@ -58,9 +58,21 @@ _LIMITS: Final = {
     for one in fields(context.Budget)
 }
 _KEYS: Final = (
-    "type", "session", "run", "hs_tokens", "hs_bytes", "hs_truncated", "artifacts", "artifact_types", "sys_chars",
-    "user_chars", "est_tokens", "ref_files", "budget_violations", "budget_ok",
-)  # fmt: skip
+    "type",
+    "session",
+    "run",
+    "hs_tokens",
+    "hs_bytes",
+    "hs_truncated",
+    "artifacts",
+    "artifact_types",
+    "sys_chars",
+    "user_chars",
+    "est_tokens",
+    "ref_files",
+    "budget_violations",
+    "budget_ok",
+)
 
 
 @dataclass(frozen=True, slots=True)

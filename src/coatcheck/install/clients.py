@@ -96,41 +96,77 @@ class ConfigFile:
 # on macOS too, `{home}` the home folder or the value of `home_variable`.
 CLIENTS: Final[Mapping[str, Client]] = {
     "claude-code": Client(
-        title="Claude Code", user="{home}/.claude.json", project=".mcp.json", home_variable="CLAUDE_CONFIG_DIR",
-        entry={"type": "stdio"}, has_local=True,
+        title="Claude Code",
+        user="{home}/.claude.json",
+        project=".mcp.json",
+        home_variable="CLAUDE_CONFIG_DIR",
+        entry={"type": "stdio"},
+        has_local=True,
     ),
-    "claude-desktop": Client(title="Claude Desktop", user="{config}/Claude/claude_desktop_config.json"),
-    "cursor": Client(title="Cursor", user="{home}/.cursor/mcp.json", project=".cursor/mcp.json", http={"url": None}),
+    "claude-desktop": Client(
+        title="Claude Desktop", user="{config}/Claude/claude_desktop_config.json"
+    ),
+    "cursor": Client(
+        title="Cursor",
+        user="{home}/.cursor/mcp.json",
+        project=".cursor/mcp.json",
+        http={"url": None},
+    ),
     "vscode": Client(
-        title="VS Code", user="{config}/Code/User/mcp.json", project=".vscode/mcp.json", section=("servers",),
-        entry={"type": "stdio"}, http={"url": None},
+        title="VS Code",
+        user="{config}/Code/User/mcp.json",
+        project=".vscode/mcp.json",
+        section=("servers",),
+        entry={"type": "stdio"},
+        http={"url": None},
     ),
     "codex": Client(
-        title="Codex", user="{home}/config.toml", project=".codex/config.toml", home_variable="CODEX_HOME",
-        section=("mcp_servers",), format="toml",
+        title="Codex",
+        user="{home}/config.toml",
+        project=".codex/config.toml",
+        home_variable="CODEX_HOME",
+        section=("mcp_servers",),
+        format="toml",
     ),
     "gemini": Client(
-        title="Gemini CLI", user="{home}/.gemini/settings.json", project=".gemini/settings.json",
-        home_variable="GEMINI_CLI_HOME", http={"httpUrl": "http", "url": "sse"},
+        title="Gemini CLI",
+        user="{home}/.gemini/settings.json",
+        project=".gemini/settings.json",
+        home_variable="GEMINI_CLI_HOME",
+        http={"httpUrl": "http", "url": "sse"},
     ),
     "windsurf": Client(
-        title="Windsurf", user="{home}/.codeium/windsurf/mcp_config.json", http={"serverUrl": None, "url": None},
+        title="Windsurf",
+        user="{home}/.codeium/windsurf/mcp_config.json",
+        http={"serverUrl": None, "url": None},
     ),
     "zed": Client(
-        title="Zed", user="{xdg}/zed/settings.json", project=".zed/settings.json", section=("context_servers",),
+        title="Zed",
+        user="{xdg}/zed/settings.json",
+        project=".zed/settings.json",
+        section=("context_servers",),
     ),
     "opencode": Client(
-        title="opencode", user="{xdg}/opencode/opencode.json", project="opencode.json", section=("mcp",),
-        entry={"type": "local", "enabled": True}, is_list=True,
-        others=("{xdg}/opencode/opencode.jsonc", "opencode.jsonc", ".opencode/opencode.json",
-                ".opencode/opencode.jsonc"),
+        title="opencode",
+        user="{xdg}/opencode/opencode.json",
+        project="opencode.json",
+        section=("mcp",),
+        entry={"type": "local", "enabled": True},
+        is_list=True,
+        others=(
+            "{xdg}/opencode/opencode.jsonc",
+            "opencode.jsonc",
+            ".opencode/opencode.json",
+            ".opencode/opencode.jsonc",
+        ),
     ),
     "cline": Client(
-        title="Cline", http={"url": "sse"},
+        title="Cline",
+        http={"url": "sse"},
         user="{config}/Code/User/globalStorage/saoudrizwan.claude-dev/settings/cline_mcp_settings.json",
         others=("{home}/.cline/data/settings/cline_mcp_settings.json",),
     ),
-}  # fmt: skip
+}
 _DEFAULT_HOMES: Final = {"CODEX_HOME": ".codex"}  # the other variables replace the home folder
 
 

@@ -26,11 +26,8 @@ from coatcheck.install.plan import Plan, decode, read_file
 NAME: Final = "coatcheck"
 _MANIFEST: Final = ".claude-plugin/plugin.json"
 _SERVER: Final = ".mcp.json"
-_FILES: Final = (
-    "hooks/hooks.json",
-    _SERVER,
-    _MANIFEST,
-)  # the manifest last: with it, the folder is a plugin
+# the manifest last: with it, the folder is a plugin
+_FILES: Final = ("hooks/hooks.json", _SERVER, _MANIFEST)
 _RECORD: Final = ".coatcheck-undo"
 
 
@@ -80,26 +77,23 @@ class PluginPlan:
             if data is None:
                 (self.folder / name).unlink(missing_ok=True)
         (self.folder / _RECORD).unlink(missing_ok=True)
-        for folder in (
-            *(self.folder / name for name in ("hooks", ".claude-plugin")),
-            self.folder,
-            self.folder.parent,
-        ):
+        hooks, manifest = self.folder / "hooks", self.folder / ".claude-plugin"
+        for folder in (hooks, manifest, self.folder, self.folder.parent):
             try:
                 os.rmdir(folder)
             except OSError:
                 pass  # it is not empty, or not there
 
 
-def plugin_folder(
-    scope: Scope, *, home: Path, project: Path, environ: Mapping[str, str], folder: Path | None
-) -> Path:
-    """Return the folder of the plugin. Raises `InvalidArgument` for a scope that Claude Code does
-    not load it from."""
+def plugin_folder(scope: Scope, folder: Path | None = None) -> Path:
+    """Return the folder of the plugin, for this user and the working folder. Raises
+    `InvalidArgument` for a scope that Claude Code does not load it from."""
     if scope == "local":
         raise InvalidArgument("a plugin has no scope 'local'", hint="use user or project")
-    configuration = Path(environ.get("CLAUDE_CONFIG_DIR") or home / ".claude")
-    place = configuration if scope == "user" else project / ".claude"
+    if scope == "user":
+        place = Path(os.environ.get("CLAUDE_CONFIG_DIR") or Path.home() / ".claude")
+    else:
+        place = Path.cwd() / ".claude"
     return (folder or place / "skills" / NAME).absolute()
 
 
@@ -120,12 +114,11 @@ def plan_plugin(
         raise InvalidArgument(
             f"{str(folder)!r} already has another plugin", hint="nothing was changed; move it away"
         )
+    file = str(servers.config.file)
     for name, one in servers.text.servers.items():
         words = after_launcher(one) or [""]
         if words[0] == "mcp":
-            plan.notes.append(
-                f"the server {name!r} in {str(servers.config.file)!r} has the same tools; remove it"
-            )
+            plan.notes.append(f"the server {name!r} in {file!r} has the same tools; remove it")
         elif words[0] == "proxy":
             plan.notes.append(
                 f"{name!r} runs through the proxy, which the plugin makes unnecessary; unwrap it"
@@ -141,12 +134,11 @@ def plan_unplug(folder: Path) -> PluginPlan:
             f"there is no plugin by Coatcheck in {str(folder)!r}",
             hint="try another --scope or --file",
         )
-    now = {name: read_file(folder / name) for name in _FILES}
-    edited = {
-        name: data
-        for name, data in now.items()
-        if data is not None and _digest(data) != record.get(name)
-    }
+    edited: dict[str, bytes] = {}
+    for name in _FILES:
+        data = read_file(folder / name)
+        if data is not None and _digest(data) != record.get(name):
+            edited[name] = data
     plan = PluginPlan(folder, {name: edited.get(name) for name in _FILES}, is_undo=True)
     plan.notes += [f"{str(folder / name)!r} was edited since; it is left there" for name in edited]
     return plan

@@ -47,11 +47,22 @@ _CALLS: Final = ("tools/call", "tasks/result")
 _SLIMMED: Final = (*_CALLS, "resources/read")
 _TIMED: Final = frozenset(
     {
-        "initialize", "server/discover", "ping", "tools/list", "tools/call", "resources/list", "resources/read",
-        "resources/templates/list", "resources/subscribe", "resources/unsubscribe", "prompts/list", "prompts/get",
-        "completion/complete", "logging/setLevel",
+        "initialize",
+        "server/discover",
+        "ping",
+        "tools/list",
+        "tools/call",
+        "resources/list",
+        "resources/read",
+        "resources/templates/list",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        "prompts/list",
+        "prompts/get",
+        "completion/complete",
+        "logging/setLevel",
     }
-)  # fmt: skip
+)
 """Requests that are answered soon, or report progress. Other requests may be meant to stay open."""
 
 

@@ -238,9 +238,12 @@ class _Handlers:
             content.append(types.ResourceLink(**_labels(ref), size=ref.size_bytes))
         if ref is not None and not tool.read_only:
             structured = {
-                "pointer": ref.pointer, "artifact_id": ref.artifact_id, "name": _short(ref.name or ""),
-                "media_type": _short(ref.media_type), "size_bytes": ref.size_bytes,
-            }  # fmt: skip
+                "pointer": ref.pointer,
+                "artifact_id": ref.artifact_id,
+                "name": _short(ref.name or ""),
+                "media_type": _short(ref.media_type),
+                "size_bytes": ref.size_bytes,
+            }
             await self._changed(context)
         summary = f"{tool.name}: {len(text):,} characters in {time.monotonic() - began:.3f} s"
         await self._log(context, "warning" if failed else "debug", summary)

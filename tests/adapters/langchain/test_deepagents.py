@@ -200,10 +200,16 @@ def test_a_failing_store_is_reported_as_an_error(store: Store) -> None:
     backend.write("/a.txt", "text")
     store.close()
     results: list[Any] = [
-        backend.ls("/"), backend.read("/a.txt"), backend.write("/a.txt", "x"), backend.edit("/a.txt", "t", "x"),
-        backend.delete("/a.txt"), backend.grep("t"), backend.glob("*"), *backend.upload_files([("/a.txt", b"x")]),
+        backend.ls("/"),
+        backend.read("/a.txt"),
+        backend.write("/a.txt", "x"),
+        backend.edit("/a.txt", "t", "x"),
+        backend.delete("/a.txt"),
+        backend.grep("t"),
+        backend.glob("*"),
+        *backend.upload_files([("/a.txt", b"x")]),
         *backend.download_files(["/a.txt"]),
-    ]  # fmt: skip
+    ]
     assert all("closed" in str(one.error) for one in results)
 
 

@@ -42,9 +42,13 @@ def test_the_code_of_the_page_runs_from_top_to_bottom() -> None:
 
 def test_the_example_prints_the_figures_of_the_page() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.langchain_agent"], cwd=ROOT, capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "examples.langchain_agent"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
         env={"PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+    )
     printed = [line.split(":")[1].split() for line in done.stdout.splitlines()[:2]]
     rows = [
         re.findall(r"[\d,]+", row)
