@@ -19,6 +19,8 @@ from tests.counting import counts as counts  # a fixture, and the hook of its ta
 from tests.counting import pytest_configure as pytest_configure
 from tests.servers import find_postgres, find_weed, postgres, seaweedfs
 
+pytest.register_assert_rewrite("tests.adapters.suite")  # before a test imports it
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 CI = bool(os.environ.get("CI"))
