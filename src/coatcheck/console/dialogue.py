@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from coatcheck.externalize.stub import may_begin_with_stub
 from coatcheck.gateway.watching import SERIES
 from coatcheck.ids import is_pointer
 from coatcheck.messages.cost import Usage, usage_of
@@ -71,7 +72,7 @@ class TurnPart:
 
     @property
     def is_stub(self) -> bool:
-        return self.kind == "result" and '"stub":' in self.text[:200] and bool(self.pointers)
+        return self.kind == "result" and may_begin_with_stub(self.text) and bool(self.pointers)
 
 
 def parts_of(message: Any) -> list[TurnPart]:

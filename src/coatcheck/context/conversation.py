@@ -25,7 +25,7 @@ from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.originals import keep_original, original_of
-from coatcheck.externalize.pipeline import PLACEHOLDER, put
+from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.shorter import (
     LEAST_REPEATED,
     ShownResult,
@@ -34,7 +34,7 @@ from coatcheck.externalize.shorter import (
     repaired,
     shorter,
 )
-from coatcheck.externalize.stub import STUB, mark
+from coatcheck.externalize.stub import STUB, is_replacement, mark, pointer_in_stub
 from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
@@ -57,7 +57,7 @@ from coatcheck.messages.paths import at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.refs import Ref
-from coatcheck.transcript.prune import Pruned, pointer_in_stub, prune
+from coatcheck.transcript.prune import Pruned, prune
 
 if TYPE_CHECKING:
     from coatcheck.session import Session
@@ -224,7 +224,7 @@ class Conversation:
         """Whether a message has a result that is a stub, or the placeholder of one that was
         pruned."""
         results = (at(message, one.content_path) for one in self.dialect.format.results(message))
-        return any((plain_text(one) or "").startswith((STUB, PLACEHOLDER)) for one in results)
+        return any(is_replacement(plain_text(one) or "") for one in results)
 
     def clearable(self, sent: SentMessages) -> int:
         """Estimate the tokens that the provider would clear from these messages now."""

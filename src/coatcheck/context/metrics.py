@@ -33,8 +33,8 @@ from coatcheck.checks import is_whole
 from coatcheck.context.appended import STARTS
 from coatcheck.context.budget import Budget, rendered
 from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
-from coatcheck.externalize.stub import is_lead, is_ours
-from coatcheck.ids import clip, is_pointer
+from coatcheck.externalize.stub import is_ours, is_stub_object, stubs_in
+from coatcheck.ids import clip
 from coatcheck.messages.cache import Sent, compared
 from coatcheck.messages.cost import BoundedCache, Cost, Tally, Usage, usage_of
 from coatcheck.messages.formats import calls_named, spoken
@@ -90,7 +90,6 @@ _BUILT: Final = (
 )  # fmt: skip
 _CACHED: Final = 65_536
 _DEEPEST: Final = 12
-_STUB: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
 _FILE: Final = re.compile(
     r"^ArtifactRef: (art:[0-9a-f]{12,64}) \(type=\w+, sha256=[0-9a-f]{64}, bytes=\d+\)$",
     re.MULTILINE,
@@ -554,7 +553,7 @@ class _Scale:
             if isinstance(one, str) and self._was_read(one):
                 figures["tokens_read_back"] += self._tokens(one)
                 continue
-            for stub, written in _stubs(one) if isinstance(one, str) else [(one, _dumped(one))]:
+            for stub, written in stubs_in(one) if isinstance(one, str) else [(one, _dumped(one))]:
                 figures.update(tokens_stubs=self._tokens(written), tokens_saved=self._whole(stub))
             if isinstance(one, str):
                 found, left_out = self._files(one)
@@ -614,28 +613,9 @@ class _Scale:
         return estimate(text) if found is None else found
 
 
-def _stubs(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield the stubs in a text, each at the beginning of a line, with their JSON."""
-    for match in _STUB.finditer(text) if '{"stub":"' in text else ():
-        try:
-            found, end = _DECODER.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            continue
-        if _is_stub(found):
-            yield found, text[match.start() : end]
-
-
-def _is_stub(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and is_lead(value.get("stub"))
-        and is_pointer(value.get("artifact"))
-    )
-
-
 def _contents(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the texts in a message, and the stubs in it that are objects."""
-    if isinstance(value, str) or _is_stub(value):
+    if isinstance(value, str) or is_stub_object(value):
         yield value
     elif isinstance(value, Mapping | list | tuple) and depth < _DEEPEST:
         for one in value.values() if isinstance(value, Mapping) else value:

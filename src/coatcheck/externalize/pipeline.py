@@ -26,7 +26,7 @@ from weakref import WeakSet
 from coatcheck import media
 from coatcheck.content import is_stream
 from coatcheck.core_session import CoreSession
-from coatcheck.errors import InvalidArgument, StoreError, UnsupportedValue
+from coatcheck.errors import InvalidArgument, UnsupportedValue
 from coatcheck.externalize import wrapped
 from coatcheck.externalize.decision import (
     Decision,
@@ -48,9 +48,9 @@ from coatcheck.externalize.stub import (
     is_stub,
     nothing_shown,
     own_summary,
+    own_tag,
     reason,
     stub_of,
-    tag_of,
 )
 from coatcheck.ids import digest_of
 from coatcheck.intake import About, metadata_text
@@ -89,7 +89,6 @@ _SMALL_BLOCK: Final = 500  # characters of a block that is shown unchanged in a 
 _CACHED: Final = (
     256  # stubs: the same result is often on several lines of a transcript, and in several files
 )
-_NOT_STORED: Final = "not stored: call the tool again where it is needed"
 _ARGUMENT, _ARGUMENTS = (
     80,
     200,
@@ -98,9 +97,6 @@ _MCP: Final = "mcp__"  # Claude Code and Codex name the tools of MCP servers mcp
 _NUMBER: Final = 12  # characters that a line number and the sign after it may take
 _LOG: Final = logging.getLogger("coatcheck")
 
-STORED: Final = "stored whole"
-PLACEHOLDER: Final = '{"pruned":"'
-"""The start of every placeholder."""
 
 # A stub is a function of the content, its pointer and the policy. The policy, the stub, and the
 # tokens it saves:
@@ -384,41 +380,6 @@ def stub_for(ref: Ref, prepared: Prepared, policy: Policy) -> tuple[str, int]:
         if len(_stubs) > _CACHED:
             _stubs.pop(next(iter(_stubs), key), None)
     return made[1:]
-
-
-def hidden_stub(ref: Ref) -> str:
-    """Return the stub for a place that no model is shown."""
-    note = {
-        "stub": "stored",
-        "artifact": ref.pointer,
-        "media_type": ref.media_type,
-        "size_bytes": ref.size_bytes,
-    }
-    return json.dumps(note, ensure_ascii=False, separators=(",", ":"))
-
-
-def placeholder(
-    what: str,
-    pointer: str | None,
-    size: int,
-    lines: int | None,
-    read_tool: str | None,
-    *,
-    cut: Truncation | None = None,
-) -> str:
-    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says
-    that the payload is not stored. `cut` is what was cut out of the payload before it came here."""
-    kept = STORED if cut is None else "the part that arrived is stored"
-    parts = [what] if cut is None else [what, str(cut)]
-    shown: dict[str, object] = {"pruned": ", ".join([*parts, kept if pointer else _NOT_STORED])}
-    if pointer:
-        shown["artifact"] = pointer
-    shown["size_bytes"] = size
-    if lines is not None and lines > 1:
-        shown["lines"] = lines
-    if pointer and read_tool:
-        shown["hint"] = f"{read_tool} reads it"
-    return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
 
 
 def redacted(value: object) -> Any:
@@ -1043,14 +1004,6 @@ class _Result:
         if sum(bool(one.refs or one.failure) for one in done) > _MAX_STUBS:
             return None
         return _joined(done, [one.content for one in done], value)
-
-
-def own_tag(store: Store, text: str) -> str | None:
-    """Return the tag of a text that is a marked answer of this store's tools, else None."""
-    try:
-        return tag_of(store.secret, text)
-    except StoreError:
-        return None  # storing fails too, and reports it
 
 
 def _notice(known: list[dict[str, Any]]) -> Truncation | None:

@@ -4,7 +4,7 @@ A stub replaces a large value. It is one line of JSON, a pure function of conten
 pointer. Untrusted text appears only inside JSON strings, with known secrets masked. Without its
 preview, a stub has at most 150 tokens. If the store failed, a bounded head and tail replaces the
 value. If a host or a server cut the value before it came here, each of these texts says first what
-is missing and who cut it.
+is missing and who cut it. A placeholder replaces an old payload in a prompt.
 
 What our own tools return has a mark at the end of its first line: the length of the text that
 follows, and a keyed tag over all of it. It identifies such an answer, whatever name the host gave
@@ -20,16 +20,19 @@ import hmac
 import json
 import re
 from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coatcheck import media
-from coatcheck.errors import CoatcheckError
+from coatcheck.errors import CoatcheckError, StoreError
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy
+from coatcheck.ids import is_pointer
 from coatcheck.previews import Facts
 from coatcheck.previews.excerpts import line
 from coatcheck.redaction import MARK, mask
 from coatcheck.refs import Ref, summarize
+from coatcheck.store import Store
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.truncation import INCOMPLETE, Truncation, find_truncation
 
@@ -46,6 +49,16 @@ _SUMMARY: Final = 80
 _SUMMARY_TOKENS: Final = 16
 STUB: Final = '{"stub":"'
 """The start of every stub."""
+
+PLACEHOLDER: Final = '{"pruned":"'
+"""The start of every placeholder."""
+
+STORED: Final = "stored whole"
+_NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_LONGEST_PREVIEW: Final = 2_000  # characters, in a stub whose policy is unknown
+_STUB_AT_LINE_START: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
+_STUB_IN_JSON: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # inside a string of a line
+_DECODER: Final = json.JSONDecoder()
 
 _TABLES: Final = frozenset(
     {
@@ -163,10 +176,93 @@ def is_lead(value: object) -> bool:
     )
 
 
-def is_stub(text: str, policy: Policy) -> bool:
+def hidden_stub(ref: Ref) -> str:
+    """Return the stub for a place that no model is shown."""
+    return _ENCODER.encode(
+        {
+            "stub": "stored",
+            "artifact": ref.pointer,
+            "media_type": ref.media_type,
+            "size_bytes": ref.size_bytes,
+        }
+    )
+
+
+def placeholder(
+    what: str,
+    pointer: str | None,
+    size: int,
+    lines: int | None,
+    read_tool: str | None,
+    *,
+    cut: Truncation | None = None,
+) -> str:
+    """Return the line of JSON that replaces an old payload in a prompt. Without a pointer, it says
+    that the payload is not stored. `cut` is what was cut out of the payload before it came here."""
+    kept = STORED if cut is None else "the part that arrived is stored"
+    parts = [what] if cut is None else [what, str(cut)]
+    shown: dict[str, object] = {"pruned": ", ".join([*parts, kept if pointer else _NOT_STORED])}
+    if pointer:
+        shown["artifact"] = pointer
+    shown["size_bytes"] = size
+    if lines is not None and lines > 1:
+        shown["lines"] = lines
+    if pointer and read_tool:
+        shown["hint"] = f"{read_tool} reads it"
+    return _ENCODER.encode(shown)
+
+
+def is_stub(text: str, policy: Policy | None = None) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be
-    useless."""
-    return text.startswith(STUB) and len(text) <= 1_000 + 2 * policy.preview_chars
+    useless. Without a policy, its preview may have up to 2,000 characters."""
+    preview = _LONGEST_PREVIEW if policy is None else policy.preview_chars
+    return text.startswith(STUB) and len(text) <= 1_000 + 2 * preview
+
+
+def is_replacement(text: str) -> bool:
+    """Whether a text begins like a stub or a placeholder."""
+    return text.startswith((STUB, PLACEHOLDER))
+
+
+def is_stub_object(value: object) -> bool:
+    """Whether a parsed value is a stub: it says so first, and has a pointer."""
+    if not isinstance(value, Mapping):
+        return False
+    return is_lead(value.get("stub")) and is_pointer(value.get("artifact"))
+
+
+def stubs_in(text: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield the stubs in a text, each at the beginning of a line, with their JSON."""
+    if STUB not in text:
+        return
+    for match in _STUB_AT_LINE_START.finditer(text):
+        try:
+            found, end = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        if is_stub_object(found):
+            yield found, text[match.start() : end]
+
+
+def may_contain_stub(line: bytes) -> bool:
+    """Whether a line of a transcript may contain a stub in one of its strings."""
+    return any(written in line for written in _STUB_IN_JSON)
+
+
+def may_begin_with_stub(text: str) -> bool:
+    """Whether a text may begin with a stub, or with a block around one."""
+    return '"stub":' in text[:200]
+
+
+def pointer_in_stub(text: str) -> str | None:
+    """Return the pointer of a stub, or None if the text is something else."""
+    if not is_stub(text):
+        return None
+    try:
+        pointer = json.loads(text).get("artifact")
+    except (ValueError, AttributeError):
+        return None
+    return pointer if isinstance(pointer, str) and is_pointer(pointer) else None
 
 
 def own_summary(ref: Ref, head: bytes) -> str:
@@ -227,6 +323,14 @@ def mark(key: bytes, first: str, rest: str = "") -> str:
     head = f"{' '.join(first.splitlines())} ~{len(rest)}"
     signed = f"{head}.{_tag(key, head, rest)}"
     return f"{signed}\n{rest}" if rest else signed
+
+
+def own_tag(store: Store, text: str) -> str | None:
+    """Return the tag of a text that is a marked answer of this store's tools, else None."""
+    try:
+        return tag_of(store.secret, text)
+    except StoreError:
+        return None  # storing fails too, and reports it
 
 
 def is_ours(key: bytes, text: str) -> bool:

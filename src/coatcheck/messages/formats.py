@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import is_stub
 from coatcheck.ids import clip
 from coatcheck.messages import paths
@@ -36,7 +35,6 @@ from coatcheck.parts import Part, is_known, read, write
 if TYPE_CHECKING:
     from coatcheck.messages.cache import Breakpoint
 
-_STUBS: Final = Policy(preview_chars=2_000)
 _MAX_DEPTH: Final = 8
 _DEEPEST_CALL: Final = 12
 _HOST_KEYS: Final = {
@@ -634,7 +632,7 @@ def _shown(block: Any) -> Any:
     if isinstance(content, list):
         return with_blocks(block, content, list(map(_shown, content)))
     part = read(block)
-    if not is_stub(part.encoded, _STUBS):
+    if not is_stub(part.encoded):
         return block
     return write(part.with_text(part.encoded))
 

@@ -38,6 +38,7 @@ from coatcheck.errors import (
     storage_error,
 )
 from coatcheck.externalize.policy import Policy
+from coatcheck.externalize.stub import may_contain_stub, pointer_in_stub
 from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.formats import unpaired
@@ -46,7 +47,6 @@ from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
-from coatcheck.transcript.prune import pointer_in_stub
 from coatcheck.transcript.scan import parse, parsed
 from coatcheck.transcript.splice import (
     MARK,
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["stored", "stubs", "whole"]
 _MAX_PROBLEMS: Final = 1_000
-_STUB: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # how a stub looks inside a JSON string
 _SCHEME: Final = SCHEME.encode()
 _POINTER: Final = re.compile(rb"art:[0-9a-f]{12,64}(?![0-9a-f])")
 _MAX_MISSES: Final = 1_000  # pointers in one line that may resolve to nothing
@@ -530,11 +529,13 @@ class _Writer(Keeper):
     def _stub_refs(self, line: bytes, fmt: Format) -> list[ArtifactRef]:
         """Return refs to the artifacts of stubs in the results of a line, if they are this
         session's own."""
-        found = (
-            parse(line.decode("utf-8", "replace")) if any(one in line for one in _STUB) else None
-        )
+        if not may_contain_stub(line):
+            return []
+        found = parse(line.decode("utf-8", "replace"))
+        if found is None:
+            return []
         refs = []
-        for base, message in fmt.messages(found[0]) if found is not None else ():
+        for base, message in fmt.messages(found[0]):
             for result in fmt.results(message):
                 for path, text in texts(
                     at(message, result.content_path), (*base, *result.content_path)

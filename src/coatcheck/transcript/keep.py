@@ -20,7 +20,6 @@ from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.externalize.pipeline import (
     Prepared,
-    hidden_stub,
     leaving,
     masked,
     put_prepared,
@@ -28,6 +27,7 @@ from coatcheck.externalize.pipeline import (
     unstored,
 )
 from coatcheck.externalize.policy import Policy, configured
+from coatcheck.externalize.stub import hidden_stub
 from coatcheck.intake import About
 from coatcheck.media import JSON
 from coatcheck.messages import Format

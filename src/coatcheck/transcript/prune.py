@@ -36,17 +36,14 @@ from coatcheck.checks import is_whole, one_of, share, whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, LimitExceeded, StoreError
 from coatcheck.externalize.originals import original_of
 from coatcheck.externalize.pipeline import (
-    STORED,
     Prepared,
-    own_tag,
-    placeholder,
     prepared,
     put_prepared,
 )
 from coatcheck.externalize.policy import READ_TOOL, Policy, configured
 from coatcheck.externalize.shorter import ShownResult, expanded, is_reference, repaired
-from coatcheck.externalize.stub import is_stub
-from coatcheck.ids import digest_of, is_pointer, parse_pointer, pointer_of
+from coatcheck.externalize.stub import STORED, is_stub, own_tag, placeholder, pointer_in_stub
+from coatcheck.ids import digest_of, parse_pointer, pointer_of
 from coatcheck.intake import About
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
@@ -91,7 +88,6 @@ _TASK: Final = 8  # the first user message stays if it takes at most this part (
 _MAX_LISTED: Final = 16  # artifacts that a note lists
 _LONG_POINTER: Final = "art:" + "a7f3c9e1b5d2" + "8e4b6" * 4  # costs more tokens than real pointers
 _NOTE_SHARE: Final = 16  # the part (1/16) of a budget that a note may take
-_STUBS: Final = Policy(preview_chars=2_000)
 _POINTER: Final = re.compile(r"(?<![0-9A-Za-z:])art:[0-9a-f]{12,64}(?![0-9a-f])")
 _RESULT: Final = "an older result"
 _PAGE_HEAD: Final = re.compile(r"\[(art:[0-9a-f]{12,64})[;\]#]")
@@ -753,7 +749,7 @@ class Placeholders:
         pointer does not resolve in this session, or if it refers to another result and the exact
         result was not stored."""
         text = plain_text(content)
-        if text is not None and is_stub(text, _STUBS):
+        if text is not None and is_stub(text):
             return self._of_stub(text, what)
         if text is not None and is_reference(text):
             return self._of_reference(text, what)
@@ -858,15 +854,6 @@ class Placeholders:
             return self._session.ref(pointer)
         except (AmbiguousPointer, StoreError):
             return None
-
-
-def pointer_in_stub(text: str) -> str | None:
-    """Return the pointer of a stub, or None if the text is something else."""
-    try:
-        found = json.loads(text).get("artifact") if is_stub(text, _STUBS) else None
-    except (ValueError, AttributeError):
-        return None
-    return found if isinstance(found, str) and is_pointer(found) else None
 
 
 def line_of(ref: Ref, limit: int = 80, *, quoted: bool = True) -> str:
