@@ -20,7 +20,7 @@ PUBLIC = {
 # must not load them.
 HEAVY = {
     "asyncio", "click", "duckdb", "hypothesis", "jsonpath_rfc9535", "mcp", "obstore", "psycopg", "pydantic",
-    "pydantic_core", "pytest", "re2", "rich", "splintr", "starlette", "uvicorn",
+    "pydantic_core", "pytest", "rich", "splintr", "starlette", "uvicorn",
 }  # fmt: skip
 
 
