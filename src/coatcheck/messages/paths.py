@@ -9,7 +9,8 @@ details, and unknown fields.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 Message = dict[str, Any]
@@ -140,52 +141,71 @@ def places(
     A container is listed as a whole if it is opaque (arguments, details, structured content, and
     the keys in `opaque`) and its small parts add up to at least `bulk` characters. Larger parts are
     listed by themselves."""
-    found: list[tuple[Path, Any]] = []
-    least, opaque = max(1, least), _OPAQUE | opaque
+    search = _PayloadSearch(least=max(1, least), bulk=max(1, bulk), opaque=_OPAQUE | opaque)
+    search.look(value, (), is_spoken=False)
+    return search.found
 
-    def look(value: Any, path: Path, bulk: int, inside: bool, spoken: bool) -> None:
-        """Collect the payloads below a container. `inside`: it is in an opaque container. `spoken`:
-        it is the content of a person's or model's message. Written for speed, because lines have
-        many small parts."""
-        if inside and bulk:
-            if (size := size_of(value)) < least:
-                return
-            if size < bulk:
-                bulk = 0  # nothing below can reach it either
-            elif _is_bulk(value, bulk):
-                found.append((path, value))
-                return
-        if isinstance(value, list):
-            for index, one in enumerate(value):
-                if isinstance(one, str):
-                    if len(one) >= least and not spoken:
-                        found.append(((*path, index), one))
-                elif one and isinstance(one, _CONTAINERS) and len(path) < _MAX_DEPTH:
-                    look(one, (*path, index), bulk, inside, spoken)
+
+@dataclass(frozen=True, slots=True)
+class _PayloadSearch:
+    """Collects the payloads of one parsed line in `found`."""
+
+    least: int
+    bulk: int
+    opaque: frozenset[str]
+    found: list[tuple[Path, Any]] = field(default_factory=list)
+
+    def look(self, value: object, path: Path, *, is_spoken: bool) -> None:
+        """Look into a container. `is_spoken`: it is content that a person or a model wrote."""
+        if len(path) > _MAX_DEPTH:
             return
-        speaks = False
-        if not inside:
-            kind = value.get("type")
-            if isinstance(kind, str) and (kind in _WHOLE or (spoken and kind in _WORDS)):
-                return
-            speaks = "content" in value and _is_spoken(value)
+        if isinstance(value, list):
+            self._look_into_list(value, path, is_spoken=is_spoken)
+        elif isinstance(value, dict):
+            self._look_into_object(value, path, is_spoken=is_spoken)
+
+    def _look_into_list(self, value: list[Any], path: Path, *, is_spoken: bool) -> None:
+        for index, one in enumerate(value):
+            if isinstance(one, _CONTAINERS):
+                self.look(one, (*path, index), is_spoken=is_spoken)
+            elif isinstance(one, str) and len(one) >= self.least and not is_spoken:
+                self.found.append(((*path, index), one))
+
+    def _look_into_object(self, value: Message, path: Path, *, is_spoken: bool) -> None:
+        kind = text(value.get("type"))
+        if kind in _WHOLE or (is_spoken and kind in _WORDS):
+            return
+        spoken_key = "content" if "content" in value and _is_spoken(value) else None
         for key, one in value.items():
             if isinstance(one, str):
-                if len(one) >= least and (
-                    inside or not (key in _KEPT_KEYS or (speaks and key == "content"))
-                ):
-                    found.append(((*path, key), one))
-            elif (
-                one
-                and isinstance(one, _CONTAINERS)
-                and (inside or key not in _KEPT_KEYS)
-                and len(path) < _MAX_DEPTH
-            ):
-                look(one, (*path, key), bulk, inside or key in opaque, speaks and key == "content")
+                if len(one) >= self.least and key not in _KEPT_KEYS and key != spoken_key:
+                    self.found.append(((*path, key), one))
+            elif not isinstance(one, _CONTAINERS) or key in _KEPT_KEYS:
+                continue
+            elif key in self.opaque:
+                self._look_into_opaque(one, (*path, key), self.bulk)
+            else:
+                self.look(one, (*path, key), is_spoken=key == spoken_key)
 
-    if isinstance(value, _CONTAINERS):
-        look(value, (), max(1, bulk), False, False)
-    return found
+    def _look_into_opaque(self, value: Any, path: Path, bulk: int | None) -> None:
+        """Look into an opaque container, or one inside it, where no key is kept. `bulk` is None
+        where everything is smaller than that."""
+        if len(path) > _MAX_DEPTH:
+            return
+        if bulk is not None:
+            size = size_of(value)
+            if size < self.least:
+                return
+            if size < bulk:
+                bulk = None
+            elif _is_bulk(value, bulk):
+                self.found.append((path, value))
+                return
+        for key, one in _parts(value):
+            if isinstance(one, _CONTAINERS):
+                self._look_into_opaque(one, (*path, key), bulk)
+            elif isinstance(one, str) and len(one) >= self.least:
+                self.found.append(((*path, key), one))
 
 
 def _is_spoken(value: Mapping[str, Any]) -> bool:
@@ -196,19 +216,19 @@ def _is_spoken(value: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _SPOKEN
 
 
-def _is_bulk(value: object, bulk: int) -> bool:
+def _is_bulk(value: dict[str, Any] | list[Any], bulk: int) -> bool:
     """Whether the small parts of a container add up to at least `bulk` characters."""
-    parts = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
-    rest = 0
-    for key, one in parts:
+    total = 0
+    for key, one in _parts(value):
+        total += len(key) + 4 if isinstance(key, str) else 1
         size = size_of(one)
-        rest += (size if size < bulk else 0) + (len(key) + 4 if isinstance(key, str) else 1)
-        if rest >= bulk:
+        if size < bulk:
+            total += size
+        if total >= bulk:
             return True
     return False
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> Iterable[tuple[str | int, Any]]:
+    """The values in a container, each with its key or index."""
+    return value.items() if isinstance(value, dict) else enumerate(value)
