@@ -124,35 +124,48 @@ def recordings(values: Sequence[object], name: str = "") -> list[Recording]:
     fmt = detect(values)
     if fmt is None or isinstance(fmt, Mcp):
         return []
-    sessions: dict[Path, _Reader] = {}
     if isinstance(fmt, SessionLines):
-        lines = values[0] if len(values) == 1 and isinstance(values[0], list) else values
-        reader = sessions[()] = _Reader(fmt)
-        entries = [one for one in lines if isinstance(one, dict)]
-        for entry in branch(entries) if isinstance(fmt, Pi) else entries:
-            reader.add_line(entry)
+        sessions = [_read_lines(fmt, values)]
     else:
-        for number, line in enumerate(values):
-            for path, message in fmt.messages(line):
-                last = max(
-                    (at for at, step in enumerate(path) if isinstance(step, int)), default=None
-                )
-                key = (
-                    ()
-                    if last is None
-                    else path[:last]
-                    if len(values) == 1
-                    else (number, *path[:last])
-                )
-                sessions.setdefault(key, _Reader(fmt)).add(message, line if last is None else {})
-            if isinstance(line, dict) and () in sessions:
-                sessions[()].note(line)
-    found = [reader.finished() for reader in sessions.values()]
-    found = [one for one in found if any(call.inputs for each in one for call in each.calls)]
-    names = (
-        [name] if len(found) == 1 else [f"{name} #{number}" for number in range(1, len(found) + 1)]
-    )
-    return [Recording(*one) for one in zip(names, found, strict=True)]
+        sessions = _read_messages(fmt, values)
+    found = [one for one in sessions if _has_inputs(one)]
+    if len(found) == 1:
+        return [Recording(name, found[0])]
+    return [Recording(f"{name} #{number}", one) for number, one in enumerate(found, 1)]
+
+
+def _read_lines(fmt: SessionLines, values: Sequence[object]) -> list[RecordedConversation]:
+    """Read a session file: its lines, or one list of them."""
+    lines = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    entries = [one for one in lines if isinstance(one, dict)]
+    if isinstance(fmt, Pi):
+        entries = branch(entries)
+    reader = _Reader(fmt)
+    for entry in entries:
+        reader.add_line(entry)
+    return reader.finished()
+
+
+def _read_messages(fmt: Format, values: Sequence[object]) -> list[list[RecordedConversation]]:
+    """Read messages, one in each line, and documents with lists of messages. Each list is a session
+    of its own; the messages that are lines are one together."""
+    readers: dict[Path, _Reader] = {}
+    for number, line in enumerate(values):
+        for path, message in fmt.messages(line):
+            indices = [depth for depth, step in enumerate(path) if isinstance(step, int)]
+            if not indices:
+                readers.setdefault((), _Reader(fmt)).add(message, line)
+                continue
+            list_path = path[: indices[-1]]
+            key = list_path if len(values) == 1 else (number, *list_path)
+            readers.setdefault(key, _Reader(fmt)).add(message, {})
+        if isinstance(line, dict) and () in readers:
+            readers[()].note(line)
+    return [reader.finished() for reader in readers.values()]
+
+
+def _has_inputs(conversations: Sequence[RecordedConversation]) -> bool:
+    return any(call.inputs for one in conversations for call in one.calls)
 
 
 class _Reader:
