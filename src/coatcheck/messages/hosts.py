@@ -408,48 +408,69 @@ def _may_be_pi(message: Any) -> bool:
 
 
 def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
-    """Yield messages of pi in the provider's format."""
-    images: list[
-        Message
-    ] = []  # of results in OpenAI's chat, which may only contain text: they follow the last result
+    """Yield messages of pi in the provider's format. A result in OpenAI's chat may only contain
+    text, so the images of results follow the last one in a message of the user."""
+    images: list[Message] = []
     for given in messages:
         is_pi = _may_be_pi(given)
         message = _PI.shown(dict(given)) if is_pi else given
         if message is None:
             continue
-        role = _PI.role(message) if is_pi else ""
-        if role != "tool" and images:
+        is_result = is_pi and _PI.role(message) == "tool"
+        if images and not is_result:
             yield {"role": "user", "content": images}
             images = []
-        if not role or (role in _SPEAKERS and isinstance(message.get("content"), str)):
-            yield message
-            continue
-        blocks = [one for one in blocks_of(message) if isinstance(one, Mapping)]
-        parts = [part for one in blocks if (part := _part(one, role, provider)) is not None]
-        if role == "tool":
+        if is_result:
+            parts = _parts(message, "tool", provider)
             if provider == "openai":
                 images += [one for one in parts if one.get("type") != "text"]
             yield _result(message, parts, provider, has_images=bool(images))
-        elif provider == "openai-responses":
-            for is_item, group in groupby(
-                parts, key=lambda one: one.get("type") in ("function_call", "reasoning")
-            ):
-                run = list(group)
-                yield from run if is_item else [{"role": role, "content": run}]
-        elif provider == "openai" and role == "assistant":
-            texts, calls = (
-                [one for one in parts if one.get("type") == kind] for kind in ("text", "function")
-            )
-            if texts or calls:
-                yield {
-                    "role": role,
-                    "content": texts or None,
-                    **({"tool_calls": calls} if calls else {}),
-                }
-        elif parts:
-            yield {"role": role, "content": parts}
+        elif is_pi:
+            yield from _spoken(message, provider)
+        else:
+            yield message
     if images:
         yield {"role": "user", "content": images}
+
+
+def _parts(message: Message, role: str, provider: str) -> list[Message]:
+    """Return the blocks of a message of pi that the provider accepts, in its format."""
+    blocks = [one for one in blocks_of(message) if isinstance(one, Mapping)]
+    parts = [_part(one, role, provider) for one in blocks]
+    return [one for one in parts if one is not None]
+
+
+def _spoken(message: Message, provider: str) -> Iterator[Message]:
+    """Yield a message of the user or the assistant in pi's format as messages, or items, of the
+    provider."""
+    if isinstance(message.get("content"), str):
+        yield message
+        return
+    role = _PI.role(message)
+    parts = _parts(message, role, provider)
+    if provider == "openai-responses":
+        yield from _items(role, parts)
+    elif provider == "openai" and role == "assistant":
+        texts = [one for one in parts if one.get("type") == "text"]
+        calls = [one for one in parts if one.get("type") == "function"]
+        if calls:
+            yield {"role": role, "content": texts or None, "tool_calls": calls}
+        elif texts:
+            yield {"role": role, "content": texts}
+    elif parts:
+        yield {"role": role, "content": parts}
+
+
+def _items(role: str, parts: Sequence[Message]) -> Iterator[Message]:
+    """Yield items of the Responses API: calls and reasoning by themselves, and each run of other
+    parts as one message."""
+    for is_item, run in groupby(
+        parts, key=lambda one: one.get("type") in ("function_call", "reasoning")
+    ):
+        if is_item:
+            yield from run
+        else:
+            yield {"role": role, "content": list(run)}
 
 
 def _result(message: Message, parts: list[Message], provider: str, *, has_images: bool) -> Message:
