@@ -100,33 +100,28 @@ class ClaudeCode(SessionLines, AnthropicMessages):
         """Return the main conversation since the last compaction, without side chains and the
         host's own errors."""
         sent: list[Message] = []
-        answer, answer_id = -1, None  # the model's last message, and its id
+        answer, answer_id = -1, None  # index of the model's last message, and its id
         for line in lines:
             if not isinstance(line, dict):
                 continue
             if line.get("subtype") == "compact_boundary" and line.get("type") == "system":
-                sent, answer_id = [] if compacted else sent, None
+                answer_id = None
+                if compacted:
+                    sent = []
                 continue
             found = self.message(line)
-            if (
-                found is None
-                or line.get("isSidechain") is True
-                or line.get("isApiErrorMessage") is True
-            ):
+            if found is None or _is_left_out(line):
                 continue
             shown = without_refs({"role": found["role"], "content": found.get("content")})
             is_answer = found["role"] == "assistant"
+            continued = -1  # index of the message that this one may continue
             if is_answer and answer_id is not None and found.get("id") == answer_id:
-                before = answer  # results of its first calls may come before the rest of an answer
-            else:
-                before = (
-                    len(sent) - 1 if not is_answer and _has_results(shown) else -1
-                )  # results of parallel calls
-            if before >= 0 and _can_join(sent, before, shown):
-                sent[before] = {
-                    **sent[before],
-                    "content": [*sent[before]["content"], *shown["content"]],
-                }
+                continued = answer  # results of its first calls may come before the rest
+            elif not is_answer and _has_results(shown):
+                continued = len(sent) - 1  # results of parallel calls
+            if continued >= 0 and _can_join(sent, continued, shown):
+                before = sent[continued]
+                sent[continued] = {**before, "content": [*before["content"], *shown["content"]]}
                 continue
             sent.append(shown)
             if is_answer:
@@ -219,45 +214,27 @@ class AnthropicDialect(Dialect):
         The provider reads a run of messages with one role as one. In a run of the assistant, a call
         that is not answered after the run was interrupted; messages whose calls are answered after
         the run are merged."""
-        given = [
-            _without_blanks(*one)
-            for one in zip(messages, list(map(blocks_of, messages)), strict=True)
-        ]
         if messages and messages[0].get("role") == "assistant":
-            yield {"role": "user", "content": [{"type": "text", "text": _OPENING}]}
-        seen: set[str] = set()
-        asked: list[str] = []
+            yield {"role": "user", "content": [_text(_OPENING)]}
+        given = [_without_blanks(one, blocks_of(one)) for one in messages]
         runs = [
             (role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))
         ]
+        seen: set[str] = set()
+        asked: list[str] = []  # ids of calls that the next run must answer
         for (role, run), (next_role, replies) in pairwise([*runs, (None, [])]):
-            if role == "user":
-                yield from _answered(run, asked)
-                asked = []
-            elif role != "assistant":
-                yield from (message for message, _ in run)
-            else:
-                spoken = [_without_repeats(*one, seen) for one in run]
-                calls = [_call_ids(blocks) for _, blocks in spoken]
-                results = [one for _, blocks in replies for one in blocks if _is_result(one)]
-                answered = (
-                    {str(one.get("tool_use_id")) for one in results}
-                    if next_role == "user"
-                    else set()
-                )
-                first = next(
-                    (at for at, ids in enumerate(calls) if not answered.isdisjoint(ids)),
-                    len(spoken) - 1,
-                )
-                for (one, _), ids in zip(spoken[:first], calls, strict=False):
-                    yield one
-                    yield from _answered([], ids)
-                last = [one for one, _ in spoken[first:]]
+            yield from _answered(run if role == "user" else [], asked)
+            asked = []
+            if role == "assistant":
+                spoken = [_without_repeats(message, blocks, seen) for message, blocks in run]
+                first = _first_answered(spoken, replies if next_role == "user" else [])
+                yield from _interrupted(spoken[:first])
+                last = [message for message, _ in spoken[first:]]
                 yield last[0] if len(last) == 1 else self.joined(*last)
-                asked = [call_id for ids in calls[first:] for call_id in ids]
-                if next_role != "user":
-                    yield from _answered([], asked)
-                    asked = []
+                asked = [call_id for _, blocks in spoken[first:] for call_id in _call_ids(blocks)]
+            elif role != "user":
+                yield from (message for message, _ in run)
+        yield from _answered([], asked)
 
 
 def _is_own(block: Message) -> bool:
@@ -272,6 +249,11 @@ def _is_error(result: Message) -> bool:
     """Whether a tool failed. For a provider's own tool, the content is then `{"type":
     "web_search_…_error", …}`."""
     return result.get("is_error") is True or str(at(result, ("content", "type"))).endswith("_error")
+
+
+def _is_left_out(line: Message) -> bool:
+    """Whether a line of Claude Code is of a side chain, or an error of the host."""
+    return line.get("isSidechain") is True or line.get("isApiErrorMessage") is True
 
 
 def _can_join(sent: list[Message], before: int, now: Message) -> bool:
@@ -365,26 +347,56 @@ def _call_ids(blocks: list[Any]) -> list[str]:
     return list(dict.fromkeys(str(one["id"]) for one in calls))
 
 
+def _interrupted(spoken: Sequence[_Blocks]) -> Iterator[Message]:
+    """Yield messages of the assistant whose calls have no results, each with placeholders."""
+    for message, blocks in spoken:
+        yield message
+        yield from _answered([], _call_ids(blocks))
+
+
+def _first_answered(spoken: Sequence[_Blocks], replies: Sequence[_Blocks]) -> int:
+    """Return the index of the first message with a call that the replies answer, or that of the
+    last message if there is none."""
+    answered: set[str] = set()
+    for _, blocks in replies:
+        answered.update(str(one.get("tool_use_id")) for one in blocks if _is_result(one))
+    for index, (_, blocks) in enumerate(spoken):
+        if not answered.isdisjoint(_call_ids(blocks)):
+            return index
+    return len(spoken) - 1
+
+
 def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]:
     """Yield a run of user messages with the results of these calls first, in the first message. The
     first result of each call counts: one that a placeholder has replaced becomes text, and so does
     one that answers none of them."""
-    given: dict[str, Message] = {}
-    for one in (block for _, blocks in run for block in blocks):
-        if _answers(one, asked):
-            given.setdefault(one["tool_use_id"], one)
-    content: list[Any] = [*given.values(), *(_missing(one) for one in asked if one not in given)]
-    for message, blocks in run or ([({"role": "user", "content": []}, [])] if asked else []):
-        rest = (
-            one for one in blocks if not _answers(one, asked) or given[one["tool_use_id"]] != one
-        )
-        content += [
-            _text(late_text(one.get("tool_use_id"), one.get("content"))) if _is_result(one) else one
-            for one in rest
-        ]
+    if asked and not run:
+        run = [({"role": "user", "content": []}, [])]
+    given = _first_results(run, asked)
+    missing = [_missing(call_id) for call_id in asked if call_id not in given]
+    content: list[Any] = [*given.values(), *missing]
+    for message, blocks in run:
+        for one in blocks:
+            if _answers(one, asked) and given[one["tool_use_id"]] == one:
+                continue
+            content.append(_late(one) if _is_result(one) else one)
         if content or not blocks:
             yield message if content == blocks else {**message, "content": content}
         content = []
+
+
+def _first_results(run: Sequence[_Blocks], asked: Sequence[str]) -> dict[str, Message]:
+    """Return the first result of each of these calls by its id."""
+    found: dict[str, Message] = {}
+    for _, blocks in run:
+        for one in blocks:
+            if _answers(one, asked):
+                found.setdefault(one["tool_use_id"], one)
+    return found
+
+
+def _late(result: Message) -> Message:
+    return _text(late_text(result.get("tool_use_id"), result.get("content")))
 
 
 def _answers(block: Any, asked: Sequence[str]) -> bool:
