@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -53,7 +53,7 @@ from coatcheck.messages.formats import (
     text_paths,
     turns,
 )
-from coatcheck.messages.paths import at, replaced
+from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.refs import Ref
@@ -310,55 +310,74 @@ class Conversation:
         """Return the messages with stubs in place of those results in `numbers` that the policy
         lets leave. Messages without such results are the same objects. A result for a provider's
         program stays: it is not in the context."""
-        fmt, refs, changes = self.dialect.format, list[Ref](), list[str]()
-        decisions: list[Decision] = []
-        moved: dict[str, str] = {}
-        new = list(messages)
-        for_program = program_results(messages, fmt)
-        calls = self._calls_of(messages, numbers)
         before = (known.get(id(one)) for one in messages[: numbers.start])
         context = fixed + sum(cost.tokens for cost in before if cost is not None)
-        arriving = _Arriving(messages, numbers.start, fmt, context, tool_tokens)
+        arriving = _Arriving(messages, numbers.start, self.dialect.format, context, tool_tokens)
+        done = _Judged()
+        new = list(messages)
+        for number, texts in self._result_texts(messages, numbers).items():
+            new[number] = self._judged_message(messages[number], texts, arriving, done, key)
+        if done.moved:
+            new = [self._with_repaired_references(one, done.moved) for one in new]
+        return SentMessages(
+            new,
+            self._costs(new, known),
+            refs=tuple(done.refs),
+            changes=tuple(done.changes),
+            decisions=tuple(done.decisions),
+        )
+
+    def _result_texts(
+        self, messages: Sequence[Message], numbers: range
+    ) -> dict[int, list[_ResultText]]:
+        """Return the contents to judge in each message of `numbers` that is not an answer."""
+        calls = self._calls_of(messages, numbers)
+        for_program = program_results(messages, self.dialect.format)
+        found: dict[int, list[_ResultText]] = {}
         for number in numbers:
             message = messages[number]
             if self.dialect.is_answer(message):
                 continue
-            pointers: list[tuple[str, list[str]]] = []
-            for place, result in enumerate(fmt.results(message)):
+            texts = found.setdefault(number, [])
+            for place, result in enumerate(self.dialect.format.results(message)):
                 if (number, place) in for_program:
                     continue
                 name, arguments = calls.get(result.call_id, (None, None))
-                tool = result.name or name
+                shown = ShownResult("", result.name or name or "", result.call_id, arguments)
                 for path in text_paths(message, result):
-                    content = at(message, path)
-                    shown = ShownResult("", tool or "", result.call_id, arguments)
-                    outcome = self._outcome(content, shown, arriving)
-                    if outcome is not None and outcome.why is not None:
-                        decisions.append(outcome.why)
-                    if outcome is not None and outcome.content == without_marks(content):
-                        outcome = None  # it stays as it is
-                    if outcome is not None and outcome.refs:
-                        moved[shown.place] = f"stored in {outcome.refs[0].pointer}"
-                    if outcome is not None:
-                        new[number] = dict(
-                            replaced(new[number], path, with_marks_of(outcome.content, content))
-                        )
-                        refs += outcome.refs
-                        changes.append(_change(tool, content, outcome))
-                    if self.clearing and self.read_tool and tool not in self.own_tools:
-                        pointers.append(
-                            (tool or "", self._kept(content, tool, result.call_id, outcome, refs))
-                        )
-            note = self._note(pointers, key)
-            if note is not None and not any(
-                kind == "results" for kind, _ in own_texts(key, [message])
-            ):
-                (new[number],) = self.dialect.with_texts([new[number]], [note])
-        if moved:
-            new = [self._with_repaired_references(one, moved) for one in new]
-        return SentMessages(
-            new, self._costs(new, known), tuple(refs), tuple(changes), None, tuple(decisions)
-        )
+                    texts.append(_ResultText(path, at(message, path), shown))
+        return found
+
+    def _judged_message(
+        self,
+        message: Message,
+        texts: Sequence[_ResultText],
+        arriving: _Arriving,
+        done: _Judged,
+        key: bytes,
+    ) -> Message:
+        """Return a message with its results judged, and with our note of their pointers if the
+        provider may clear them. What happened is added to `done`."""
+        new = message
+        pointers: list[tuple[str, list[str]]] = []
+        for text in texts:
+            outcome = self._outcome(text.content, text.result, arriving)
+            if outcome is not None and outcome.why is not None:
+                done.decisions.append(outcome.why)
+            if outcome is not None and outcome.content == without_marks(text.content):
+                outcome = None  # it stays as it is
+            if outcome is not None:
+                content = with_marks_of(outcome.content, text.content)
+                new = dict(replaced(new, text.path, content))
+                done.add(text, outcome)
+            tool = text.result.tool
+            if self.clearing and self.read_tool and tool not in self.own_tools:
+                pointers.append((tool, self._kept(text, outcome, done.refs)))
+        note = self._note(pointers, key)
+        if note is None or any(kind == "results" for kind, _ in own_texts(key, [message])):
+            return new
+        (noted,) = self.dialect.with_texts([new], [note])
+        return noted
 
     def _with_repaired_references(self, message: Message, moved: Mapping[str, str]) -> Message:
         """Return the message with results that refer to a moved one saying where that is; the same
@@ -396,16 +415,11 @@ class Conversation:
             if exact is None:
                 return None  # what it refers to is shown, and it is short
             if exact != text:
-                plain = exact if isinstance(plain, str) else [{**plain[0], "text": exact}]
-                text = exact
-        if text is not None and len(text) >= LEAST_REPEATED and policy.decides_by_cost(result.tool):
-            short = shorter(text, result.tool, result.arguments, arriving.shown())
+                plain, text = _with_plain_text(plain, exact), exact
+            short = self._shorter(text, result, arriving, policy)
             if short is not None:
-                self._keep_original(text, short, result, policy)
                 arriving.add(replace(result, text=short))
-                return Outcome(
-                    short, short if isinstance(plain, str) else [{**plain[0], "text": short}]
-                )
+                return Outcome(short, _with_plain_text(plain, short))
         situation = Situation(
             context_tokens=arriving.context,
             calls_to_come=policy.expected_calls,
@@ -424,6 +438,18 @@ class Conversation:
         arriving.add(replace(result, text="" if outcome.refs else outcome.text), len(outcome.text))
         return outcome
 
+    def _shorter(
+        self, text: str, result: ShownResult, arriving: _Arriving, policy: Policy
+    ) -> str | None:
+        """Return a text that refers to what the conversation already shows, if the policy allows
+        that and it is shorter."""
+        if len(text) < LEAST_REPEATED or not policy.decides_by_cost(result.tool):
+            return None
+        short = shorter(text, result.tool, result.arguments, arriving.shown())
+        if short is not None:
+            self._keep_original(text, short, result, policy)
+        return short
+
     def _exact(self, text: str, policy: Policy) -> str | None:
         """Return a result as its tool returned it, if the text is a shorter form of it. None if
         that is not known."""
@@ -438,26 +464,24 @@ class Conversation:
         later."""
         if not self.may_rewrite:
             return
-        about = About(tool=result.tool[:1_000] or None, call_id=result.call_id[:1_000] or None)
         try:
-            keep_original(self.session, text, short, about, policy)
+            keep_original(self.session, text, short, _about(result), policy)
         except CoatcheckError:  # then the shorter form stays when its conversation is pruned
             pass
 
-    def _kept(
-        self, content: Any, tool: str | None, call_id: str, outcome: Outcome | None, refs: list[Ref]
-    ) -> list[str]:
+    def _kept(self, result: _ResultText, outcome: Outcome | None, refs: list[Ref]) -> list[str]:
         """Store a result that the provider may clear, if it is not stored yet, and return its
         pointers."""
         if outcome is not None and outcome.refs and plain_text(outcome.content) is not None:
             return [ref.pointer for ref in outcome.refs]
-        plain = without_marks(content)
+        plain = without_marks(result.content)
         text = plain_text(plain)
-        if text is not None and (pointer := pointer_in_stub(text)) is not None:
+        pointer = None if text is None else pointer_in_stub(text)
+        if pointer is not None:
             return [pointer]
         if not isinstance(plain, str | list) or len(text_of(plain)) < _LEAST_CHARS:
             return []
-        about = About(tool=(tool or "")[:1_000] or None, call_id=call_id[:1_000] or None)
+        about = _about(result.result)
         try:
             ref = put(self.session, plain if text is None else text, about, self.policy)
         except CoatcheckError:  # it is shown, and may be cleared like any other
@@ -475,6 +499,32 @@ class Conversation:
         return mark(
             key, f"{LEADS['results']}; {self.read_tool}(pointer=…) reads one.", "\n".join(lines)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultText:
+    """Content of a result, where it is in its message, and the call that it answers."""
+
+    path: Path
+    content: Any
+    result: ShownResult
+
+
+@dataclass(slots=True)
+class _Judged:
+    """What judging results has done so far. `moved` says where a result went, by its place in the
+    conversation."""
+
+    refs: list[Ref] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: _ResultText, outcome: Outcome) -> None:
+        if outcome.refs:
+            self.moved[text.result.place] = f"stored in {outcome.refs[0].pointer}"
+        self.refs += outcome.refs
+        self.changes.append(_change(text.result.tool, text.content, outcome))
 
 
 class _Arriving:
@@ -532,7 +582,16 @@ def _arguments(message: Message, call: Call) -> Any:
     return found and found[1]
 
 
-def _change(tool: str | None, content: Any, outcome: Outcome) -> str:
+def _with_plain_text(plain: str | list[Any], text: str) -> str | list[Any]:
+    """Return content that is only a text with another text, in the same form."""
+    return text if isinstance(plain, str) else [{**plain[0], "text": text}]
+
+
+def _about(result: ShownResult) -> About:
+    return About(tool=result.tool[:1_000] or None, call_id=result.call_id[:1_000] or None)
+
+
+def _change(tool: str, content: Any, outcome: Outcome) -> str:
     of = f" of {clip(tool, 60)}" if tool else ""
     size = f"{len(content):,} {'characters' if isinstance(content, str) else 'blocks'}"
     if outcome.failure is not None:

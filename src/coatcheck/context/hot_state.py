@@ -461,54 +461,71 @@ class _Ladder:
 
     def _rung(self, number: int) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the fields that a rung shows, and the steps down to it."""
-        fields = dict(self._shown)
-        index = self._index
-        taken: dict[str, _Taken] = {}
+        shortened = _Shortened(dict(self._shown), self._index)
         for cut in self._cuts:
             down = min(number, len(cut.left))
             number -= down
-            left = cut.left[down - 1] if down else None
             if cut.field == "artifact_index":
-                index = index[:left]
-                fields["artifact_index"] = index
-                left = len(index) if len(index) < cut.whole else None
-            elif left is None:
-                continue
-            elif cut.field == "summaries":
-                index = [_with_text(entry, "summary", left) for entry in index]
-            elif cut.field == "summarized":
-                index = [
-                    *index[:left],
-                    *(_with_text(entry, "summary", 0) for entry in index[left:]),
-                ]
-                if not left:
-                    taken.pop("summaries", None)  # their length is irrelevant if there are none
-            elif cut.field == "labels":
-                index = [_with_text(entry, "label", left) for entry in index]
-            elif cut.field == "items":
-                fields |= {
-                    name: [_cut(item, left) for item in fields[name]]
-                    for name in _LISTS
-                    if fields.get(name)
-                }
-            elif cut.field in _LISTS:
-                fields[cut.field] = fields[cut.field][max(0, len(fields[cut.field]) - left) :]
-            else:
-                left = left if left >= _SHORTEST else 0
-                fields[cut.field] = _cut(fields[cut.field], left)
-            if left is not None:
-                taken[cut.field] = _Taken(cut.field, left, cut.whole)
-        if not index:
-            taken.pop("labels", None)
-        if not any(fields.get(name) for name in _LISTS):
-            taken.pop("items", None)
-        fields = {name: value for name, value in fields.items() if value or name in _IDS}
-        minimal = bool(taken) and not fields.keys() - set(_IDS)
-        if taken:
-            fields["truncated"] = (
-                [f"left out: {MINIMAL}"] if minimal else _truncated(taken.values())
-            )
-        return fields, (*(str(one) for one in taken.values()), *([MINIMAL] if minimal else []))
+                shortened.drop_entries(cut, down)
+            elif down:
+                shortened.take(cut, cut.left[down - 1])
+        return shortened.finished()
+
+
+class _Shortened:
+    """A state while steps are taken, and the newest step of each kind."""
+
+    def __init__(self, fields: dict[str, Any], index: list[dict[str, Any]]) -> None:
+        self._fields = fields
+        self._index = index
+        self._taken: dict[str, _Taken] = {}
+
+    def drop_entries(self, cut: _Cut, down: int) -> None:
+        """Drop entries at the end of the index. Entries beyond the limit of entries are missing
+        without a step too, and count as dropped."""
+        if down:
+            self._index = self._index[: cut.left[down - 1]]
+        if len(self._index) < cut.whole:
+            self._taken[cut.field] = _Taken(cut.field, len(self._index), cut.whole)
+
+    def take(self, cut: _Cut, left: int) -> None:
+        """Shorten a field, or the texts in the index, to what a step leaves."""
+        fields = self._fields
+        if cut.field == "summaries":
+            self._index = [_with_text(entry, "summary", left) for entry in self._index]
+        elif cut.field == "summarized":
+            others = [_with_text(entry, "summary", 0) for entry in self._index[left:]]
+            self._index = [*self._index[:left], *others]
+            if not left:
+                self._taken.pop("summaries", None)  # their length is irrelevant: there are none
+        elif cut.field == "labels":
+            self._index = [_with_text(entry, "label", left) for entry in self._index]
+        elif cut.field == "items":
+            for name in filter(fields.get, _LISTS):
+                fields[name] = [_cut(item, left) for item in fields[name]]
+        elif cut.field in _LISTS:
+            first = max(0, len(fields[cut.field]) - left)
+            fields[cut.field] = fields[cut.field][first:]
+        else:
+            left = left if left >= _SHORTEST else 0
+            fields[cut.field] = _cut(fields[cut.field], left)
+        self._taken[cut.field] = _Taken(cut.field, left, cut.whole)
+
+    def finished(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the fields that are left, with a note of what is missing, and the steps."""
+        shown = {**self._fields, "artifact_index": self._index}
+        if not self._index:
+            self._taken.pop("labels", None)
+        if not any(shown.get(name) for name in _LISTS):
+            self._taken.pop("items", None)
+        fields = {name: value for name, value in shown.items() if value or name in _IDS}
+        taken = self._taken.values()
+        steps = tuple(str(one) for one in taken)
+        if not taken:
+            return fields, ()
+        if fields.keys() <= set(_IDS):
+            return {**fields, "truncated": [f"left out: {MINIMAL}"]}, (*steps, MINIMAL)
+        return {**fields, "truncated": _truncated(taken)}, steps
 
 
 class _Taken(NamedTuple):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from coatcheck._toolkit import function_of, known_as
+from coatcheck._toolkit import Purpose, function_of, known_as
 from coatcheck.checks import seconds
 from coatcheck.context._bootstrap import Bootstrapped, bootstrap
 from coatcheck.context.appended import (
@@ -64,12 +64,18 @@ _LIST_TOOL: Final = "list_artifacts"
 _PROBE: Final = "A counter that cannot count this can count nothing."
 _CLEARS: Final = "context-management-2025-06-27"
 _ADDS: Final = "mid-conversation-tool-changes-2026-07-01"
-_UNCOUNTABLE: Final = "a document that is only referenced, by URL or id, cannot be counted: send its content, or set document_tokens"
-_WAYS_OUT: Final = (
-    "use a larger budget (Budget.for_model), allow pruning (rewrite=True), or let the provider clear old results "
-    "(clearing=Clearing())"
+_UNCOUNTABLE: Final = (
+    "a document that is only referenced, by URL or id, cannot be counted: send its content, "
+    "or set document_tokens"
 )
-_NOT_KEPT: Final = "{:,} tokens of the previous prompt are not sent again as they were: pass prompt.history with what is new"
+_WAYS_OUT: Final = (
+    "use a larger budget (Budget.for_model), allow pruning (rewrite=True), "
+    "or let the provider clear old results (clearing=Clearing())"
+)
+_NOT_KEPT: Final = (
+    "{:,} tokens of the previous prompt are not sent again as they were: "
+    "pass prompt.history with what is new"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,35 +180,20 @@ class PromptBuilder:
         settings = session.store.settings
         self._session = session
         self._dialect: Dialect = dialect(provider)
-        if clearing is not None and self._dialect.name != "anthropic":
-            raise InvalidArgument(
-                f"clearing is Anthropic's, but the provider is {self._dialect.name}",
-                hint="use rewrite=True",
-            )
-        if defer_tools and self._dialect.deferred({}) is None:
-            raise InvalidArgument(
-                f"tools cannot be added later with {self._dialect.name}",
-                hint="leave out defer_tools",
-            )
+        _check_abilities(self._dialect, clearing, defer_tools)
         self._system = system
         self._files = tuple(files)
         self._root = root
         self._tools = tuple(_plain(self._dialect.tool(tool), "tool") for tool in tools)
-        known = dict(found for tool in self._tools if (found := known_as(tool)) is not None)
+        known = dict(filter(None, map(known_as, self._tools)))
         if read_tool is _UNSET:
-            read_tool = known.get("get", settings["policy.read_tool"])
-            if self._tools and read_tool not in [
-                function_of(tool).get("name") for tool in self._tools
-            ]:
-                read_tool = None  # no tool in the prompt reads artifacts
-        self._list_tool = (
-            None if read_tool is None else known.get("list", None if self._tools else _LIST_TOOL)
-        )
+            read_tool = _default_read_tool(self._tools, known, settings["policy.read_tool"])
+        self._list_tool = None
+        if read_tool is not None:
+            self._list_tool = known.get("list", None if self._tools else _LIST_TOOL)
         if policy is _UNSET:
             policy = replace(configured(settings), read_tool=read_tool)
-        elif (policy is not None and policy.read_tool is not None) and (
-            "get" in known or (read_tool is None and policy.read_tool == READ_TOOL)
-        ):
+        elif policy is not None and _names_another(policy, known, read_tool):
             policy = replace(policy, read_tool=read_tool)
         self._policy = policy or replace(configured(settings), read_tool=read_tool)
         self._budget = _default_budget(settings, model, window) if budget is None else budget
@@ -212,10 +203,7 @@ class PromptBuilder:
         self._addition = self._dialect.adding_tools(self._deferred) if self._deferred else None
         self._count = count
         self._tally = Tally(count, document_tokens=document_tokens)
-        later = self._tally.weighed(
-            {"tools": [one for one in self._tools if one.get("name") in self._deferred]}
-        )
-        self._later_tokens = later.tokens if self._deferred and later is not None else 0
+        self._later_tokens = self._tokens_of_deferred()
         self._conversation = Conversation(
             session,
             self._dialect,
@@ -286,35 +274,29 @@ class PromptBuilder:
             read_tool=self._read_tool,
             list_tool=self._list_tool,
         )
-        takes_text, cleared = (
-            self._dialect.takes_text(sent.messages),
-            self._conversation.clearable(sent),
-        )
+        takes_text = self._dialect.takes_text(sent.messages)
+        cleared = self._conversation.clearable(sent)
         if self._rewrites and not violations:
             is_cold = idle_seconds is not None and idle_seconds > self._prices.cache_seconds
             sent = self._conversation.batched(sent, fixed, is_cold=is_cold)
             parts = replace(parts, last=last_of_each(key, sent.messages))
             sent, parts = self._within(sent, parts, limit - fixed + cleared, key, violations)
             cleared = self._conversation.clearable(sent) if cleared else 0
-        used = fixed + sent.tokens - cleared
-        room = limit - (0 if violations else used)
-        more = (
-            self._fitted(parts, room, violations)
-            if takes_text and (violations or room >= 0)
-            else Additions()
-        )
+        # Parts are fitted after a violation too, so that theirs are reported with it.
+        room = limit if violations else limit - (fixed + sent.tokens - cleared)
+        more = Additions()
+        if takes_text and room >= 0:
+            more = self._fitted(parts, room, violations)
         if not violations:
             sent = self._with_texts(sent, more.texts, violations)
-            if self._deferred and takes_text and not violations:
-                sent = self._with_tools(sent, is_needed=bool(more.texts or (files and files.refs)))
-            violations += (
-                () if violations else self._budget.prompt_tokens(fixed + sent.tokens - cleared)
-            )
+        if self._deferred and takes_text and not violations:
+            sent = self._with_tools(sent, is_needed=bool(more.texts or (files and files.refs)))
+        if not violations:
+            violations += self._budget.prompt_tokens(fixed + sent.tokens - cleared)
         checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
         found = tuple(dict.fromkeys(violations))
-        log_violations(
-            dict.fromkeys((*checked, *found)), self._session.session_id
-        )  # those that were fixed too
+        # Violations that were fixed are logged too.
+        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)
         if found or lead is None:
             raise refusal(found, hint=None if self._rewrites else _WAYS_OUT)
         return self._prompt(system, sent, more, cleared, lead, files)
@@ -329,7 +311,8 @@ class PromptBuilder:
             )
             self._bootstrapped = done
             self._file_changes = tuple(
-                f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes became {one.ref.pointer}"
+                f"bootstrap file {clip(one.name)} of {one.ref.size_bytes:,} bytes "
+                f"became {one.ref.pointer}"
                 for one in done.files
                 if one.status == "reference" and one.ref is not None
             )
@@ -451,9 +434,8 @@ class PromptBuilder:
         """Return the names of our tools that are added to a conversation later, and mark them in
         the tools."""
         names = tuple(own)
-        others = len(self._tools) > len(
-            names
-        )  # the provider refuses a request with deferred tools alone
+        # The provider refuses a request with deferred tools alone.
+        others = len(self._tools) > len(names)
         if wanted is None:
             wanted = model_facts(model).adds_tools and others
         if not wanted or not names or not others or self._dialect.deferred({}) is None:
@@ -463,6 +445,14 @@ class PromptBuilder:
             for one in self._tools
         )
         return names
+
+    def _tokens_of_deferred(self) -> int:
+        """Return the tokens of our tools if they are added later, else 0."""
+        if not self._deferred:
+            return 0
+        later = [one for one in self._tools if one.get("name") in self._deferred]
+        cost = self._tally.weighed({"tools": later})
+        return 0 if cost is None else cost.tokens
 
     def _with_tools(self, sent: SentMessages, *, is_needed: bool) -> SentMessages:
         """Return the messages with our tools added, if there is something to read with them for the
@@ -577,6 +567,39 @@ class PromptBuilder:
                 if found.strip():
                     return found
         return ""
+
+
+def _check_abilities(dialect: Dialect, clearing: Clearing | None, defer_tools: bool | None) -> None:
+    """Raise `InvalidArgument` for an option that the provider does not have."""
+    if clearing is not None and dialect.name != "anthropic":
+        raise InvalidArgument(
+            f"clearing is Anthropic's, but the provider is {dialect.name}",
+            hint="use rewrite=True",
+        )
+    if defer_tools and dialect.deferred({}) is None:
+        raise InvalidArgument(
+            f"tools cannot be added later with {dialect.name}",
+            hint="leave out defer_tools",
+        )
+
+
+def _default_read_tool(
+    tools: Sequence[Message], own: Mapping[Purpose, str], configured_name: str | None
+) -> str | None:
+    """Return the name of the tool that reads artifacts: ours as the host names it, else the
+    configured one; None if the prompt has tools, but not this one."""
+    name = own.get("get", configured_name)
+    if not tools or name in [function_of(tool).get("name") for tool in tools]:
+        return name
+    return None
+
+
+def _names_another(policy: Policy, own: Mapping[Purpose, str], read_tool: str | None) -> bool:
+    """Whether stubs of this policy would name a tool that the prompt has under another name, or
+    not at all."""
+    if policy.read_tool is None:
+        return False
+    return "get" in own or (read_tool is None and policy.read_tool == READ_TOOL)
 
 
 def _default_budget(settings: Any, model: str | None, window: int | None) -> Budget:
