@@ -133,10 +133,7 @@ class BoundTool:
             schema: object = getattr(self._object, "parameters", None)
             properties: object = schema.get("properties") if isinstance(schema, Mapping) else None
             return frozenset(map(str, properties)) if isinstance(properties, Mapping) else None
-        parameters = self._signature.parameters.values()
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
-            return None
-        return frozenset(one.name for one in parameters)
+        return None if self._rest is not None else frozenset(self._signature.parameters)
 
     @property
     def resolves(self) -> bool:
@@ -151,12 +148,7 @@ class BoundTool:
         named = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
         found, shared = self._schemas([one.name for one in named])
         properties = {one.name: _accepted(found[one.name], one) for one in named}
-        required = [
-            one.name
-            for one in named
-            if one.default is inspect.Parameter.empty
-            and one.kind is not inspect.Parameter.VAR_POSITIONAL
-        ]
+        required = [one.name for one in named if _is_required(one)]
         schema: dict[str, Any] = {
             "type": "object",
             "properties": properties,
@@ -186,53 +178,17 @@ class BoundTool:
     def _bound(self, given: dict[str, Any], resolver: Resolver) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and the keyword arguments, with defaults for those that are not
         given."""
-        parameters = self._signature.parameters
-        rest = next(
-            (name for name, one in parameters.items() if one.kind is inspect.Parameter.VAR_KEYWORD),
-            None,
-        )
         problems = [
             f"the parameter {name!r} is missing"
-            for name, one in parameters.items()
-            if name not in given
-            and one.default is inspect.Parameter.empty
-            and one.kind not in _VARIADIC
+            for name, one in self._signature.parameters.items()
+            if name not in given and _is_required(one)
         ]
-        accepted: dict[str, Any] = {}
-        for name, value in given.items():
-            known = parameters.get(name)
-            if known is None or name == rest:
-                if rest is None:
-                    problems.append(
-                        f"there is no parameter {clip(name)}{nearest(name, parameters)}"
-                    )
-                else:
-                    accepted.setdefault(rest, {})[name] = self._checked(
-                        name, rest, value, resolver, problems
-                    )
-            else:
-                accepted[name] = self._checked(name, name, value, resolver, problems)
-                if known.kind is inspect.Parameter.VAR_POSITIONAL:
-                    accepted[name] = tuple(accepted[name] or ())
+        accepted = self._accepted(given, resolver, problems)
         if problems:
-            names = [
-                name
-                for name, one in parameters.items()
-                if one.kind is not inspect.Parameter.VAR_KEYWORD
-            ]
-            takes = f"; {self.name} takes " + (", ".join(names[:20]) or "no parameters")
-            more = (
-                f"; and {len(problems) - _MAX_PROBLEMS} more"
-                if len(problems) > _MAX_PROBLEMS
-                else ""
-            )
-            raise BadCall(
-                "invalid_arguments",
-                "; ".join(problems[:_MAX_PROBLEMS]) + more + (takes if rest is None else ""),
-            )
+            raise BadCall("invalid_arguments", self._explained(problems))
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for name, one in parameters.items():
+        for name, one in self._signature.parameters.items():
             if one.kind is inspect.Parameter.VAR_POSITIONAL:
                 args += accepted.get(name, ())
             elif one.kind is inspect.Parameter.VAR_KEYWORD:
@@ -242,6 +198,42 @@ class BoundTool:
             else:
                 args.append(accepted.get(name, one.default))
         return args, kwargs
+
+    def _accepted(
+        self, given: dict[str, Any], resolver: Resolver, problems: list[str]
+    ) -> dict[str, Any]:
+        """Return the given values by parameter, checked. Arguments without a parameter of their own
+        go to `**rest` as a dict, or are added to `problems`."""
+        parameters = self._signature.parameters
+        rest = self._rest
+        accepted: dict[str, Any] = {}
+        for name, value in given.items():
+            if name in parameters and name != rest:
+                accepted[name] = self._checked(name, name, value, resolver, problems)
+            elif rest is not None:
+                others = accepted.setdefault(rest, {})
+                others[name] = self._checked(name, rest, value, resolver, problems)
+            else:
+                problems.append(f"there is no parameter {clip(name)}{nearest(name, parameters)}")
+        return accepted
+
+    def _explained(self, problems: Sequence[str]) -> str:
+        """Return the problems of a call for the model, and what the tool takes."""
+        text = "; ".join(problems[:_MAX_PROBLEMS])
+        if len(problems) > _MAX_PROBLEMS:
+            text += f"; and {len(problems) - _MAX_PROBLEMS} more"
+        if self._rest is not None:
+            return text
+        names = list(self._signature.parameters)[:20]
+        return f"{text}; {self.name} takes {', '.join(names) or 'no parameters'}"
+
+    @property
+    def _rest(self) -> str | None:
+        """The name of the parameter that takes all other arguments by name, if there is one."""
+        for name, one in self._signature.parameters.items():
+            if one.kind is inspect.Parameter.VAR_KEYWORD:
+                return name
+        return None
 
     def resolved(
         self, given: Mapping[str, Any], session: Session, resources: ExitStack
@@ -278,15 +270,7 @@ class BoundTool:
         try:
             return adapter.validate_python(resolved)
         except pydantic.ValidationError as error:
-            got = f"a {type(value).__name__}"
-            if isinstance(value, str | int | float | None):
-                got = clip(value) if isinstance(value, str) else str(value)[:80]
-            for one in error.errors(include_url=False, include_context=False, include_input=False)[
-                :_MAX_PROBLEMS
-            ]:
-                where = "".join(f"/{step}" for step in one["loc"])
-                at = f" at {clip(where)}" if where else ""
-                problems.append(f"the parameter {clip(label)}{at}: {one['msg'][:200]} (got {got})")
+            problems += _type_problems(label, value, error)
             return None
 
     @functools.cached_property
@@ -327,6 +311,21 @@ class BoundTool:
         return found, _untitled(whole).get("$defs", {})
 
 
+def _type_problems(label: str, value: Any, error: pydantic.ValidationError) -> Iterator[str]:
+    """Describe why a value is not of its parameter's type, without the whole of the value."""
+    if isinstance(value, str):
+        got = clip(value)
+    elif isinstance(value, int | float | None):
+        got = str(value)[:80]
+    else:
+        got = f"a {type(value).__name__}"
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    for one in errors[:_MAX_PROBLEMS]:
+        where = "".join(f"/{step}" for step in one["loc"])
+        at = f" at {clip(where)}" if where else ""
+        yield f"the parameter {clip(label)}{at}: {one['msg'][:200]} (got {got})"
+
+
 def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str, BoundTool]:
     """Return the tools by name: the name of the function or object, or the key of a mapping."""
     found: dict[str, BoundTool] = {}
@@ -348,6 +347,10 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
             )
         found[bound.name] = bound
     return found
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
 
 
 def _is_object(tool: object) -> TypeGuard[ToolObject]:
