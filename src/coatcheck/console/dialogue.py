@@ -77,33 +77,37 @@ class TurnPart:
 
 def parts_of(message: Any) -> list[TurnPart]:
     """Return the parts of a message or an item of any format."""
+    if message is None:
+        return []
     if not isinstance(message, Mapping):
-        return [TurnPart("other", "", text_of(message))] if message is not None else []
-    role = message.get("role") if isinstance(message.get("role"), str) else ""
-    kind = message.get("type")
-    if kind not in (None, "message", "user", "assistant"):
-        return [_block(message, str(role))]
-    if role == "tool" or role == "toolResult":
+        return [TurnPart("other", "", text_of(message))]
+    role = _text(message, "role")
+    if message.get("type") not in (None, "message", "user", "assistant"):
+        return [_block(message, role)]
+    if role in ("tool", "toolResult"):
         call_id = message.get("tool_call_id") or message.get("toolCallId") or ""
         name = message.get("name") or message.get("toolName") or ""
-        return [
-            TurnPart("result", str(role), text_of(message.get("content")), str(name), str(call_id))
-        ]
+        content = text_of(message.get("content"))
+        return [TurnPart("result", role, content, name=str(name), call_id=str(call_id))]
     found: list[TurnPart] = []
-    for name in ("reasoning_content", "reasoning"):
-        if isinstance(message.get(name), str) and message[name]:
-            found.append(TurnPart("thinking", str(role), message[name]))
-            break
-    content = message.get("content")
-    if isinstance(content, str):
-        found += [TurnPart("text", str(role), content)] if content else []
-    elif isinstance(content, list):
-        found += [_block(one, str(role)) for one in content]
-    elif content is not None:
-        found.append(TurnPart("other", str(role), dumped(content)))
+    thinking = _text(message, "reasoning_content") or _text(message, "reasoning")
+    if thinking:
+        found.append(TurnPart("thinking", role, thinking))
+    found += _content_parts(message.get("content"), role)
     calls = message.get("tool_calls")
-    found += [_call(one, str(role)) for one in calls] if isinstance(calls, list) else []
+    if isinstance(calls, list):
+        found += [_call(one, role) for one in calls]
     return found
+
+
+def _content_parts(content: Any, role: str) -> list[TurnPart]:
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [TurnPart("text", role, content)]
+    if isinstance(content, list):
+        return [_block(one, role) for one in content]
+    return [TurnPart("other", role, dumped(content))]
 
 
 def _block(block: Any, role: str) -> TurnPart:
@@ -117,13 +121,23 @@ def _block(block: Any, role: str) -> TurnPart:
         return TurnPart("thinking", role or "assistant", str(words) or "(hidden by the provider)")
     if kind in _CALLS:
         return _call(block, role or "assistant")
-    call_id = block.get("tool_use_id") or block.get("call_id")
-    if isinstance(call_id, str) and ("content" in block or "output" in block):
-        content = block["content"] if "content" in block else block["output"]
-        return TurnPart("result", role or "tool", text_of(content), "", call_id)
+    result = _result(block, role or "tool")
+    if result is not None:
+        return result
     if kind in _IMAGES:
         return TurnPart("image", role, f"an image, {len(dumped(block)):,} characters of JSON")
     return TurnPart("other", role, dumped(block))
+
+
+def _result(block: Mapping[str, Any], role: str) -> TurnPart | None:
+    """Return the result of a call, None if the block is something else."""
+    call_id = block.get("tool_use_id") or block.get("call_id")
+    if not isinstance(call_id, str):
+        return None
+    for name in ("content", "output"):
+        if name in block:
+            return TurnPart("result", role, text_of(block[name]), call_id=call_id)
+    return None
 
 
 def _call(block: Any, role: str) -> TurnPart:
@@ -219,23 +233,26 @@ def turn_of(record: Record, body: bytes | None = None) -> ModelTurn | None:
         return None
     if not isinstance(value, dict):
         return None
-    usages = value.get("usage")
-    sides: dict[str, Any] = {
-        side: [part for one in _listed(value.get(name)) for part in parts_of(one)]
-        for side, name in SIDES.items()
-    }
-    last = usages[-1] if isinstance(usages, list) and usages else {}
-    error, broke = (
-        value[name] if isinstance(value.get(name), dict) else None for name in ("error", "broke")
-    )
-    could = value.get("could_leave")
+    usages = _list(value, "usage")
     turn = ModelTurn(
-        record.seq, record.at, _number(value.get("seconds")), _text(value, "api"), _text(value, "model"),
-        _text(value, "mode"), int(_number(value.get("status"))), int(_number(value.get("steps"))) or 1,
-        usage_of(last), error, broke, could if isinstance(could, list) else (), **sides,
-    )  # fmt: skip
-    artifact = value.get("artifact")
-    if body is None and isinstance(artifact, str) and is_pointer(artifact):
+        number=record.seq,
+        at=record.at,
+        seconds=_number(value.get("seconds")),
+        api=_text(value, "api"),
+        model=_text(value, "model"),
+        mode=_text(value, "mode"),
+        status=int(_number(value.get("status"))),
+        steps=int(_number(value.get("steps"))) or 1,
+        usage=usage_of(usages[-1] if usages else {}),
+        error=_object(value, "error"),
+        broke=_object(value, "broke"),
+        could_leave=_list(value, "could_leave"),
+    )
+    for side, name in SIDES.items():
+        messages = _listed(value.get(name))
+        setattr(turn, side, [part for one in messages for part in parts_of(one)])
+    artifact = _text(value, "artifact")
+    if body is None and is_pointer(artifact):
         turn.artifact = artifact
     return turn
 
@@ -281,6 +298,16 @@ def named(parts: Sequence[TurnPart], names: dict[str, str]) -> list[TurnPart]:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _object(value: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    found = value.get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _list(value: Mapping[str, Any], name: str) -> list[Any]:
+    found = value.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _text(value: Mapping[str, Any], name: str) -> str:
