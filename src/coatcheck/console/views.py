@@ -9,7 +9,7 @@ masked unless the visitor asked for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -269,35 +269,41 @@ def search(visit: Visit, *, q: str, after: str = "") -> dict[str, Any]:
     """Search the content of sessions, newest first, for as long as a page may take. The next page
     continues there."""
     place = parse_place(after) if after else None
+    words = q.strip()
     hits: list[dict[str, Any]] = []
     looked, last, until = 0, None, time.thread_time() + _SEARCH
-    is_over = not q.strip()
-    while not is_over and time.thread_time() < until and len(hits) < PAGE:
+    next_place = ""
+    for info in _newest_sessions(visit, place) if words else ():
+        last, looked = info, looked + 1
+        if visit.access.covers(info.session_id):
+            hits += _hits(visit, info.session_id, q)
+        if time.thread_time() > until or len(hits) >= PAGE:
+            next_place = place_after(info)
+            break
+    named = sessions(visit, contains=words)["rows"][:10] if words and not after else []
+    return {
+        "q": q,
+        "hits": hits,
+        "looked": looked,
+        "last": last,
+        "next": next_place,
+        "sessions": named,
+    }
+
+
+def _newest_sessions(visit: Visit, place: tuple[float, str] | None) -> Iterator[SessionInfo]:
+    """Yield sessions before a place, newest first, without the program's own."""
+    while True:
         page = visit.store.session_page(
             prefix=visit.access.sessions,
             before=place,
             limit=PAGE,
             wanted=SessionFilter(without=OWN),
         )
-        for info in page:
-            last, looked = info, looked + 1
-            if visit.access.covers(info.session_id):
-                hits += _hits(visit, info.session_id, q)
-            if time.thread_time() > until or len(hits) >= PAGE:
-                break
-        else:
-            place = (page[-1].created, page[-1].session_id) if page else None
-            is_over = len(page) < PAGE
-    named_so = sessions(visit, contains=q.strip())["rows"][:10] if q.strip() and not after else []
-    going_on = "" if is_over or last is None else place_after(last)
-    return {
-        "q": q,
-        "hits": hits,
-        "looked": looked,
-        "last": last,
-        "next": going_on,
-        "sessions": named_so,
-    }
+        yield from page
+        if len(page) < PAGE:
+            return
+        place = (page[-1].created, page[-1].session_id)
 
 
 def _hits(visit: Visit, session_id: str, words: str) -> list[dict[str, Any]]:
