@@ -165,13 +165,7 @@ def _responses(
         if answer is not None:
             described["content"] = _json(schemas[answer])
         elif operation.streams_out:
-            described["headers"] = {
-                name: {"description": text, "schema": {"type": "string"}}
-                for name, text in _HEADERS.items()
-            }
-            if status != 304 and not is_head:
-                kinds = ("application/octet-stream", "text/plain")
-                described["content"] = {kind: {"schema": _BINARY} for kind in kinds}
+            described |= _streamed(has_body=status != 304 and not is_head)
         elif operation.name == "metrics":
             described["content"] = {"text/plain": {"schema": {"type": "string"}}}
         elif operation.name == "openapi":
@@ -180,12 +174,30 @@ def _responses(
             described["headers"] = {"Location": {"schema": {"type": "string"}}}
             described["links"] = _links()
         yield str(status), described
-    too_large = (413,) if operation.body is not None else ()
-    kinds_of_body = (415,) if operation.body is not None else ()
-    common = (*_ALWAYS, *(_WITH_TOKEN if operation.scope else ()), *too_large, *kinds_of_body)
-    for error in sorted({*common, *operation.errors}):
+    for error in _errors(operation):
         yield str(error), {"description": HTTPStatus(error).phrase} if is_head else _ERROR
     yield "default", {"description": "An error"} if is_head else _ERROR
+
+
+def _streamed(*, has_body: bool) -> dict[str, Any]:
+    """Describe the headers of an artifact's content, and the content itself if it `has_body`."""
+    headers = {}
+    for name, text in _HEADERS.items():
+        headers[name] = {"description": text, "schema": {"type": "string"}}
+    if not has_body:
+        return {"headers": headers}
+    kinds = ("application/octet-stream", "text/plain")
+    return {"headers": headers, "content": {kind: {"schema": _BINARY} for kind in kinds}}
+
+
+def _errors(operation: Operation) -> list[int]:
+    """Return the statuses of all errors that an operation may answer with."""
+    found = {*_ALWAYS, *operation.errors}
+    if operation.scope:
+        found.update(_WITH_TOKEN)
+    if operation.body is not None:
+        found.update((413, 415))
+    return sorted(found)
 
 
 def _links() -> dict[str, Any]:
