@@ -43,8 +43,9 @@ from coatcheck.gateway.chat_api import ChatApi
 from coatcheck.gateway.conversations import Origin, Sessions
 from coatcheck.gateway.ledger import LIFE, Ledger, entry_key
 from coatcheck.gateway.messages_api import MessagesApi
+from coatcheck.gateway.own_tools import run_calls
 from coatcheck.gateway.responses_api import ResponsesApi
-from coatcheck.gateway.sending import MODES, Mode, RefusedRequest, Sender, readable, run_calls
+from coatcheck.gateway.sending import MODES, Mode, RefusedRequest, Sender, readable
 from coatcheck.gateway.upstream import (
     CODING_ERRORS,
     Content,

@@ -9,14 +9,13 @@ that began elsewhere is never changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw
 
-from coatcheck._toolkit import function_of, known_as, toolkit
+from coatcheck._toolkit import toolkit
 from coatcheck.errors import CoatcheckError, StoreError
 from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.externalize.policy import configured
@@ -25,7 +24,6 @@ from coatcheck.gateway.api import (
     Api,
     ClientRequest,
     HeldResult,
-    OwnCall,
     Unreadable,
     canonical_json,
     digest,
@@ -42,8 +40,8 @@ from coatcheck.gateway.ledger import (
     entry_key,
     entry_of,
 )
+from coatcheck.gateway.own_tools import fitting_tools, free_prefix, names_by_purpose, own_tools
 from coatcheck.messages.cost import BoundedCache
-from coatcheck.parts import Part
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
@@ -53,11 +51,8 @@ Mode = Literal["observe", "stub", "loop"]
 MODES: Final[tuple[Mode, ...]] = ("observe", "stub", "loop")
 _SOURCE: Final = ResultSource("gateway")
 _LOG: Final = logging.getLogger("coatcheck")
-_PREFIX: Final = "coatcheck_"
-_PURPOSES: Final = ("get", "list", "store")
 _REMEMBERED: Final = 4_096
 _BYTES_PER_TOKEN: Final = 4
-_CALLS: Final = 8  # calls of our tools that are answered in one step
 _BREAKS: Final = 8  # times that thinking is left out of one conversation
 _PINNED: Final = ("max_tokens", "max_chars", "max_bytes", "preview_chars", "redact")
 _PRIVATE: Final = range(0xE000, 0xE800)
@@ -142,80 +137,95 @@ class Sender:
     ) -> Outgoing:
         """Return what is sent for a request. With `is_count`, it only asks for its token count.
         Raises `RefusedRequest`."""
-        same = Outgoing(body, request, request.messages, request.tools)
+        unchanged = Outgoing(body, request, request.messages, request.tools)
         chain = api.chain(request)
         continues = request.has_answers or chain is not None
         if not request.facts or (not continues and not request.tools):
-            return same
+            return unchanged
         session = sessions.index(origin) if origin.owner else _opened(sessions, origin)
-        index, place = (
-            Ledger(session),
-            f"{session.store.url}/{session.session_id}",
+        known = self._conversation(
+            api, request, session, owner=origin.owner, chain=chain, continues=continues
         )
-        first = digest("adopted", api.name, origin.owner, request.first)
-        if continues and (place, chain or first) in self._foreign:
-            return same
-        link: Mapping[str, Raw] = {}
+        if known.adoption is None:
+            return unchanged
         try:
-            if chain is not None:
-                link = index.find([chain]).get(chain, {})
-                first = value_of(link["adopted"]) if link else first
-            adoption = (
-                self._adopted(index, (place, first), first) if link or chain is None else None
-            )
-        except StoreError as error:
-            if not continues:
-                _LOG.warning(
-                    "a conversation is not changed, its ledger cannot be read: %s",
-                    mask(error.message),
-                )
-                return same
-            raise RefusedRequest(
-                503, f"the gateway cannot read its ledger: {mask(error.message)}"
-            ) from error
-        refused = api.refusal(request)
-        if adoption is None:
-            if continues and (chain is None or "conversation" not in request.top):
-                self._foreign.keep((place, chain or first), True)
-            is_new = not continues or (chain is not None and "conversation" in request.top)
-            if is_new and refused is None:
-                adoption = self._adopt(
-                    api, request, session, index, first, is_named=not origin.owner
-                )
-            if adoption is None:
-                return same
-        if refused is not None:
-            raise RefusedRequest(400, refused)
-        try:
-            policy = self._policy or configured(session.store.settings)
             sending = _Sending(
-                api,
-                request,
-                origin,
-                sessions,
-                index,
-                adoption,
-                policy,
-                self.pins,
-                chain,
-                is_count,
+                api=api,
+                request=request,
+                origin=origin,
+                sessions=sessions,
+                index=Ledger(session),
+                adoption=known.adoption,
+                policy=self._policy or configured(session.store.settings),
+                pins=self.pins,
+                chain=chain,
+                is_count=is_count,
             )
-            return sending.done(first, link)
+            return sending.done(known.adopted, known.link)
         except StoreError as error:
-            raise RefusedRequest(
-                503, f"the gateway cannot read its ledger: {mask(error.message)}"
-            ) from error
+            raise _ledger_failure(error) from error
 
-    def _adopted(self, index: Ledger, key: tuple[str, str], first: str) -> Adoption | None:
-        found = self.pins.get(key) or index.find([first]).get(first)
-        return None if found is None else adoption_of(self.pins.keep(key, found))
+    def _conversation(
+        self,
+        api: Api,
+        request: ClientRequest,
+        session: Session,
+        *,
+        owner: str,
+        chain: str | None,
+        continues: bool,
+    ) -> _Known:
+        """Return the conversation of a request. A new one is adopted now; one that began elsewhere
+        or cannot be adopted has no adoption. Raises `RefusedRequest`."""
+        first = digest("adopted", api.name, owner, request.first)
+        not_adopted = _Known(first, {}, None)
+        foreign_key = (_place(session), chain or first)
+        if continues and foreign_key in self._foreign:
+            return not_adopted
+        try:
+            known = self._known(session, first, chain)
+        except StoreError as error:
+            if continues:
+                raise _ledger_failure(error) from error
+            _LOG.warning(
+                "a conversation is not changed, its ledger cannot be read: %s", mask(error.message)
+            )
+            return not_adopted
+        refusal = api.refusal(request)
+        if known.adoption is not None:
+            if refusal is not None:
+                raise RefusedRequest(400, refusal)
+            return known
+        # A conversation that the provider keeps may be empty before this request.
+        is_kept_by_provider = chain is not None and "conversation" in request.top
+        if continues and not is_kept_by_provider:
+            self._foreign.keep(foreign_key, True)
+            return not_adopted
+        if refusal is not None:
+            return not_adopted
+        adoption = self._adopt(api, request, session, known.adopted, is_named=not owner)
+        return replace(known, adoption=adoption)
+
+    def _known(self, session: Session, first: str, chain: str | None) -> _Known:
+        """Look up a conversation by its first message, or by the answer that the request names.
+        Raises `StoreError`."""
+        ledger, link, adopted = Ledger(session), dict[str, Raw](), first
+        if chain is not None:
+            link = ledger.find([chain]).get(chain, {})
+            if not link:
+                return _Known(adopted, link, None)
+            adopted = value_of(link["adopted"])
+        key = (_place(session), adopted)
+        found = self.pins.get(key) or ledger.find([adopted]).get(adopted)
+        if found is None:
+            return _Known(adopted, link, None)
+        return _Known(adopted, link, adoption_of(self.pins.keep(key, found)))
 
     def _adopt(
         self,
         api: Api,
         request: ClientRequest,
         session: Session,
-        index: Ledger,
         first: str,
         *,
         is_named: bool,
@@ -227,18 +237,17 @@ class Sender:
             return None
         policy = self._policy or configured(session.store.settings)
         pinned = {name: getattr(policy, name) for name in _PINNED}
-        theirs = list(_own_tools(request.tools))
+        theirs = list(own_tools(request.tools))
         has_ours = any(purpose == "get" for purpose, _ in theirs)
         if has_ours and (is_named or self._mode == "stub"):
             adoption = Adoption("stub", [], dict(theirs), pinned)
         elif self._mode == "loop":
-            tools = toolkit(session, prefix=_free_prefix(request.tools))
-            by_purpose = dict(zip(_PURPOSES, (tool.name for tool in tools), strict=True))
-            adoption = Adoption("loop", api.described(tools), by_purpose, pinned)
+            tools = toolkit(session, prefix=free_prefix(request.tools))
+            adoption = Adoption("loop", api.described(tools), names_by_purpose(tools), pinned)
         else:
             return None
         try:
-            return index.adopt(first, adoption)
+            return Ledger(session).adopt(first, adoption)
         except CoatcheckError as error:
             _LOG.warning(
                 "a conversation is not changed, its ledger cannot be written: %s",
@@ -272,6 +281,63 @@ class Sender:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the ledger has about a conversation: the key of its adoption, the record of the answer
+    that the request names, and the adoption, None if the conversation was not adopted."""
+
+    adopted: str
+    link: Mapping[str, Raw]
+    adoption: Adoption | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An answer, which may have several messages, or one other message: where it begins and
+    ends."""
+
+    start: int
+    end: int
+    is_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _EntryKey:
+    """A key under which an answer may be in the ledger. `place` is the index of the block that it
+    was made from, None if it was made from the text."""
+
+    place: int | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The keys of the records that a request needs."""
+
+    results: set[str]
+    """Decisions about results."""
+    entries: Mapping[int, list[_EntryKey]]
+    """Answers, by the number of their first message."""
+    waiting: Sequence[str]
+    """Results of our tools that go before the client's."""
+    programs: Mapping[str, str]
+    """Calls of a provider's program, each with the id of the call."""
+    unbound: Sequence[str]
+    """Thinking that was left out before."""
+    named: str | None
+    """The earlier answer that the request names by its id."""
+
+    @property
+    def others(self) -> set[str]:
+        """All keys except those of results."""
+        found = {*self.waiting, *self.programs, *self.unbound}
+        for keys in self.entries.values():
+            found.update(one.key for one in keys)
+        if self.named:
+            found.add(self.named)
+        return found
+
+
 @dataclass(slots=True)
 class _Sending:
     """One request of an adopted conversation. `index` has the adoption, and says where the
@@ -299,7 +365,7 @@ class _Sending:
 
     def __post_init__(self) -> None:
         adoption, policy, request = self.adoption, self.policy, self.request
-        self._our_tools, self._names = _fitting_tools(adoption, request.tools)
+        self._our_tools, self._names = fitting_tools(adoption, request.tools)
         named = policy.model or request.model or None
         self.policy = policy = replace(
             policy, **adoption.policy, read_tool=self._names["get"], model=named
@@ -311,73 +377,30 @@ class _Sending:
     def done(self, adopted: str, link: Mapping[str, Raw]) -> Outgoing:
         """Return what is sent. `adopted` is the key of the adoption, `link` the record of the
         answer that the request continues."""
-        request, api, adoption = self.request, self.api, self.adoption
-        is_loop = adoption.mode == "loop"
+        request, api = self.request, self.api
         runs = list(_runs(request, joins=api.joins_answers))
-        behind = next((end for start, end, is_answer in reversed(runs) if is_answer), 0)
         prefixes = request.prefixes(self._start())
-        may_leave = request.replaceable()
-        asked = {one.key for some in may_leave.values() for one in some if one.size > self._least}
-        entry_keys = self._entry_keys(runs, prefixes) if is_loop else {}
-        waiting = api.waiting_keys(request) if is_loop else []
-        programs = api.program_keys(request) if is_loop else {}
-        may_think = (is_loop and request.has_answers) or any(one.thinks for one in request.facts)
-        unbound = _unbound_keys(adopted) if api.binds_thinking and may_think else []
-        named = api.named_before(request)
-        wanted = {key for keys in entry_keys.values() for _, key in keys}
-        wanted |= {*unbound, *waiting, *programs, *([named] if named else [])}
-        if is_loop and self.origin.owner:
-            self._conversations = Conversations(
-                self.sessions, self.origin, self.index, is_count=self.is_count
-            )
-            answers = [[] if self.chain is None else [self.chain]]
-            answers += [[key for _, key in keys] for keys in entry_keys.values()]
-            self._home = self._conversations.home(answers, wanted | asked)
-        else:
-            self._home = self._named_home(wanted, asked)
-        found = self._home.records
-        results = request.replaceable(
-            {call_id for key, call_id in programs.items() if key in found}
-        )
-        pins = self._pins(
-            asked,
-            old={one.key for number, some in results.items() if number < behind for one in some},
-        )
-        sent = [one for key in waiting if key in found for one in items_of(found[key]["messages"])]
-        is_behind_own, places = False, list[int]()
-        for start, end, is_answer in runs:
-            places += [len(sent)] * (end - start)
-            if is_answer:
-                held = request.messages[start:end]
-                place_and_key = next(
-                    (one for one in entry_keys.get(start, ()) if one[1] in found), None
-                )
-                if place_and_key is None:
-                    sent += api.unspliced(held) if is_loop else held
-                else:
-                    sent += api.expanded(entry_of(found[place_and_key[1]]), held, place_and_key[0])
-                is_behind_own = place_and_key is not None
-            else:
-                message = self._with_results(
-                    start, results.get(start, []), pins, is_new=start >= behind
-                )
-                api.append(sent, message, is_behind_own=is_behind_own)
-                places[-1] = min(places[-1], len(sent) - 1)  # it may be part of the message before
-                is_behind_own = False
-        left_out = {
-            key for place in unbound if place in found for key in value_of(found[place]["blocks"])
-        }
+        wanted = self._wanted(adopted, runs, prefixes)
+        self._home = self._home_with(wanted)
+        records = self._home.records
+        sent, places = self._messages(runs, wanted)
+        left_out = set[str]()
+        for key in wanted.unbound:
+            if key in records:
+                left_out.update(value_of(records[key]["blocks"]))
         if left_out:
             sent = api.without_thinking(sent, left_out)
         tools = [*request.tools, *self._our_tools]
-        settings = api.first_settings(request, list(self._names.values())) if is_loop else {}
-        settings |= api.renaming(request, found.get(named or "", link))
+        settings = dict[str, Any]()
+        if self._is_loop:
+            settings |= api.first_settings(request, list(self._names.values()))
+        settings |= api.renaming(request, records.get(wanted.named or "", link))
         return Outgoing(
             body=api.written(request, sent, tools, **settings),
             request=request,
             messages=sent,
             tools=tools,
-            adoption=adoption,
+            adoption=self.adoption,
             home=self._home,
             judged=self.judged,
             replaced=self.replaced,
@@ -388,6 +411,78 @@ class _Sending:
             prefix=prefixes[-1],
             conversations=self._conversations,
         )
+
+    @property
+    def _is_loop(self) -> bool:
+        return self.adoption.mode == "loop"
+
+    def _wanted(self, adopted: str, runs: Sequence[_Run], prefixes: Sequence[str]) -> _Wanted:
+        """Return the keys of all records that the request needs, to look them up at once."""
+        request, api, is_loop = self.request, self.api, self._is_loop
+        results = set[str]()
+        for some in request.replaceable().values():
+            results.update(one.key for one in some if one.size > self._least)
+        has_own_answers = is_loop and request.has_answers
+        may_think = has_own_answers or any(one.thinks for one in request.facts)
+        return _Wanted(
+            results=results,
+            entries=self._entry_keys(runs, prefixes) if is_loop else {},
+            waiting=api.waiting_keys(request) if is_loop else [],
+            programs=api.program_keys(request) if is_loop else {},
+            unbound=_unbound_keys(adopted) if api.binds_thinking and may_think else [],
+            named=api.named_before(request),
+        )
+
+    def _home_with(self, wanted: _Wanted) -> Home:
+        """Return where the conversation is kept, with the records that it has. Decisions that are
+        remembered are not read again if the session has a name."""
+        if self._is_loop and self.origin.owner:
+            self._conversations = Conversations(
+                self.sessions, self.origin, self.index, is_count=self.is_count
+            )
+            answers = [[] if self.chain is None else [self.chain]]
+            answers += [[one.key for one in keys] for keys in wanted.entries.values()]
+            return self._conversations.home(answers, wanted.others | wanted.results)
+        session = _opened(self.sessions, self.origin)
+        ledger, place = Ledger(session), _place(session)
+        unknown = {key for key in wanted.results if (place, key) not in self.pins}
+        return Home(session, ledger, ledger.find(wanted.others | unknown))
+
+    def _messages(self, runs: Sequence[_Run], wanted: _Wanted) -> tuple[list[Raw], list[int]]:
+        """Return the messages that are sent, and where each message of the client is among them."""
+        request, api, records = self.request, self.api, self._home.records
+        by_programs = {call_id for key, call_id in wanted.programs.items() if key in records}
+        results = request.replaceable(by_programs)
+        answered = max((run.end for run in runs if run.is_answer), default=0)
+        sent_before = [some for number, some in results.items() if number < answered]
+        pins = self._pins(wanted.results, {one.key for some in sent_before for one in some})
+        sent, places = list[Raw](), list[int]()
+        for key in wanted.waiting:
+            if key in records:
+                sent += items_of(records[key]["messages"])
+        is_behind_own = False
+        for run in runs:
+            places += [len(sent)] * (run.end - run.start)
+            if run.is_answer:
+                keys = wanted.entries.get(run.start, ())
+                entry = next((one for one in keys if one.key in records), None)
+                sent += self._answer(request.messages[run.start : run.end], entry)
+                is_behind_own = entry is not None
+                continue
+            message = self._with_results(
+                run.start, results.get(run.start, []), pins, is_new=run.start >= answered
+            )
+            api.append(sent, message, is_behind_own=is_behind_own)
+            places[-1] = min(places[-1], len(sent) - 1)  # it may be part of the message before
+            is_behind_own = False
+        return sent, places
+
+    def _answer(self, held: Sequence[Raw], entry: _EntryKey | None) -> Sequence[Raw]:
+        """Return what is sent for an answer that the client keeps, given its key in the ledger."""
+        if entry is not None:
+            recorded = entry_of(self._home.records[entry.key])
+            return self.api.expanded(recorded, held, entry.place)
+        return self.api.unspliced(held) if self._is_loop else held
 
     def _start(self) -> str:
         """Return what separates this conversation from others before its first message: the answer
@@ -402,43 +497,38 @@ class _Sending:
         return digest("start", *parts)
 
     def _entry_keys(
-        self, runs: Sequence[tuple[int, int, bool]], prefixes: Sequence[str]
-    ) -> dict[int, list[tuple[int | None, str]]]:
+        self, runs: Sequence[_Run], prefixes: Sequence[str]
+    ) -> dict[int, list[_EntryKey]]:
         """Return the keys of each answer by its first message, in order of precedence: its last
         value, then those before, then its text. Each is bound to everything before the answer."""
         found = {}
-        for start, end, is_answer in runs:
-            if not is_answer:
+        for run in runs:
+            if not run.is_answer:
                 continue
-            facts = self.request.facts[start:end]
-            values: list[tuple[int | None, str]] = []
+            prefix = prefixes[run.start]
+            facts = self.request.facts[run.start : run.end]
+            keys: list[_EntryKey] = []
             blocks = 0
             for one in facts:
-                values += [(blocks + place, value) for place, value in one.keys]
+                for place, value in one.keys:
+                    keys.append(_EntryKey(blocks + place, entry_key(prefix, value)))
                 blocks += one.blocks
+            keys.reverse()
             text = text_key("".join(one.text for one in facts))
-            ordered = [*reversed(values), (None, text)]
-            found[start] = [(place, entry_key(prefixes[start], value)) for place, value in ordered]
+            keys.append(_EntryKey(None, entry_key(prefix, text)))
+            found[run.start] = keys
         return found
-
-    def _named_home(self, wanted: Collection[str], asked: Collection[str]) -> Home:
-        """Return the session that the request names or is known by, with the records that are not
-        remembered."""
-        session = _opened(self.sessions, self.origin)
-        ledger = Ledger(session)
-        unknown = {key for key in asked if (_place(session), key) not in self.pins}
-        return Home(session, ledger, ledger.find({*wanted, *unknown}))
 
     def _pins(self, asked: set[str], old: set[str]) -> dict[str, Mapping[str, Raw]]:
         """Return the decisions about results that were made before. Those about `old` results,
         which were sent, may have been made in another session, before the client changed
         something."""
         place, records = _place(self._home.session), self._home.records
-        known = {
-            key: pin
-            for key in asked
-            if (pin := self.pins.get((place, key)) or records.get(key)) is not None
-        }
+        known: dict[str, Mapping[str, Raw]] = {}
+        for key in asked:
+            pin = self.pins.get((place, key)) or records.get(key)
+            if pin is not None:
+                known[key] = pin
         missing = (asked & old) - known.keys()
         if self._conversations is not None and missing:
             known |= self._conversations.pins(missing, self._home)
@@ -511,34 +601,13 @@ class _Sending:
             return {}
 
 
-def run_calls(
-    session: Session, names: Mapping[str, str], calls: Sequence[OwnCall], note: str
-) -> list[tuple[OwnCall, list[Part]]]:
-    """Return the answer to each call of our tools. `names` are their names by purpose. The last
-    answer ends with the note."""
-    tools = {
-        tool.name: tool
-        for tool in toolkit(session, prefix=names["get"].removesuffix("get_artifact"))
-    }
-    answers = []
-    for number, call in enumerate(calls):
-        arguments = (
-            call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
-        )
-        if number < _CALLS:
-            parts = tools[call.name].parts(**arguments)
-        else:
-            parts = [Part(f"[error: at most {_CALLS} calls at once are answered; call again]")]
-        answers.append((call, parts))
-    if note and answers:
-        last = answers[-1][1]
-        last[0] = replace(last[0], text=f"{last[0].text}\n{note}")
-    return answers
-
-
 def _unbound_keys(adopted: str) -> list[str]:
     """Return the keys of what was left out of a conversation, one for each time."""
     return [digest("unbound", adopted, str(number)) for number in range(_BREAKS)]
+
+
+def _ledger_failure(error: StoreError) -> RefusedRequest:
+    return RefusedRequest(503, f"the gateway cannot read its ledger: {mask(error.message)}")
 
 
 def _place(session: Session) -> str:
@@ -556,62 +625,17 @@ def _opened(sessions: Sessions, origin: Origin) -> Session:
         return sessions.unopened(origin.name)
 
 
-def _own_tools(tools: Sequence[Raw]) -> Iterator[tuple[str, str]]:
-    """Yield the purpose and name of our tools among those of a client, which may have them through
-    MCP."""
-    for raw in tools:
-        if b"artifact" in bytes(raw):
-            found = known_as(value_of(raw))
-            if found is not None:
-                yield found
-
-
-def _names_of(tools: Sequence[Raw]) -> set[str]:
-    return {str(function_of(value_of(one)).get("name")) for one in tools}
-
-
-def _free_prefix(tools: Sequence[Raw]) -> str:
-    """Return a prefix for the names of our tools with which none of them is the name of one of
-    these tools."""
-    taken = _names_of(tools)
-    for number in count():
-        prefix = ("", _PREFIX)[number] if number < 2 else f"{_PREFIX}{number}_"
-        if taken.isdisjoint(tool.name for tool in toolkit(prefix=prefix)):
-            return prefix
-    raise AssertionError("there is always another number")
-
-
-def _fitting_tools(adoption: Adoption, tools: Sequence[Raw]) -> tuple[list[Raw], Mapping[str, str]]:
-    """Return our tools for a request that has these tools, and their names by purpose: those of the
-    adoption. If the client has added a tool of the same name since, ours get other names, and the
-    client's calls stay the client's."""
-    if not adoption.tools or _names_of(tools).isdisjoint(adoption.names.values()):
-        return adoption.tools, adoption.names
-    prefix = _free_prefix(tools)
-    names = dict(zip(_PURPOSES, (tool.name for tool in toolkit(prefix=prefix)), strict=True))
-    renamed = []
-    for raw, name in zip(adoption.tools, names.values(), strict=True):
-        described = value_of(raw)
-        if isinstance(described.get("function"), dict):
-            described["function"]["name"] = name
-        else:
-            described["name"] = name
-        renamed.append(raw_of(described))
-    return renamed, names
-
-
-def _runs(request: ClientRequest, *, joins: bool) -> Iterator[tuple[int, int, bool]]:
+def _runs(request: ClientRequest, *, joins: bool) -> Iterator[_Run]:
     """Yield each answer, which has several messages if the API `joins` them, and each other
-    message: where it begins and ends."""
+    message."""
+    sides = [one.side for one in request.facts]
     start = 0
-    while start < len(request.facts):
-        is_answer = request.facts[start].side == "answer"
+    while start < len(sides):
+        is_answer = sides[start] == "answer"
         end = start + 1
-        while (
-            joins and is_answer and end < len(request.facts) and request.facts[end].side == "answer"
-        ):
+        while joins and is_answer and end < len(sides) and sides[end] == "answer":
             end += 1
-        yield start, end, is_answer
+        yield _Run(start, end, is_answer)
         start = end
 
 
