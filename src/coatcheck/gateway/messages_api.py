@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -23,7 +24,6 @@ from coatcheck.gateway.api import (
     LoopStep,
     Merger,
     OwnCall,
-    Side,
     Unreadable,
     accumulated,
     added,
@@ -47,9 +47,15 @@ if TYPE_CHECKING:
     from coatcheck.parts import Part
 
 _ERRORS: Final = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
-}  # fmt: skip
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
 _DELTAS: Final = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -81,47 +87,26 @@ class MessagesApi(Api):
         role = message.get("role")
         content = message.get("content")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        side: Side = "answer" if role == "assistant" else "system" if role == "system" else "user"
-        keys: list[tuple[int, str]] = []
-        results: list[HeldResult] = []
-        calls: list[tuple[str, str]] = []
-        programs: list[str] = []
-        texts: list[str] = []
-        others: list[str] = []
-        for place, block in enumerate(blocks):
-            if not isinstance(block, dict):
-                continue
-            if side == "answer":
-                keys += [(place, key) for key in filter(None, [_key(block)])]
-                if block.get("type") == "text":
-                    texts.append(str(block.get("text")).strip())
-                elif block.get("type") not in _THINKING:
-                    others.append(canonical(block))
-                if block.get("type") == "tool_use":
-                    calls.append((str(block.get("id")), str(block.get("name"))))
-                    programs += [str(block.get("id"))] if is_by_program(block) else []
-            elif block.get("type") == "tool_result":
-                results.append(
-                    HeldResult.of(place, str(block.get("tool_use_id")), block.get("content", ""))
-                )
-        label = ", ".join(
-            dict.fromkeys(str(block.get("type")) for block in blocks if isinstance(block, dict))
-        )
-        whole, text = digest(str(role), canonical(content)), squeezed("".join(texts))
-        return HeldFacts(
-            side=side,
+        placed = [(place, one) for place, one in enumerate(blocks) if isinstance(one, dict)]
+        label = ", ".join(dict.fromkeys(str(block.get("type")) for _, block in placed))
+        whole = digest(str(role), canonical(content))
+        facts = HeldFacts(
+            side="system" if role == "system" else "user",
             digest=whole,
-            in_prefix=digest("answer", text, *others) if side == "answer" else whole,
+            in_prefix=whole,
             size=size,
             label=f"{role}: {label}"[:200],
-            keys=tuple(keys),
-            results=tuple(results),
-            calls=tuple(calls),
-            programs=tuple(programs),
-            text=text,
             blocks=len(blocks),
             thinks="thinking" in label,
         )
+        if role == "assistant":
+            return _answer_facts(facts, placed)
+        results = []
+        for place, block in placed:
+            if block.get("type") == "tool_result":
+                call_id = str(block.get("tool_use_id"))
+                results.append(HeldResult.of(place, call_id, block.get("content", "")))
+        return replace(facts, results=tuple(results))
 
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
         return [raw_of(tool.as_anthropic()) for tool in tools]
@@ -144,23 +129,17 @@ class MessagesApi(Api):
     def expanded(self, entry: LedgerEntry, held: Sequence[Raw], place: int | None) -> list[Raw]:
         blocks = [block for message in held for block in _blocks(message)]
         values = [value_of(block) for block in blocks]
-        kept = {key for block in values if (key := _thinking(block))}
-        sent: list[Raw] = []
-        for message in entry.messages:
-            fields = fields_of(message)
-            inner = items_of(fields["content"])
-            wanted = [block for block in inner if _is_kept(block, kept)]
-            sent.append(
-                message if len(wanted) == len(inner) else raw_of({**fields, "content": wanted})
-            )
+        kept = {_thinking(block) for block in values}
+        sent = [_with_thinking(message, kept) for message in entry.messages]
         rest = [] if place is None else list(_behind(blocks[place + 1 :], entry.after))
         if rest and _is_answer(sent[-1]):
             sent[-1] = _joined(sent[-1], rest)
         elif rest:
             sent.append(raw_of({"role": "assistant", "content": rest}))
-        marks = [mark for block in values if isinstance(block, dict) and (mark := block.get(_MARK))]
-        if marks and not rest:
-            sent[-1] = _marked(sent[-1], marks[-1])
+        marks = [block.get(_MARK) for block in values if isinstance(block, dict)]
+        last_mark = next((mark for mark in reversed(marks) if mark), None)
+        if last_mark is not None and not rest:
+            sent[-1] = _marked(sent[-1], last_mark)
         return sent
 
     def append(self, sent: list[Raw], message: Raw, *, is_behind_own: bool) -> None:
@@ -489,21 +468,21 @@ class _MessagesMerger(Merger):
         waiting = self._released(with_text=True)
         if self.steps == 1 and stop is None:
             return waiting + b"".join(one.raw for one in self._end)
-        ends = []
-        for one in self._end:
-            fields: dict[str, Any] = dict(fields_of(one.data))
-            if "usage" in fields:
-                fields["usage"] = self._total()
-            if "delta" in fields:
-                end = self._without_credit(fields_of(fields["delta"]))
-                fields["delta"] = end if stop is None else {**end, "stop_reason": stop}
-                fields |= {_TRANSFORMED: self._transformed} if self._transformed else {}
-            ends.append(
-                event(bytes(raw_of(fields)), one.name)
-                if "usage" in fields or "delta" in fields
-                else one.raw
-            )
-        return waiting + b"".join(ends)
+        return waiting + b"".join(self._merged_end(one, stop) for one in self._end)
+
+    def _merged_end(self, one: Event, stop: str | None) -> bytes:
+        """Return an event at the end of the last step as the end of the whole answer."""
+        fields: dict[str, Any] = dict(fields_of(one.data))
+        if "usage" not in fields and "delta" not in fields:
+            return one.raw
+        if "usage" in fields:
+            fields["usage"] = self._total()
+        if "delta" in fields:
+            end = self._without_credit(fields_of(fields["delta"]))
+            fields["delta"] = end if stop is None else {**end, "stop_reason": stop}
+            if self._transformed:
+                fields[_TRANSFORMED] = self._transformed
+        return event(bytes(raw_of(fields)), one.name)
 
     def _finished_whole(self, stop: str | None) -> bytes:
         self._keep(with_text=True)
@@ -566,6 +545,39 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _answer_facts(facts: HeldFacts, blocks: Sequence[tuple[int, dict[str, Any]]]) -> HeldFacts:
+    """Return the facts of a message with those of an answer, whose blocks come with their
+    places."""
+    keys: list[tuple[int, str]] = []
+    calls: list[tuple[str, str]] = []
+    programs: list[str] = []
+    texts: list[str] = []
+    others: list[str] = []
+    for place, block in blocks:
+        kind, call_id = block.get("type"), str(block.get("id"))
+        key = _key(block)
+        if key:
+            keys.append((place, key))
+        if kind == "text":
+            texts.append(str(block.get("text")).strip())
+        elif kind not in _THINKING:
+            others.append(canonical(block))
+        if kind == "tool_use":
+            calls.append((call_id, str(block.get("name"))))
+            if is_by_program(block):
+                programs.append(call_id)
+    text = squeezed("".join(texts))
+    return replace(
+        facts,
+        side="answer",
+        in_prefix=digest("answer", text, *others),
+        keys=tuple(keys),
+        calls=tuple(calls),
+        programs=tuple(programs),
+        text=text,
+    )
+
+
 def _key(block: Mapping[str, Any]) -> str | None:
     """Return the key of a block: the signature of thinking, or the id of a call."""
     thinking = _thinking(block)
@@ -590,7 +602,15 @@ def _thinking_in(messages: Sequence[Raw]) -> Iterator[tuple[tuple[int, int], str
                     yield (number, at), key
 
 
-def _is_kept(block: Raw, kept: set[str]) -> bool:
+def _with_thinking(message: Raw, kept: Collection[str | None]) -> Raw:
+    """Return a message of the ledger with only the thinking that the client has kept."""
+    fields = fields_of(message)
+    blocks = items_of(fields["content"])
+    wanted = [block for block in blocks if _is_kept(block, kept)]
+    return message if len(wanted) == len(blocks) else raw_of({**fields, "content": wanted})
+
+
+def _is_kept(block: Raw, kept: Collection[str | None]) -> bool:
     """Whether a block of the ledger is sent: thinking that the client has left out is left out
     too."""
     if b"thinking" not in bytes(block)[:200] and b"thinking" not in bytes(block)[-200:]:
