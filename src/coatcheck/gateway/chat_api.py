@@ -228,25 +228,11 @@ class _ChatMerger(Merger):
         self, one: Event, fields: dict[str, Raw], choice: dict[str, Raw]
     ) -> Iterator[bytes]:
         delta = fields_of(choice["delta"]) if "delta" in choice else {}
-        changed: dict[str, Any] = dict(delta)
         values = {name: value_of(value) for name, value in delta.items()}
         if isinstance(values.get("content"), str):
             self._text.append(values["content"])
         accumulated(self._message, values, lambda name: name in _OWN_FIELDS)
-        if isinstance(values.get("tool_calls"), list):
-            shown = [call for call in map(self._of_call, values["tool_calls"]) if call is not None]
-            if shown:
-                changed["tool_calls"] = shown
-            else:
-                changed.pop("tool_calls")
-        if self.steps > 1:
-            changed.pop("role", None)
-            if values.get("content"):
-                changed["content"] = (
-                    _BETWEEN if self._is_first_text and self._has_text else ""
-                ) + values["content"]
-        if values.get("content"):
-            self._is_first_text = False
+        changed = self._shown_delta(delta, values)
         reason = text_field(choice, "finish_reason")
         if reason:
             self._reason = reason
@@ -259,6 +245,25 @@ class _ChatMerger(Merger):
             self._waiting.append(out)
         else:
             yield out
+
+    def _shown_delta(self, delta: dict[str, Raw], values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a delta as the client gets it: without calls of our tools, and, after the first
+        step, without a role and with a blank line before its first text."""
+        changed: dict[str, Any] = dict(delta)
+        if isinstance(values.get("tool_calls"), list):
+            shown = [call for call in map(self._of_call, values["tool_calls"]) if call is not None]
+            if shown:
+                changed["tool_calls"] = shown
+            else:
+                changed.pop("tool_calls")
+        if self.steps > 1:
+            changed.pop("role", None)
+        if values.get("content"):
+            if self.steps > 1:
+                is_between = self._is_first_text and self._has_text
+                changed["content"] = (_BETWEEN if is_between else "") + values["content"]
+            self._is_first_text = False
+        return changed
 
     def _of_call(self, call: Any) -> dict[str, Any] | None:
         """Note a part of a call, and return it as the client gets it; None if it is ours."""
@@ -367,29 +372,29 @@ class _ChatMerger(Merger):
         self._keep(with_text=True)
         if self._body:
             return self._finished_whole(stop)
-        ends = list(self._waiting)
-        for kind, one in self._end:
-            if kind == "done":
-                ends.append(one.raw)
-                continue
-            if kind == "finish" and self._is_unchanged_end(one, stop):
-                ends.append(one.raw)
-                continue
-            fields: dict[str, Any] = dict(fields_of(one.data))
-            if kind == "usage":
-                if self._wants_usage:
-                    total = {**fields, **self._head, "usage": self._total()}
-                    ends.append(one.raw if self.steps == 1 else event(bytes(raw_of(total))))
-                continue
-            choice: dict[str, Any] = {**fields_of(items_of(fields["choices"])[0]), "delta": {}}
-            if stop is not None:
-                choice["finish_reason"] = stop
-            elif choice.get("finish_reason") == Raw(b'"tool_calls"') and not self._calls_shown:
-                choice["finish_reason"] = "stop"
+        ends = [self._merged_end(kind, one, stop) for kind, one in self._end]
+        return b"".join([*self._waiting, *ends])
+
+    def _merged_end(self, kind: str, one: Event, stop: str | None) -> bytes:
+        """Return an event at the end of the last step as the end of the whole answer; empty if the
+        client does not want it."""
+        if kind == "done" or (kind == "finish" and self._is_unchanged_end(one, stop)):
+            return one.raw
+        fields: dict[str, Any] = dict(fields_of(one.data))
+        if kind == "usage":
             if not self._wants_usage:
-                fields.pop("usage", None)
-            ends.append(event(bytes(raw_of({**fields, **self._head, "choices": [choice]}))))
-        return b"".join(ends)
+                return b""
+            if self.steps == 1:
+                return one.raw
+            return event(bytes(raw_of({**fields, **self._head, "usage": self._total()})))
+        choice: dict[str, Any] = {**fields_of(items_of(fields["choices"])[0]), "delta": {}}
+        if stop is not None:
+            choice["finish_reason"] = stop
+        elif choice.get("finish_reason") == Raw(b'"tool_calls"') and not self._calls_shown:
+            choice["finish_reason"] = "stop"
+        if not self._wants_usage:
+            fields.pop("usage", None)
+        return event(bytes(raw_of({**fields, **self._head, "choices": [choice]})))
 
     def _is_unchanged_end(self, one: Event, stop: str | None) -> bool:
         if self.steps > 1 or stop is not None or self._calls_shown < len(self._calls):
