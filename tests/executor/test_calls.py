@@ -708,6 +708,27 @@ def test_control_c_in_the_main_thread_is_not_swallowed(backend: Backend) -> None
     assert printed.split() == ["interrupted"] * 3
 
 
+@pytest.mark.parametrize("milliseconds", [0, 3, 30])
+def test_a_process_can_end_while_a_result_is_being_stored(
+    backend: Backend, milliseconds: int
+) -> None:
+    run_python(
+        "import sys, threading, time, coatcheck\n"
+        "from coatcheck.executor import ToolCall, ToolExecutor\n"
+        "is_returning = threading.Event()\n"
+        "def tool():\n"
+        "    text = 'a line of a log, token=abc\\n' * 200_000\n"
+        "    is_returning.set()\n"
+        "    return text\n"
+        "executor = ToolExecutor(coatcheck.open(sys.argv[1]).session('s'), [tool])\n"
+        "executor.start(ToolCall('c', 'tool'))\n"
+        "is_returning.wait()\n"
+        "time.sleep(int(sys.argv[2]) / 1_000)\n",
+        backend.url,
+        milliseconds,
+    )
+
+
 def test_sixty_four_threads_neither_lose_nor_duplicate_artifacts(
     session: Session, store: Store
 ) -> None:

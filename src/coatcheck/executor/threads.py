@@ -11,6 +11,7 @@ A `Job` is the waiting side of one call. `Workers` is a bounded pool of threads 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import functools
 import inspect
@@ -18,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ _PLAIN = frozenset(
     {str, bytes, dict, list, int, float, bool, type(None)}
 )  # types of results that are values
 _AWAITED = (Awaitable, AsyncIterator)
+_SECONDS_AT_EXIT = 5.0  # for store steps that have begun when the process ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,10 +391,13 @@ class Job:
     def conduct(self) -> None:
         run, self._run = self._run, None
         assert run is not None
+        _conducted.add(self)
         try:
             self.outcome.set_result(run())
         except BaseException as error:  # noqa: BLE001 - raised again by `outcome.result()`
             self.outcome.set_exception(error)
+        finally:
+            _conducted.discard(self)
 
     def answer(self, outcome: ToolOutcome) -> None:
         """Set the outcome without running."""
@@ -403,6 +408,21 @@ class Job:
         """Abandon the tool, or never start it."""
         self.outcome.cancel()
         self._attempt.stop()
+
+
+_conducted: set[Job] = set()  # the jobs that a daemon thread is running now
+
+
+@atexit.register
+def _settle() -> None:
+    """Let go of the tools and finish the store steps that have begun.
+
+    A daemon thread that is inside a C++ library, such as re2, when the interpreter ends would
+    abort the process."""
+    jobs = list(_conducted)
+    for job in jobs:
+        job.cancel()
+    wait([job.outcome for job in jobs], timeout=_SECONDS_AT_EXIT)
 
 
 class Workers:
