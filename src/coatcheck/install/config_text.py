@@ -219,35 +219,47 @@ def _edit_toml(table: Any, old: Mapping[str, Any], new: Mapping[str, Any]) -> No
 
 
 def _mask_toml(item: Any, *, is_secret: bool) -> None:
-    """Mask the secrets in a tomlkit document or item, in place."""
-    from tomlkit import item as new_item
+    """Mask the secrets in a tomlkit document or item, in place. `is_secret` means that every value
+    in a table is one."""
     from tomlkit import items
 
     if isinstance(item, items.AoT):
         for table in item.body:
             _mask_toml(table, is_secret=is_secret)
     elif isinstance(item, items.Array):
-        for index, one in enumerate(list(item)):
-            if index and _is_secret_argument(item[index - 1], one):
-                item[index] = _MASKED
-            else:
-                _mask_toml(one, is_secret=False)
-    elif hasattr(
-        container := item.value if isinstance(item, items.Table | items.InlineTable) else item,
-        "body",
-    ):
-        for key, one in list(container.body):
-            if isinstance(one, items.Whitespace | items.Null):
-                continue
-            below = is_secret or (key is not None and key.key.lower() in _SECRET_KEYS)
-            if below and one.trivia.comment:
-                one.trivia.comment = f"# {_MASKED}"
-            if not below or isinstance(one, items.Table | items.InlineTable | items.AoT):
-                _mask_toml(one, is_secret=below)
-            elif not isinstance(one, items.Comment | items.Bool):
-                container[key] = new_item(
-                    [_MASKED] * len(one) if isinstance(one, items.Array) else _MASKED
-                )
+        _mask_toml_array(item)
+    elif isinstance(item, items.Table | items.InlineTable):
+        _mask_toml_container(item.value, is_secret=is_secret)
+    elif hasattr(item, "body"):  # the document, or a table that is written in several places
+        _mask_toml_container(item, is_secret=is_secret)
+
+
+def _mask_toml_array(array: Any) -> None:
+    for index, value in enumerate(list(array)):
+        if index > 0 and _is_secret_argument(array[index - 1], value):
+            array[index] = _MASKED
+        else:
+            _mask_toml(value, is_secret=False)
+
+
+def _mask_toml_container(container: Any, *, is_secret: bool) -> None:
+    from tomlkit import items
+
+    for key, value in list(container.body):
+        if isinstance(value, items.Whitespace | items.Null):
+            continue
+        has_secret_key = key is not None and key.key.lower() in _SECRET_KEYS
+        if not is_secret and not has_secret_key:
+            _mask_toml(value, is_secret=False)
+            continue
+        if value.trivia.comment:
+            value.trivia.comment = f"# {_MASKED}"
+        if isinstance(value, items.Table | items.InlineTable | items.AoT):
+            _mask_toml(value, is_secret=True)
+        elif isinstance(value, items.Array):
+            container[key] = items.item([_MASKED] * len(value))
+        elif not isinstance(value, items.Comment | items.Bool):
+            container[key] = items.item(_MASKED)
 
 
 class JsonConfig(ConfigText):
@@ -288,25 +300,43 @@ class JsonConfig(ConfigText):
         return _edit_json(self.text, (), self.value, wanted)
 
     def masked(self) -> str:
-        masks: dict[int, _Splice] = {}
+        masks: dict[int, _Splice] = {}  # by position: a value may be secret for two reasons
         for node in self._json.walk(self._json.root):
-            secret = [
-                second
-                for first, second in pairwise(self._json.children(node))
-                if first.key is None and _is_secret_argument(first.value, second.value)
-            ]
+            secrets = self._secret_arguments(node)
             if node.key is not None and node.key.lower() in _SECRET_KEYS:
-                secret += [
-                    one
-                    for one in self._json.walk(node)
-                    if not isinstance(one.value, dict | list | bool | None)
-                ]
-                for match in _COMMENT.finditer(self.text, node.start, node.end):
-                    if match[1]:
-                        new = f"/* {_MASKED} */" if match[1].startswith("/*") else f"// {_MASKED}"
-                        masks[match.start()] = (match.start(), match.end(), new)
-            masks |= {one.start: (one.start, one.end, f'"{_MASKED}"') for one in secret}
+                secrets += self._scalars(node)
+                for splice in self._masked_comments(node):
+                    masks[splice[0]] = splice
+            for secret in secrets:
+                masks[secret.start] = (secret.start, secret.end, f'"{_MASKED}"')
         return _mask_text(_spliced(self.text, list(masks.values())))
+
+    def _secret_arguments(self, node: Node) -> list[Node]:
+        """Return the items of an array that are secret because of the option before them."""
+        if not isinstance(node.value, list):
+            return []
+        found: list[Node] = []
+        for flag, argument in pairwise(self._json.children(node)):
+            if _is_secret_argument(flag.value, argument.value):
+                found.append(argument)
+        return found
+
+    def _scalars(self, node: Node) -> list[Node]:
+        """Return the strings and numbers in a value, at any depth."""
+        return [
+            one
+            for one in self._json.walk(node)
+            if not isinstance(one.value, dict | list | bool | None)
+        ]
+
+    def _masked_comments(self, node: Node) -> Iterator[_Splice]:
+        """Replace the comments in a value."""
+        for match in _COMMENT.finditer(self.text, node.start, node.end):
+            comment = match[1]
+            if not comment:
+                continue
+            new = f"/* {_MASKED} */" if comment.startswith("/*") else f"// {_MASKED}"
+            yield match.start(), match.end(), new
 
 
 @dataclass(frozen=True, slots=True)
