@@ -83,7 +83,7 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
             return call.answer
         with within(call.session):
             answer = handler(call.request)
-        return self._slim(call, answer)
+        return _slim(call, answer)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
@@ -93,7 +93,7 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
             return call.answer
         with within(call.session):
             answer = await handler(call.request)
-        return await in_thread(self._slim, call, answer)
+        return await in_thread(_slim, call, answer)
 
     def forget(self, thread_id: str) -> None:
         """End the session of a thread. Call it where you delete the thread, if its checkpointer is
@@ -130,46 +130,6 @@ class Coatcheck(AgentMiddleware[Any, Any, Any]):
         if given is not call["args"]:
             request = request.override(tool_call={**call, "args": dict(given)})
         return _Call(kit, session, call, request)
-
-    def _slim(self, call: _Call, answer: Any) -> Any:
-        """The answer of a tool with stubs in place of what is large; the same object if nothing
-        is."""
-        kit, session, tool, name = call.kit, call.session, call.request.tool, call.sent["name"]
-        about: Any = {"tool": name, "call_id": call.sent["id"], "arguments": call.sent["args"]}
-        if kit.is_ours(name) or (tool is not None and tool.return_direct):
-            return answer
-        if isinstance(answer, list):
-            return [self._slim(call, one) for one in answer]
-        if isinstance(answer, Command):
-            update = answer.update
-            if not isinstance(update, dict) or not isinstance(update.get("messages"), list):
-                return answer
-            return replace(
-                answer,
-                update={
-                    **update,
-                    "messages": [self._slim(call, one) for one in update["messages"]],
-                },
-            )
-        if not isinstance(answer, ToolMessage) or answer.tool_call_id != call.sent["id"]:
-            return answer
-        content: Any = answer.content
-        if isinstance(content, list):
-            blocks = [(_part(block), block) for block in content]
-            before = {id(part): block for part, block in blocks}
-            after = kit.parts(session, [part for part, _ in blocks], **about)
-            content = [
-                before[id(part)] if id(part) in before else _our_block(part) for part in after
-            ]
-        elif answer.status == "error":
-            content = kit.failure(session, content, tool=name, call_id=call.sent["id"])
-        else:
-            value = _value(tool, content)
-            outcome = kit.result(session, value, **about)
-            content = content if outcome.content is value else outcome.text
-        return (
-            answer if content == answer.content else answer.model_copy(update={"content": content})
-        )
 
     def _kit(self, tools: Iterable[Any]) -> Kit:
         return self._adapter.kit(
@@ -227,6 +187,49 @@ class _Call:
 
 class _OurTool(StructuredTool):
     """One of our tools. The class distinguishes it from a tool of the host with the same name."""
+
+
+def _slim(call: _Call, answer: Any) -> Any:
+    """The answer of a tool with stubs in place of what is large. Messages that answer another call
+    stay as they are."""
+    tool = call.request.tool
+    if call.kit.is_ours(call.sent["name"]) or (tool is not None and tool.return_direct):
+        return answer
+    if isinstance(answer, list):
+        return [_slim(call, one) for one in answer]
+    if isinstance(answer, Command):
+        return _slim_command(call, answer)
+    if isinstance(answer, ToolMessage) and answer.tool_call_id == call.sent["id"]:
+        return _slim_message(call, answer)
+    return answer
+
+
+def _slim_command(call: _Call, command: Command[Any]) -> Command[Any]:
+    update = command.update
+    if not isinstance(update, dict) or not isinstance(update.get("messages"), list):
+        return command
+    messages = [_slim(call, one) for one in update["messages"]]
+    return replace(command, update={**update, "messages": messages})
+
+
+def _slim_message(call: _Call, message: ToolMessage) -> ToolMessage:
+    """The message with stubs in place of what is large; the same object if nothing is."""
+    kit, session, tool = call.kit, call.session, call.sent["name"]
+    about: Any = {"tool": tool, "call_id": call.sent["id"], "arguments": call.sent["args"]}
+    content: Any = message.content
+    if isinstance(content, list):
+        parts = [_part(block) for block in content]
+        before = {id(part): block for part, block in zip(parts, content, strict=True)}
+        after = kit.parts(session, parts, **about)
+        content = [before[id(part)] if id(part) in before else _our_block(part) for part in after]
+    elif message.status == "error":
+        content = kit.failure(session, content, tool=tool, call_id=call.sent["id"])
+    else:
+        value = _value(call.request.tool, content)
+        outcome = kit.result(session, value, **about)
+        content = content if outcome.content is value else outcome.text
+    is_same = content == message.content
+    return message if is_same else message.model_copy(update={"content": content})
 
 
 def _schema(tool: BaseTool | None) -> Mapping[str, Any] | None:
