@@ -246,19 +246,9 @@ class Rewriter:
         if known is not None and known.is_reader and len(as_text(result)) <= _PAGE:
             return result  # a page; but any server may use the schema of our tools
         given = result.get("content")
-        content = (
-            given
-            if isinstance(given, list)
-            else [{"type": "text", "text": as_text(given)}]
-            if given
-            else []
-        )
-        content = _with_fitted_images(content)
-        most = self._kit.policy.safe_chars if self._kit.policy.is_named else _FEW_LINKS
-        few_links = len(json.dumps([one for one in content if _is_link(one)])) <= most
-        stays = [_is_media(one) or (few_links and _is_link(one)) for one in content]
-        kept = [one for one, unchanged in zip(content, stays, strict=True) if unchanged]
-        checked = [one for one, unchanged in zip(content, stays, strict=True) if not unchanged]
+        content = _with_fitted_images(_as_blocks(given))
+        kept = self._kept_blocks(content)
+        checked = [block for index, block in enumerate(content) if index not in kept]
         parts = {"content": checked}
         if result.get("structuredContent") is not None:
             parts["structuredContent"] = result["structuredContent"]
@@ -267,16 +257,26 @@ class Rewriter:
             return result if content is given or not given else {**result, "content": content}
         if isinstance(done, str):  # not a list of blocks: one stub for all of it
             done = as_text_result(done, parts)
-        if len(done["content"]) == len(checked):
-            new, old = iter(done["content"]), iter(kept)
-            done["content"] = [next(old) if unchanged else next(new) for unchanged in stays]
-        else:
-            done["content"] = [*done["content"], *kept]
-        return (
-            {**result, **done}
-            if given is not None
-            else {**result, "structuredContent": done["structuredContent"]}
-        )
+        if given is None:
+            return {**result, "structuredContent": done["structuredContent"]}
+        blocks = list(done["content"])
+        is_block_by_block = len(blocks) == len(checked)
+        for index, block in kept.items():  # in ascending order, so each gets its place back
+            blocks.insert(index if is_block_by_block else len(blocks), block)
+        return {**result, **done, "content": blocks}
+
+    def _kept_blocks(self, content: list[Any]) -> dict[int, Any]:
+        """Return the blocks that stay as they are, by position: media, and links if there are
+        few."""
+        policy = self._kit.policy
+        room = policy.safe_chars if policy.is_named else _FEW_LINKS
+        links = [block for block in content if _is_link(block)]
+        has_few_links = len(json.dumps(links)) <= room
+        return {
+            index: block
+            for index, block in enumerate(content)
+            if _is_media(block) or (has_few_links and _is_link(block))
+        }
 
     def error(self, tool: str | None, call_id: str, error: dict[str, Any]) -> dict[str, Any]:
         """Replace a large message or large data of a JSON-RPC error by stubs. Returns the same
@@ -320,6 +320,13 @@ def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:
     is_error = text.startswith(FAILED)
     shown = text[:_MAX_ERROR] if is_error else text
     return {"content": [{"type": "text", "text": shown}], "isError": is_error, **_complete(meta)}
+
+
+def _as_blocks(content: object) -> list[Any]:
+    """Return the content of a result as a list, even if the server sent something else."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": as_text(content)}] if content else []
 
 
 def _with_fitted_images(content: list[Any]) -> list[Any]:
