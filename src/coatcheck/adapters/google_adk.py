@@ -380,36 +380,48 @@ def _slim(kit: Kit, session: Session, part: types.Part) -> types.Part:
     assert response is not None
     about = {"tool": response.name, "call_id": response.id}
     given = response.response or {}
-    key = next(iter(given)) if len(given) == 1 else ""
-    value = given[key] if key in ("result", "output", "error") else given
-    if response.parts and isinstance(
-        value, list
-    ):  # texts beside pictures: ADK has taken the pictures out
+    shown = _slim_value(kit, session, given, about, has_files=bool(response.parts))
+    files = [_part(one) for one in response.parts or []]
+    left = kit.parts(session, files, **about)
+    if shown is given and all(map(operator.is_, left, files)):
+        return part
+    stubs = [one.text for one in left if one.original is None and not one.media_type]
+    shown = _with_files(shown, stubs)
+    pictures = [one.original or _picture(one) for one in left if one.original or one.media_type]
+    beside = pictures if response.parts else response.parts
+    slim = response.model_copy(update={"response": shown, "parts": beside})
+    return part.model_copy(update={"function_response": slim})
+
+
+def _slim_value(
+    kit: Kit, session: Session, given: dict[str, Any], about: dict[str, Any], *, has_files: bool
+) -> dict[str, Any]:
+    """Return the value of a function response with stubs in place of what is large; the same object
+    if nothing changed. ADK puts a value that is not a dict under one of three keys."""
+    if not given:
+        return given
+    key = next(iter(given))
+    is_wrapped = len(given) == 1 and key in ("result", "output", "error")
+    value = given[key] if is_wrapped else given
+    if has_files and isinstance(value, list):  # texts: ADK has taken the pictures out of the list
         items = [kit.result(session, one, **about).content for one in value]
         content: Any = value if all(map(operator.is_, items, value)) else items
     else:
-        content = kit.result(session, value, **about).content if given else value
-    files = [_part(one) for one in response.parts or []]
-    left = kit.parts(session, files, **about)
-    stubs = [one.text for one in left if one.original is None and not one.media_type]
-    if content is value and all(map(operator.is_, left, files)):
-        return part
-    shown = given if content is value else {key: content} if value is not given else content
-    if not isinstance(shown, dict):
-        shown = {"result": shown}
-    if stubs:
-        shown = (
-            {**shown, "files": stubs}
-            if shown
-            else {"result": stubs[0] if len(stubs) == 1 else stubs}
-        )
-    pictures = [one.original or _picture(one) for one in left if one.original or one.media_type]
-    beside = pictures if response.parts else response.parts
-    return part.model_copy(
-        update={
-            "function_response": response.model_copy(update={"response": shown, "parts": beside})
-        }
-    )
+        content = kit.result(session, value, **about).content
+    if content is value:
+        return given
+    if is_wrapped:
+        return {key: content}
+    return content if isinstance(content, dict) else {"result": content}
+
+
+def _with_files(shown: dict[str, Any], stubs: list[str]) -> dict[str, Any]:
+    """Return a value with the stubs of files beside it; the stubs are the value if it is empty."""
+    if not stubs:
+        return shown
+    if shown:
+        return {**shown, "files": stubs}
+    return {"result": stubs[0] if len(stubs) == 1 else stubs}
 
 
 def _part(part: types.FunctionResponsePart) -> ContentPart:
