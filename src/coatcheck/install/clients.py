@@ -191,17 +191,37 @@ def find_config(
             f"{client.title} has no configuration for a project", hint="omit --scope"
         )
     if file is None:
-        variable = client.home_variable or ""
-        base = Path(environ.get(variable) or home / _DEFAULT_HOMES.get(variable, ""))
-        xdg = _config_folder(home, "linux" if platform == "darwin" else platform, environ)
-        config, is_project = _config_folder(home, platform, environ), scope == "project"
-        usual = str(client.project) if is_project else client.user
-        others = (one for one in client.others if is_project != one.startswith("{"))
-        places = [
-            project / one.format(home=base, config=config, xdg=xdg) for one in (usual, *others)
-        ]
-        file = next((one for one in places if one.exists()), places[0])
+        file = _existing_file(
+            client,
+            is_project=scope == "project",
+            home=home,
+            project=project,
+            platform=platform,
+            environ=environ,
+        )
     return ConfigFile(client, scope, file.absolute(), section)
+
+
+def _existing_file(
+    client: Client,
+    *,
+    is_project: bool,
+    home: Path,
+    project: Path,
+    platform: str,
+    environ: Mapping[str, str],
+) -> Path:
+    """Return the first of a client's files that exists, or the usual one if none does."""
+    variable = client.home_variable or ""
+    folders = {
+        "home": Path(environ.get(variable) or home / _DEFAULT_HOMES.get(variable, "")),
+        "config": _config_folder(home, platform, environ),
+        "xdg": _config_folder(home, "linux" if platform == "darwin" else platform, environ),
+    }
+    usual = str(client.project) if is_project else client.user
+    others = [one for one in client.others if is_project != one.startswith("{")]
+    places = [project / one.format(**folders) for one in (usual, *others)]
+    return next((one for one in places if one.exists()), places[0])
 
 
 def find_here(name: str, scope: Scope, file: Path | None = None) -> ConfigFile:
@@ -344,34 +364,47 @@ def _url_of(
             f"URLs in {client.title} cannot be wrapped: add 'coatcheck proxy --url' by hand"
         )
     url = entry[key]
-    transport = client.http[key] if client.is_list else entry.get("type", client.http[key])
-    if transport is None:
-        transport = "sse" if urlsplit(url).path.rstrip("/").endswith("/sse") else "http"
+    transport = _transport_of(client, entry, key)
     if transport not in HTTP:
         raise _unchanged(f"its transport is {transport!r}; the proxy supports only streamable HTTP")
-    if sign_in := next((one for one in _SIGN_IN if one in entry), None):
-        raise _unchanged(f"it uses a sign-in ({sign_in}), which the proxy does not support")
+    for sign_in in _SIGN_IN:
+        if sign_in in entry:
+            raise _unchanged(f"it uses a sign-in ({sign_in}), which the proxy does not support")
     headers = entry.get("headers", {})
-    if not isinstance(headers, dict) or not all(
-        isinstance(one, str) and "\n" not in one for one in headers.values()
-    ):
+    if not _are_headers(headers):
         raise _unchanged("its headers are not strings")
     if not headers and not named and urlsplit(url).hostname not in _LOOPBACK:
         raise _unchanged(
             "it may require a sign-in, which the proxy does not support; if it does not, name it"
         )
     env = dict(entry.get("environment" if client.is_list else "env") or {})
-    if headers:
-        env[HEADERS] = "\n".join(f"{name}: {value}" for name, value in headers.items())
-    return (
-        url,
-        env,
-        {
-            one: value
-            for one, value in entry.items()
-            if one not in (key, "type", "headers", "args", "environment")
-        },
-    )
+    env |= _headers_variable(headers)
+    passed_on = (key, "type", "headers", "args", "environment")
+    rest = {one: value for one, value in entry.items() if one not in passed_on}
+    return url, env, rest
+
+
+def _transport_of(client: Client, entry: dict[str, Any], key: str) -> Any:
+    """Return the transport of an entry whose URL is under `key`. A client that tries both uses SSE
+    if the URL ends with /sse."""
+    implied = client.http[key]
+    transport = implied if client.is_list else entry.get("type", implied)
+    if transport is not None:
+        return transport
+    return "sse" if urlsplit(entry[key]).path.rstrip("/").endswith("/sse") else "http"
+
+
+def _are_headers(headers: object) -> bool:
+    if not isinstance(headers, dict):
+        return False
+    return all(isinstance(value, str) and "\n" not in value for value in headers.values())
+
+
+def _headers_variable(headers: dict[str, str]) -> dict[str, str]:
+    """Return the environment variable that passes headers on, if there are any."""
+    if not headers:
+        return {}
+    return {HEADERS: "\n".join(f"{name}: {value}" for name, value in headers.items())}
 
 
 def _unchanged(reason: str) -> InvalidArgument:
@@ -381,21 +414,30 @@ def _unchanged(reason: str) -> InvalidArgument:
 def unwrap(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a wrapped server without the proxy, with all other changes made to it
     since. `before` is the record of the entry as it was."""
-    if "entry" not in before:
-        words = after_launcher(entry) or []
-        if "--" not in words:
-            return dict(entry)
-        command, *arguments = words[words.index("--") + 1 :] or [before["command"]]
-        if isinstance(entry["command"], list):
-            return {**entry, "command": [command, *arguments]}
-        restored = {**entry, "command": command, "args": arguments}
-        if not arguments and before["args"] is None:
-            del restored["args"]
-        return restored
-    old = before["entry"]
-    key = "environment" if isinstance(entry["command"], list) else "env"
-    env = {name: value for name, value in (entry.get(key) or {}).items() if name != HEADERS}
-    now = {key: value for key, value in entry.items() if key not in _REPLACED} | {key: env}
-    if not env and key not in old:
-        del now[key]
-    return {**{key: value for key, value in old.items() if key in _REPLACED or key in now}, **now}
+    if "entry" in before:
+        return _unwrapped_url(entry, before["entry"])
+    return _unwrapped_command(entry, before)
+
+
+def _unwrapped_command(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    words = after_launcher(entry) or []
+    if "--" not in words:
+        return dict(entry)
+    command, *arguments = words[words.index("--") + 1 :] or [before["command"]]
+    if isinstance(entry["command"], list):
+        return {**entry, "command": [command, *arguments]}
+    restored = {**entry, "command": command, "args": arguments}
+    if not arguments and before["args"] is None:
+        del restored["args"]
+    return restored
+
+
+def _unwrapped_url(entry: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    env_key = "environment" if isinstance(entry["command"], list) else "env"
+    env = {name: value for name, value in (entry.get(env_key) or {}).items() if name != HEADERS}
+    now = {key: value for key, value in entry.items() if key not in _REPLACED}
+    now[env_key] = env
+    if not env and env_key not in old:
+        del now[env_key]
+    kept = {key: value for key, value in old.items() if key in _REPLACED or key in now}
+    return {**kept, **now}

@@ -176,32 +176,13 @@ def plan_wrap(
     before = shared_options(servers.get(own))
     if before is not None and not is_chosen:
         options = before
-    if missing := [name for name in names if name not in servers]:
-        found = ", ".join(servers) or "none"
-        raise NotFound(
-            f"there is no server {missing[0]!r} in {str(config.file)!r}",
-            hint=f"its servers: {found}",
-        )
-    for name in names or [
-        one for one in servers if one != own or after_launcher(servers[one]) is None
-    ]:
-        entry, text = servers[name], plan.text
+    for name in _names_to_wrap(config, servers, names, own=own):
+        entry = servers[name]
         try:
-            plan.edit(
-                text.with_server(
-                    name, wrap(config.client, entry, start, options, named=bool(names))
-                )
-            )
+            wrapped = wrap(config.client, entry, start, options, named=bool(names))
+            _replace_entry(plan, name, entry, wrapped)
         except InvalidArgument as error:
             plan.notes.append(f"{name!r} is left unchanged: {error}")
-            continue
-        plan.changes.wrapped[name] = {"command": entry.get("command"), "args": entry.get("args")}
-        if "command" not in entry and isinstance(text, JsonConfig):
-            plan.changes.wrapped[name] = {"entry": entry, "text": text.entry_text(name)}
-        if "cwd" in entry:
-            plan.notes.append(
-                f"{name!r} has its own working folder: it shares pointers only with --session NAME"
-            )
     if not plan.is_empty:
         plan.add(own, {"command": start[0], "args": [*start[1:], "mcp", *options]})
         if before not in (None, list(options)):
@@ -209,6 +190,38 @@ def plan_wrap(
     if not names and not servers:
         plan.notes.append("there are no servers to wrap")
     return plan
+
+
+def _names_to_wrap(
+    config: ConfigFile, servers: Mapping[str, Any], names: Sequence[str], *, own: str
+) -> Sequence[str]:
+    """Return the named servers, or all but our own if none is named. Raises `NotFound`."""
+    missing = [name for name in names if name not in servers]
+    if missing:
+        found = ", ".join(servers) or "none"
+        raise NotFound(
+            f"there is no server {missing[0]!r} in {str(config.file)!r}",
+            hint=f"its servers: {found}",
+        )
+    others = [name for name in servers if name != own or after_launcher(servers[name]) is None]
+    return names or others
+
+
+def _replace_entry(
+    plan: Plan, name: str, entry: Mapping[str, Any], wrapped: Mapping[str, Any]
+) -> None:
+    """Replace the entry of a server, and record the old one. Raises `InvalidArgument` if the file
+    cannot be edited there."""
+    text = plan.text
+    plan.edit(text.with_server(name, wrapped))
+    if "command" not in entry and isinstance(text, JsonConfig):
+        plan.changes.wrapped[name] = {"entry": entry, "text": text.entry_text(name)}
+    else:
+        plan.changes.wrapped[name] = {"command": entry.get("command"), "args": entry.get("args")}
+    if "cwd" in entry:
+        plan.notes.append(
+            f"{name!r} has its own working folder: it shares pointers only with --session NAME"
+        )
 
 
 def plan_undo(config: ConfigFile) -> Plan:
