@@ -13,8 +13,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress, count
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.errors import CoatcheckError, Damaged
@@ -181,6 +180,9 @@ def _is(pattern: re.Pattern[str], value: object) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
+_Edit = tuple[int, int, str]
+"""The span of a text, and what replaces it."""
+
 Missing = Callable[[ArtifactRef, CoatcheckError], None]
 """Called with each ref that could not be fetched, and the reason."""
 
@@ -242,23 +244,41 @@ def slim_all(
     unchanged. Storage errors are raised. `marks` says which of them contain `MARK`. The caller may
     pass a `document` that it has opened. Each step is done for all lines, in their order, before
     the next one begins."""
-    may_change = [
-        has_key or not passes for has_key, passes in zip(marks, keeper.passes(texts), strict=True)
-    ]
-    is_open = document is not None and [document.text] == texts
-    found = [document if is_open else Opened.of(text) for text in compress(texts, may_change)]
-    opened = {
-        number: one for number, one in zip(compress(count(), may_change), found, strict=True) if one
-    }
+    opened = _opened(texts, marks, keeper, document)
     done = list(map(Slimmed, texts))
     if not opened:
         return done
+    candidates = keeper.candidates(fmt, list(opened), [line.value for line in opened.values()])
     foreign: dict[int, set[Path]] = {}
-    cuts = _cuts(opened, fmt, keeper, {number for number in opened if marks[number]}, foreign)
+    cuts: list[_Cut] = []
+    for number, line in opened.items():
+        present = dict(_refs_in(line)) if marks[number] and not line.is_deep else {}
+        ours = {path for path, refs in present.items() if keeper.is_ours(refs.sessions)}
+        if present.keys() - ours:
+            foreign[number] = present.keys() - ours
+        cuts += _cuts(line, candidates[number], ours)
+    cuts = _leaving(cuts, fmt, keeper)
     if cuts or foreign:
-        for number, one in _slimmed(opened, cuts, foreign, fmt, keeper):
-            done[number] = one
+        for number, slimmed in _slimmed(opened, cuts, foreign, fmt, keeper).items():
+            done[number] = slimmed
     return done
+
+
+def _opened(
+    texts: Sequence[bytes], marks: Sequence[bool], keeper: Keeper, document: Opened | None
+) -> dict[int, Opened]:
+    """Open the texts that may change, by their numbers."""
+    if document is not None and [document.text] != texts:
+        document = None
+    opened: dict[int, Opened] = {}
+    passed = keeper.passes(texts)
+    for number, text in enumerate(texts):
+        if passed[number] and not marks[number]:
+            continue
+        line = document or Opened.of(text)
+        if line:
+            opened[number] = line
+    return opened
 
 
 def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes:
@@ -272,25 +292,25 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
     present = dict(_refs_in(opened))
     places = [(*holder, *ref.path) for holder, one in present.items() for ref in one.refs]
     where = spans(source, start, [*present, *places])
-    edits: list[tuple[int, int, str]] = []
+    edits: list[_Edit] = []
     for holder, one in present.items():
         last = last_value(source, where[holder][0], REFS_KEY)
-        edits += [(*last[1], "")] if last else []
+        if last:
+            edits.append((*last[1], ""))
         for ref in one.refs:
-            span = where.get((*holder, *ref.path))
-            if span is not None and ref.details is not None:
-                try:
-                    edits.append(_without_reference(source, start, (*holder, *ref.path), ref))
-                except Damaged as error:
-                    if missing is None:
-                        raise
-                    missing(ref, error)
+            path = (*holder, *ref.path)
+            span = where.get(path)
+            try:
+                if span is None:
+                    raise _edited_since(ref)
+                if ref.details is not None:
+                    edits.append(_without_reference(source, start, path, ref))
+            except Damaged as error:
+                if missing is None:
+                    raise
+                missing(ref, error)
             if span is not None:
                 edits.append((*span, _restored(ref, source[span[0]], fetch, missing)))
-            elif missing is None:
-                raise _edited_since(ref)
-            else:
-                missing(ref, _edited_since(ref))
     return edited(source, edits).encode()
 
 
@@ -355,45 +375,59 @@ def _marked(text: bytes) -> Opened | None:
     return None if opened is None or opened.is_deep else opened
 
 
-def _cuts(
-    opened: dict[int, Opened],
-    fmt: Format,
-    keeper: Keeper,
-    marked: Container[int],
-    foreign: dict[int, set[Path]],
-) -> list[_Cut]:
-    """Return the payloads of lines that are over the policy, in order. Objects of `marked` lines
-    that are slim already are left alone; those with a key like ours that is not ours are added to
-    `foreign`."""
-    candidates = keeper.candidates(fmt, list(opened), [one.value for one in opened.values()])
-    for number, one in opened.items():
-        present = dict(_refs_in(one)) if number in marked and not one.is_deep else {}
-        ours = {path for path, refs in present.items() if keeper.is_ours(refs.sessions)}
-        if present.keys() - ours:
-            foreign[number] = present.keys() - ours
-        if ours or isinstance(one.value, list):
-            left = candidates[number]
-            candidates[number] = [
-                each for each in left if _holder(one.value, each.place.path) not in (None, *ours)
-            ]
-    candidates = {number: some for number, some in candidates.items() if some}
-    places = [[each.place[:2] for each in some] for some in candidates.values()]
-    located = list(map(locate, map(opened.__getitem__, candidates), places))
+def _cuts(line: Opened, candidates: Sequence[LinePayload], ours: Container[Path]) -> list[_Cut]:
+    """Return the payloads of a line with their spans, in text order. Objects at the paths in `ours`
+    are slim already and left alone."""
+    free: list[tuple[LinePayload, Path]] = []
+    for payload in candidates:
+        holder = _holder(line.value, payload.place.path)
+        if holder is not None and holder not in ours:
+            free.append((payload, holder))
+    if not free:
+        return []
+    located = locate(line, [payload.place[:2] for payload, _ in free])
     cuts: list[_Cut] = []
-    for (number, some), where in zip(candidates.items(), located, strict=True):
-        pairs = [
-            (found, each) for found, each in zip(where, some, strict=True) if found is not None
-        ]
-        for (span, style), each in sorted(pairs, key=lambda pair: pair[0][0]):
-            token, holder = (
-                opened[number].source[slice(*span)],
-                _holder(opened[number].value, each.place.path),
-            )
-            if holder is not None and len(token) >= _LEAST_GAIN:
-                payload = each._replace(value=token, text=token) if each.is_json else each
-                cuts.append(_Cut(payload, span, token, style, holder))
-    leaving = iter(keeper.leaving(fmt, [cut.payload for cut in cuts if cut.payload.is_json]))
-    return [cut for cut in cuts if not cut.payload.is_json or next(leaving)]
+    for (payload, holder), found in zip(free, located, strict=True):
+        if found is None:
+            continue
+        span, style = found
+        token = line.source[slice(*span)]
+        if len(token) < _LEAST_GAIN:
+            continue
+        if payload.is_json:
+            payload = payload._replace(value=token, text=token)
+        cuts.append(_Cut(payload, span, token, style, holder))
+    return sorted(cuts, key=lambda cut: cut.span)
+
+
+def _leaving(cuts: Sequence[_Cut], fmt: Format, keeper: Keeper) -> list[_Cut]:
+    """Return the cuts that are over the policy. For strings, the keeper has decided that before."""
+    containers = [cut.payload for cut in cuts if cut.payload.is_json]
+    decided = iter(keeper.leaving(fmt, containers))
+    return [cut for cut in cuts if not cut.payload.is_json or next(decided)]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A line that becomes slim: the new refs by the path of the object that gets them, and the
+    edits. `referenced` are the paths of messages that got a `details.artifactRef`."""
+
+    line: Opened
+    refs: dict[Path, list[ArtifactRef]]
+    edits: list[_Edit] = field(default_factory=list)
+    referenced: set[Path] = field(default_factory=set)
+    is_exact: bool = True
+
+    def finished(self, session_id: str) -> Slimmed:
+        """Add our keys and apply the edits."""
+        for path, (_, end) in _spans(self.line, list(self.refs)).items():
+            behind = _last_member(self.line.source, end)
+            self.edits.append((behind, behind, _KEY + dump_refs(self.refs[path], session_id)))
+        from_top: list[ArtifactRef] = []
+        for holder, refs in self.refs.items():
+            from_top += [replace(ref, path=(*holder, *ref.path)) for ref in refs]
+        text = edited(self.line.source, self.edits).encode()
+        return Slimmed(text, tuple(from_top), self.is_exact)
 
 
 def _slimmed(
@@ -402,53 +436,28 @@ def _slimmed(
     foreign: dict[int, set[Path]],
     fmt: Format,
     keeper: Keeper,
-) -> Iterator[tuple[int, Slimmed]]:
-    """Store the payloads of lines, and yield each line that changes, with its number."""
+) -> dict[int, Slimmed]:
+    """Store the payloads of lines, and return each line that changes, by its number."""
     if foreign and not keeper.dry_run:
         keeper.own_session()  # the lines will name it, even if nothing is put into it
     stored = [keeper.redacted(one.payload) for one in cuts]
     kept = keeper.put(fmt, stored)
     session_id = keeper.session_id
-    tokens = [
-        stub if cut.payload.is_json else utf8(stub)
-        for cut, (_, stub) in zip(cuts, kept, strict=True)
-    ]
-    refs = {
-        number: {path: list[ArtifactRef]() for path in foreign.get(number, ())} for number in opened
-    }
-    edits: dict[int, list[tuple[int, int, str]]] = {number: [] for number in opened}
-    masked: set[int] = set()
-    referenced: set[tuple[int, Path]] = set()  # messages that have a `details.artifactRef`
-    for cut, payload, (ref, _), token in zip(cuts, stored, kept, tokens, strict=True):
-        number, path, is_exact = payload.number, payload.place.path, payload is cut.payload
-        about = ArtifactRef.of(ref, path[len(cut.holder) :], session_id, "json")
-        if keeper.policy.reference is not None and not keeper.dry_run:
-            about = replace(
-                about,
-                details=_reference(
-                    opened[number], cut, ref, fmt, keeper, edits[number], referenced
-                ),
-            )
+    drafts: dict[int, _Draft] = {}
+    for number, line in opened.items():
+        drafts[number] = _Draft(line, {path: [] for path in foreign.get(number, ())})
+    for cut, payload, (ref, stub) in zip(cuts, stored, kept, strict=True):
+        draft = drafts[payload.number]
+        is_exact = payload is cut.payload
+        about = ArtifactRef.of(ref, payload.place.path[len(cut.holder) :], session_id, "json")
+        if not keeper.dry_run:
+            about = replace(about, details=_reference(draft, cut, ref, fmt, keeper))
         if not payload.is_json:
             about = _encoded(about, cut, keeper, is_exact=is_exact)
-        if not is_exact:
-            masked.add(number)
-        refs[number].setdefault(cut.holder, []).append(about)
-        edits[number].append((*cut.span, token))
-    changed = [number for number, some in refs.items() if some]
-    for number in changed:
-        for path, (_, end) in _spans(opened[number], list(refs[number])).items():
-            behind = _last_member(opened[number].source, end)
-            edits[number].append((behind, behind, _KEY + dump_refs(refs[number][path], session_id)))
-    for number, text in zip(
-        changed, [edited(opened[one].source, edits[one]) for one in changed], strict=True
-    ):
-        new = (
-            replace(one, path=(*holder, *one.path))
-            for holder, some in refs[number].items()
-            for one in some
-        )
-        yield number, Slimmed(text.encode(), tuple(new), number not in masked)
+        draft.is_exact = draft.is_exact and is_exact
+        draft.refs.setdefault(cut.holder, []).append(about)
+        draft.edits.append((*cut.span, stub if payload.is_json else utf8(stub)))
+    return {number: one.finished(session_id) for number, one in drafts.items() if one.refs}
 
 
 def _last_member(text: str, end: int) -> int:
@@ -459,19 +468,12 @@ def _last_member(text: str, end: int) -> int:
     return at
 
 
-def _reference(
-    opened: Opened,
-    cut: _Cut,
-    ref: Ref,
-    fmt: Format,
-    keeper: Keeper,
-    edits: list[tuple[int, int, str]],
-    referenced: set[tuple[int, Path]],
-) -> str | None:
+def _reference(draft: _Draft, cut: _Cut, ref: Ref, fmt: Format, keeper: Keeper) -> str | None:
     """Let the policy make the object for a payload, and add an edit that writes it as
     `details.artifactRef` into the message of a tool result, if the message has none yet. Return
-    what `ArtifactRef.details` says about it."""
-    make, value, source = keeper.policy.reference, opened.value, opened.source
+    what `ArtifactRef.details` says about it, None if nothing is written."""
+    make = keeper.policy.reference
+    value, source = draft.line.value, draft.line.source
     if make is None:
         return None
     made = make(ref, _part_of(fmt, value, cut.payload.place.path))
@@ -479,22 +481,22 @@ def _reference(
     if inside is None:
         return None
     message, details = inside[:-1], at(value, inside)
-    where = spans(source, opened.start, [message, inside])
+    where = spans(source, draft.line.start, [message, inside])
     found = where.get(inside)
     token = "" if found is None else source[slice(*found)]
-    if "artifactRef" in token or (cut.payload.number, message) in referenced:
+    if "artifactRef" in token or message in draft.referenced:
         return None
-    referenced.add((cut.payload.number, message))
+    draft.referenced.add(message)
     member = f'"artifactRef":{json.dumps(made, ensure_ascii=True, separators=(",", ":"))}'
     if found is None:
         behind = _last_member(source, where[message][1])
-        edits.append((behind, behind, f',"details":{{{member}}}'))
+        draft.edits.append((behind, behind, f',"details":{{{member}}}'))
         return _ADDED
     if isinstance(details, dict) and details:
         behind = _last_member(source, found[1])
-        edits.append((behind, behind, f",{member}"))
+        draft.edits.append((behind, behind, f",{member}"))
         return _EXTENDED
-    edits.append((*found, f"{{{member}}}"))
+    draft.edits.append((*found, f"{{{member}}}"))
     return token
 
 
