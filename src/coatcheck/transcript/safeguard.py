@@ -8,6 +8,7 @@ entries of the index that are missing.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -116,9 +117,10 @@ def safeguard(
     whole(max_items, "max_items")
     whole(max_chars, "max_chars", least=_LAST_LINE)
     fmt = format_of(dropped_messages, format)
-    ranked, unresolved, failures = _ranked(
-        dropped_messages, session, fmt, policy or configured(session.store.settings)
-    )
+    policy = policy or configured(session.store.settings)
+    mentions = _mentions(dropped_messages, session, fmt, policy)
+    ranked, unresolved = _ranked(mentions, session)
+    failures = mentions.failures
     if not ranked:
         return Index("", unresolved=tuple(unresolved), failures=tuple(failures))
     head = (
@@ -156,55 +158,79 @@ def check_summary(
     return SummaryCheck(tuple(wrong[:_MAX_LISTED]), tuple(lost[:_MAX_LISTED]), more, len(claimed))
 
 
-def _ranked(
-    messages: Sequence[Message], session: Session, fmt: Format, policy: Policy
-) -> tuple[list[Ref], list[str], list[str]]:
-    """Return the artifacts of messages, most important first; pointers that do not resolve; and
-    storage failures."""
-    last: dict[str, int] = {}
-    used: dict[str, int] = {}
-    tools: dict[str, str] = {}
-    failures: list[str] = []
-    for number, line in enumerate(messages):
-        for pointer in pointers_in(dumped(line)):
-            last[pointer] = number
-        message = fmt.inner(line) or {}
-        for call in fmt.calls(message):
-            tools[call.id] = call.name
-            found = arguments_of(message, call)
-            for pointer in pointers_in(dumped(found[1])) if found else ():
-                used[pointer] = used.get(pointer, 0) + 1
-        for result in (*fmt.results(message), *fmt.outputs(message)):
-            tool = result.name or tools.get(result.call_id)
-            content = at(message, result.content_path)
-            if leaving(session.store, policy, [(tool, plain_text(content) or dumped(content))])[0]:
-                outcome = session.externalize(
-                    content, tool=tool, call_id=result.call_id, policy=policy, source=UNCOUNTED
-                )
-                last |= {ref.pointer: number for ref in outcome.refs}
-                failures += [outcome.failure] if outcome.failure else []
-    refs: dict[str, tuple[Ref, int, int]] = {}
-    unresolved = []
-    for pointer, number in last.items():
+@dataclass(slots=True)
+class _Mentions:
+    """Where the messages mention pointers: in which message last, and how often in calls."""
+
+    last: dict[str, int] = field(default_factory=dict)
+    uses: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An artifact of the messages, how often calls used it, and its last message."""
+
+    ref: Ref
+    uses: int
+    last: int
+
+    @property
+    def rank(self) -> tuple[bool, int, int, int, str]:
+        """Sorts the most important first."""
+        ref = self.ref
+        return (not ref.pinned, -self.uses, -self.last, -ref.size_bytes, ref.artifact_id)
+
+
+def _ranked(mentions: _Mentions, session: Session) -> tuple[list[Ref], list[str]]:
+    """Return the mentioned artifacts, most important first, and the pointers that do not
+    resolve."""
+    found: dict[str, _Candidate] = {}
+    unresolved: list[str] = []
+    for pointer, number in mentions.last.items():
         ref = None
         with suppress(AmbiguousPointer):
             ref = session.ref(pointer)
         if ref is None:
             unresolved.append(pointer)
             continue
-        _, uses, latest = refs.get(ref.artifact_id, (ref, 0, 0))
-        refs[ref.artifact_id] = (ref, uses + used.get(pointer, 0), max(latest, number))
-    best = sorted(
-        refs.values(),
-        key=lambda one: (
-            not one[0].pinned,
-            -one[1],
-            -one[2],
-            -one[0].size_bytes,
-            one[0].artifact_id,
-        ),
-    )
-    return [ref for ref, _, _ in best], unresolved, failures
+        uses, last = mentions.uses[pointer], number
+        before = found.get(ref.artifact_id)
+        if before is not None:  # by a pointer of another length
+            uses, last = before.uses + uses, max(before.last, last)
+        found[ref.artifact_id] = _Candidate(ref, uses, last)
+    ranked = sorted(found.values(), key=lambda one: one.rank)
+    return [one.ref for one in ranked], unresolved
+
+
+def _mentions(
+    messages: Sequence[Message], session: Session, fmt: Format, policy: Policy
+) -> _Mentions:
+    """Return the pointers in messages. Results over the policy that are still inline are stored,
+    and count as mentioned."""
+    found = _Mentions()
+    tools: dict[str, str] = {}
+    for number, line in enumerate(messages):
+        found.last |= dict.fromkeys(pointers_in(dumped(line)), number)
+        message = fmt.inner(line) or {}
+        for call in fmt.calls(message):
+            tools[call.id] = call.name
+            arguments = arguments_of(message, call)
+            if arguments:
+                found.uses.update(pointers_in(dumped(arguments[1])))
+        for result in (*fmt.results(message), *fmt.outputs(message)):
+            tool = result.name or tools.get(result.call_id)
+            content = at(message, result.content_path)
+            text = plain_text(content) or dumped(content)
+            if not leaving(session.store, policy, [(tool, text)])[0]:
+                continue
+            outcome = session.externalize(
+                content, tool=tool, call_id=result.call_id, policy=policy, source=UNCOUNTED
+            )
+            found.last |= {ref.pointer: number for ref in outcome.refs}
+            if outcome.failure:
+                found.failures.append(outcome.failure)
+    return found
 
 
 def _checked(name: str, session: Session) -> PointerProblem | None:
