@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from os.path import commonprefix
 from typing import Final, NamedTuple
@@ -36,6 +37,7 @@ _READ: Final = 1 << 20  # bytes that are split into lines
 _LISTED: Final = 200  # names that may be shown
 _ENTRIES: Final = 100_000  # keys or sections that are counted
 _PEEK: Final = 24
+_FIRST_ROWS: Final = 'lines="1:40"'
 _LEAD: Final = 12  # lines that may precede a table
 _GAP: Final = lazy_pattern(r"\s{2,}|\t")
 _HEADER: Final = lazy_pattern(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
@@ -138,86 +140,143 @@ def _columns_in(row: str) -> list[str] | None:
     return cells if is_header and (row.upper() == row or len(cells) < 9) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The names of columns and the line that they are in, counted from 0. A ruled header is
+    followed by a line of dashes."""
+
+    at: int
+    row: str
+    names: list[str]
+    is_ruled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The rows below a header, which is in line `number`, counted from 1."""
+
+    number: int
+    rows: list[str]
+
+
 def columns(text: Excerpt, limit: int) -> Preview | None:
     """Preview of aligned columns: their names, the number of rows, and the values of the most
     telling column."""
-    first = uncoloured(text.head[:8_192]).split("\n", _LEAD + 3)[: _LEAD + 3]
-    ruled = next(
-        (
-            index - 1
-            for index, each in enumerate(first[:_LEAD])
-            if index and _RULE.fullmatch(each.strip())
-        ),
-        None,
-    )
-    at = next(
-        (index for index, each in enumerate(first[:_LEAD]) if _columns_in(each) is not None), ruled
-    )
-    if at is None or at + 2 >= len(first):
-        return None
-    is_ruled = at == ruled
-    names = (
-        _GAP.split(first[at].lstrip("|/ ").rstrip()) if is_ruled else _columns_in(first[at])
-    ) or []
-    if is_ruled and len(names) < 2:
-        return None
-    if not is_ruled and (first[at].upper() != first[at] or len(names) < 3):
+    header = _header_in(uncoloured(text.head[:8_192]).split("\n", _LEAD + 3)[: _LEAD + 3])
+    if header is None:
         return None
     body = _read(text)
-    tables: list[tuple[int, list[str]]] = [(at + 1, [])]
-    is_over, others_after = False, 0
-    for number, row in enumerate(lines_of(body)[at + 1 + is_ruled :], at + 2 + is_ruled):
-        if row.upper() == row and _columns_in(row) is not None:
-            tables.append((number, []))
-            is_over = False
-        elif not row.strip():
-            is_over = bool(
-                tables[-1][1]
-            )  # what follows is not one of the rows, unless a header precedes it
-        elif is_over or _FOOTER.fullmatch(row.strip()):
-            others_after += 1
-        else:
-            tables[-1][1].append(uncoloured(row))
-    rows = tables[0][1]
+    tables, other_lines = _tables_below(header, lines_of(body))
+    rows = tables[0].rows
     if len(rows) < 3:
         return None
-    starts = [first[at].find(name) for name in names]
-    aligned = sum(all(row[at - 1 : at].strip() == "" for at in starts[1:]) for row in rows[:50])
-    is_aligned = aligned * 5 >= len(rows[:50]) * 4
-    cells = [_cells(row, starts, len(names), is_aligned=is_aligned) for row in rows]
+    cells = _cells_of(rows, header)
     values = {
         name: Counter(row[index] for row in cells if len(row) > index)
-        for index, name in enumerate(names)
+        for index, name in enumerate(header.names)
     }
+    names = [masked_line(name, 30) for name in header.names]
+    start = f"{_part(text, body)}{some(len(rows), 'row')} of "
+    lead, named = pack(start, names, len(names), limit // 2)
+    shown = "the columns" if named == len(names) else f"{named} of {len(names)} columns"
+    after = _what_follows(tables[1:], other_lines, limit // 2)
+    room = limit - len(after)
     telling = _telling(values, len(rows))
-    named = [masked_line(name, 30) for name in names]
-    lead, shown_columns = pack(
-        f"{_part(text, body)}{some(len(rows), 'row')} of ", named, len(named), limit // 2
-    )
-    of_columns = (
-        "the columns" if shown_columns == len(named) else f"{shown_columns} of {len(named)} columns"
-    )
-    others = [
-        f"{len(inner)} {_prefix(inner)}from line {number}" for number, inner in tables[1:] if inner
-    ]
-    others += [some(others_after, "other line")] if others_after else []
-    after = masked_line(f"; then {', '.join(others)}", limit // 2) if others else ""
     if telling is None:
         first_cells = [row[0] for row in cells if row]  # a line of nothing but colours has none
         items = [masked_line(cell, 40) for cell in first_cells[:40]]
-        sample, kept = pack(f"{lead}; first: ", items, len(rows), limit - len(after))
-        asked = grep(first_cells[0]) if first_cells and len(first_cells[0]) > 3 else 'lines="1:40"'
-        return Preview(
-            sample + after,
-            f"{of_columns} and {kept} of {len(rows)} rows by name{_scope(text, body)}",
-            asked,
-        )
+        shape, kept = pack(f"{lead}; first: ", items, len(rows), room)
+        shown += f" and {kept} of {len(rows)} rows by name{_scope(text, body)}"
+        has_name = bool(first_cells) and len(first_cells[0]) > 3
+        return Preview(shape + after, shown, grep(first_cells[0]) if has_name else _FIRST_ROWS)
     counts = values[telling].most_common()
     items = [f"{masked_line(value, 40) or '(none)'} {times}" for value, times in counts[:40]]
-    shape, kept = pack(f"{lead}; {telling}: ", items, len(counts), limit - len(after))
-    odd = _odd(counts)
-    shown = f"{of_columns} and {kept} of {len(counts)} values of {masked_line(telling, 30)}{_scope(text, body)}"
-    return Preview(shape + after, shown, grep(*odd) or 'lines="1:40"')
+    shape, kept = pack(f"{lead}; {telling}: ", items, len(counts), room)
+    shown += f" and {kept} of {len(counts)} values of {masked_line(telling, 30)}"
+    return Preview(
+        shape + after, f"{shown}{_scope(text, body)}", grep(*_odd(counts)) or _FIRST_ROWS
+    )
+
+
+def _header_in(first: list[str]) -> _Header | None:
+    """The first header of aligned columns, else the line above a rule, if a table can follow."""
+    above_rule = _line_above_rule(first)
+    at = above_rule
+    for index, row in enumerate(first[:_LEAD]):
+        if _columns_in(row) is not None:
+            at = index
+            break
+    if at is None or at + 2 >= len(first):
+        return None
+    row = first[at]
+    if at == above_rule:
+        names = _GAP.split(row.lstrip("|/ ").rstrip())
+        return _Header(at, row, names, is_ruled=True) if len(names) > 1 else None
+    names = _columns_in(row) or []
+    if row.upper() != row or len(names) < 3:
+        return None
+    return _Header(at, row, names, is_ruled=False)
+
+
+def _line_above_rule(first: list[str]) -> int | None:
+    for index, row in enumerate(first[1:_LEAD]):
+        if _RULE.fullmatch(row.strip()):
+            return index
+    return None
+
+
+def _tables_below(header: _Header, lines: list[str]) -> tuple[list[_Table], int]:
+    """The table of the header and those after it, and the number of lines in none of them.
+
+    A table ends at an empty line; the next one begins with a header of its own."""
+    table = _Table(header.at + 1, [])
+    tables = [table]
+    is_over, other_lines = False, 0
+    start = header.at + 1 + header.is_ruled
+    for number, row in enumerate(lines[start:], start + 1):
+        if row.upper() == row and _columns_in(row) is not None:
+            table = _Table(number, [])
+            tables.append(table)
+            is_over = False
+        elif not row.strip():
+            is_over = bool(table.rows)
+        elif is_over or _FOOTER.fullmatch(row.strip()):
+            other_lines += 1
+        else:
+            table.rows.append(uncoloured(row))
+    return tables, other_lines
+
+
+def _cells_of(rows: list[str], header: _Header) -> list[list[str]]:
+    """The cells of each row: cut below the names if four of five rows are aligned with them, else
+    split at spaces."""
+    starts = [header.row.find(name) for name in header.names]
+    first = rows[:50]
+    aligned = sum(_is_aligned(row, starts) for row in first)
+    if aligned * 5 < len(first) * 4:
+        return [row.split(None, len(starts) - 1) for row in rows]
+    cells = []
+    for row in rows:
+        ends = [*starts[1:], len(row)]
+        cells.append([row[start:end].strip() for start, end in zip(starts, ends, strict=True)])
+    return cells
+
+
+def _is_aligned(row: str, starts: list[int]) -> bool:
+    """Whether there is a space before each column but the first."""
+    return all(not row[start - 1 : start].strip() for start in starts[1:])
+
+
+def _what_follows(tables: list[_Table], other_lines: int, limit: int) -> str:
+    """The other tables and lines after the first table: `; then 4 service/ from line 12`."""
+    parts = [
+        f"{len(table.rows)} {_prefix(table.rows)}from line {table.number}"
+        for table in tables
+        if table.rows
+    ]
+    if other_lines:
+        parts.append(some(other_lines, "other line"))
+    return masked_line(f"; then {', '.join(parts)}", limit) if parts else ""
 
 
 def bare_columns(text: Excerpt, limit: int) -> Preview | None:
@@ -273,13 +332,6 @@ def _prefix(rows: list[str]) -> str:
     """What the names of all rows begin with: `service/ ` of `kubectl get all`."""
     first = {row.partition("/")[0] for row in rows}
     return f"{first.pop()}/ " if len(first) == 1 and "/" in rows[0].split(None, 1)[0] else ""
-
-
-def _cells(row: str, starts: list[int], count: int, *, is_aligned: bool) -> list[str]:
-    if not is_aligned:
-        return row.split(None, count - 1)
-    ends = [*starts[1:], len(row)]
-    return [row[start:end].strip() for start, end in zip(starts, ends, strict=True)]
 
 
 def _telling(values: dict[str, Counter[str]], rows: int) -> str | None:
@@ -429,6 +481,14 @@ def _file_of(row: str) -> str:
     return name if is_file else ""
 
 
+class _Located(NamedTuple):
+    """How many lines name each file, each code of an error, and each severity."""
+
+    files: Counter[str]
+    codes: Counter[str]
+    severities: Counter[str]
+
+
 def locations(text: Excerpt, limit: int) -> Preview | None:
     """Preview of lines that begin with a file and a line number: the files with the most, and
     errors by code."""
@@ -439,54 +499,58 @@ def locations(text: Excerpt, limit: int) -> Preview | None:
     if len(first) < 4 or hits * 2 < len(first):
         return None
     body = _read(text)
-    files: Counter[str] = Counter()
-    codes: Counter[str] = Counter()
-    severities: Counter[str] = Counter()
-    for each in lines_of(body):
-        name = _file_of(each)
-        if not name:
-            continue
-        files[name] += 1
-        found = _SEVERITY.search(each, len(name), len(name) + 40)
-        code = _CODE.search(each, len(name))
-        severities[found[1].lower() if found else ""] += 1
-        if code is not None:
-            codes[next(one for one in code.groups() if one)] += 1
-    total = files.total()
+    located = _located(lines_of(body))
+    files, total = located.files, located.files.total()
     shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
     folder = shared[: shared.rfind("/") + 1]
     if not folder and any(len(name) > _LONG for name in files):
         files = _short_names(_merged(files))
-    where = f" in {masked_line(folder, 60)}" if folder else ""
-    errors, warnings = severities["error"], severities["warning"]
-    if errors + warnings + sum(codes.values()) > total // 2:
-        parts = [some(severities[name], name) for name in ("error", "warning") if severities[name]]
-        most = ", ".join(f"{code} ×{times}" for code, times in codes.most_common(4))
-        most += f", +{len(codes) - 4} more" if len(codes) > 4 else ""
-        counted = (
-            f"{', '.join(parts) or some(total, 'finding')} in {some(len(files), 'file')}{where}"
-        )
-        counted += f"; {most}" if most else ""
-        ask = (
-            grep(" error")
-            if errors and warnings
-            else grep(codes.most_common(1)[0][0])
-            if codes
-            else ""
-        )
+    where = some(len(files), "file") + (f" in {masked_line(folder, 60)}" if folder else "")
+    findings = located.severities.total() + located.codes.total()
+    if findings > total // 2:
+        counted, ask = _findings(located, where)
     else:
-        counted, ask = f"{some(total, 'line')} from {some(len(files), 'file')}{where}", ""
+        counted, ask = f"{some(total, 'line')} from {where}", ""
     items = [
         f"{masked_line(name.removeprefix(folder), 70)} {times}"
         for name, times in files.most_common(60)
     ]
     shape, kept = pack(f"{_part(text, body)}{counted}: ", items, len(files), limit)
-    ask = ask or grep(files.most_common(1)[0][0].removeprefix(folder)[-60:])
-    return Preview(
-        shape,
-        f"{kept} of {some(len(files), 'file')} with the number of lines{_scope(text, body)}",
-        ask,
-    )
+    shown = f"{kept} of {some(len(files), 'file')} with the number of lines{_scope(text, body)}"
+    most_named = files.most_common(1)[0][0].removeprefix(folder)
+    return Preview(shape, shown, ask or grep(most_named[-60:]))
+
+
+def _located(lines: list[str]) -> _Located:
+    """Count the lines that begin with a file."""
+    found = _Located(Counter(), Counter(), Counter())
+    for each in lines:
+        name = _file_of(each)
+        if not name:
+            continue
+        found.files[name] += 1
+        severity = _SEVERITY.search(each, len(name), len(name) + 40)
+        if severity is not None:
+            found.severities[severity[1].lower()] += 1
+        code = _CODE.search(each, len(name))
+        if code is not None:
+            found.codes[next(one for one in code.groups() if one)] += 1
+    return found
+
+
+def _findings(located: _Located, where: str) -> tuple[str, str]:
+    """The errors and warnings by severity and code, and the read that shows the most important."""
+    codes, severities = located.codes, located.severities
+    parts = [some(severities[name], name) for name in ("error", "warning") if severities[name]]
+    counted = f"{', '.join(parts) or some(located.files.total(), 'finding')} in {where}"
+    common = codes.most_common(4)
+    if common:
+        counted += "; " + ", ".join(f"{code} ×{times}" for code, times in common)
+    if len(codes) > len(common):
+        counted += f", +{len(codes) - len(common)} more"
+    if severities["error"] and severities["warning"]:
+        return counted, grep(" error")
+    return counted, grep(common[0][0]) if common else ""
 
 
 def _merged(files: Counter[str]) -> Counter[str]:
