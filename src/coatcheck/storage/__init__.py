@@ -38,9 +38,10 @@ from coatcheck.storage.catalog import (
 )
 
 __all__ = [
-    "ANY_SESSION", "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone", "Held", "Known",
-    "Limits", "Mark", "Match", "Note", "Passage", "PassageIndex", "Ranges", "Record", "Row", "SessionFilter",
-    "SessionInfo", "SetAside", "Staged", "StagedBlob", "Totals", "merged",
+    "ANY_SESSION", "TRANSCRIPT", "BlobStore", "Catalog", "Claimant", "Entry", "Freed", "Gone",
+    "Held", "Known", "Limits", "Mark", "Match", "Note", "Passage", "PassageIndex", "Ranges",
+    "Record", "Row", "SessionFilter", "SessionInfo", "SetAside", "Staged", "StagedBlob", "Totals",
+    "merged",
 ]  # fmt: skip
 
 

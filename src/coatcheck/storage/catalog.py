@@ -400,8 +400,10 @@ class Records(Rows):
             if idle and newest.holder not in ("", holder) and at < newest.at + idle:
                 unused = max(0.0, at - newest.at)
                 raise Fenced(
-                    f"{clip(newest.holder)} has claimed the session and used the claim {unused:.0f} s ago",
-                    hint="wait until it is done or idle, or claim without `idle` to take over at once",
+                    f"{clip(newest.holder)} has claimed the session and used the claim "
+                    f"{unused:.0f} s ago",
+                    hint="wait until it is done or idle, or claim without `idle` to take over at "
+                    "once",
                 )
             token = self._next_token()
             self._save_claim(session_id, Claimant(token, holder, at), attempt)

@@ -128,7 +128,8 @@ def open_folder(name: str, folder: int | None = None) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise StoreUnavailable(
-                f"{os.path.basename(name)!r} in the store is a file or a symbolic link where a folder should be",
+                f"{os.path.basename(name)!r} in the store is a file or a symbolic link where a "
+                "folder should be",
                 hint="a store must not contain links; find out what put it there",
             ) from error
         raise
@@ -200,5 +201,6 @@ def _check_kind(name: str, mode: int) -> None:
     if kind != wanted:
         raise StoreUnavailable(
             f"{name!r} in the store is {KINDS.get(kind, 'something else')}, not {KINDS[wanted]}",
-            hint="move it away; if it replaced a file of the store, restore that file from a backup",
+            hint="move it away; if it replaced a file of the store, "
+            "restore that file from a backup",
         )

@@ -456,7 +456,9 @@ def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
             continue
         wrong = {stat.S_IFDIR: files, stat.S_IFREG: folders}.get(stat.S_IFMT(mode), ".*")
         if wrong and re.fullmatch(wrong, name):
-            yield f"{path}{name!r} is {KINDS.get(stat.S_IFMT(mode), 'something else')}: move it away"
+            yield (
+                f"{path}{name!r} is {KINDS.get(stat.S_IFMT(mode), 'something else')}: move it away"
+            )
 
 
 def _is_place(place: object) -> bool:

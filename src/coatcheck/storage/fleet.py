@@ -77,8 +77,10 @@ def parse(url: str) -> Place:
     sweep_after = whole_text(given.pop("sweep_after", str(SWEEP_AFTER)), "sweep_after")
     unknown = [name for name in given if name not in _OPTIONS]
     if unknown:
-        raise InvalidArgument(f"unknown parameters in the url: {', '.join(sorted(unknown))}",
-                              hint="use schema, connections, sweep_after, " + ", ".join(_OPTIONS))  # fmt: skip
+        raise InvalidArgument(
+            f"unknown parameters in the url: {', '.join(sorted(unknown))}",
+            hint="use schema, connections, sweep_after, " + ", ".join(_OPTIONS),
+        )
     if not _SCHEMA.fullmatch(schema):
         raise InvalidArgument(
             "the schema name is invalid", hint="use lower-case letters, digits and _"
@@ -100,8 +102,8 @@ def open_fleet(
 
     own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""
     options = cast("S3Config", {"conditional_put": "etag", **place.options})
-    named = (place.options.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL"),
-             os.environ.get("AWS_ENDPOINT"))  # fmt: skip
+    named = (place.options.get("endpoint"), os.environ.get("AWS_ENDPOINT_URL_S3"),
+             os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_ENDPOINT"))  # fmt: skip
     endpoint = next((one for one in named if one), "")
     bucket = S3Store(
         place.bucket,
@@ -110,8 +112,8 @@ def open_fleet(
                         "timeout": timedelta(seconds=max(5.0, patience * 2)),
                         "connect_timeout": timedelta(seconds=min(10.0, patience))},
         retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=patience),
-                      "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=2),
-                                  "base": 2}},
+                      "backoff": {"init_backoff": timedelta(milliseconds=50),
+                                  "max_backoff": timedelta(seconds=2), "base": 2}},
     )  # fmt: skip
     connections = Connections(
         place.catalog, schema=place.schema, tenant=tenant, size=place.connections, patience=patience

@@ -5,8 +5,8 @@ transaction (`BEGIN IMMEDIATE`), and SQLite syncs it before it is visible: `sync
 the durability `power`. With `process` it is `NORMAL`, which survives the end of the process. A read
 asks the database, so it sees what other processes have committed.
 
-The store's lock (`flock` on the file `lock`) orders writers fairly. It is also held for checkpoints: SQLite before
-3.51.3 may corrupt a WAL that two connections reset at once.
+The store's lock (`flock` on the file `lock`) orders writers fairly. It is also held for
+checkpoints: SQLite before 3.51.3 may corrupt a WAL that two connections reset at once.
 
 SQLite connections must not be carried across a fork, so they are closed before one. Parent and
 child open new ones on their next call.
@@ -233,7 +233,8 @@ class FolderCatalog(SqliteCatalog):
         )  # what a store creates after the tables of its catalog
         if beside or is_cut:
             raise StoreUnavailable(
-                f"the catalog of the store is empty, but the folder contains {', '.join(beside) or LOG!r}",
+                "the catalog of the store is empty, but the folder contains "
+                f"{', '.join(beside) or LOG!r}",
                 hint=f"restore {NAME} from a backup, or use a new folder; nothing was changed",
             )
 
@@ -495,11 +496,13 @@ class FolderCatalog(SqliteCatalog):
         if not lost:
             return
         db.execute(
-            "INSERT INTO meta VALUES (:key, :lost) ON CONFLICT (key) DO UPDATE SET value = value + excluded.value",
+            "INSERT INTO meta VALUES (:key, :lost) ON CONFLICT (key)"
+            " DO UPDATE SET value = value + excluded.value",
             {"key": _LOST, "lost": lost},
         )
         logger().warning(
-            "The end of the store's write-ahead log is missing or damaged: its newest changes are lost."
+            "The end of the store's write-ahead log is missing or damaged: "
+            "its newest changes are lost."
         )
 
     def _check_losses(self, *, repair: bool) -> list[str]:
@@ -511,7 +514,8 @@ class FolderCatalog(SqliteCatalog):
             self._run("DELETE FROM meta WHERE key = :key", {"key": _LOST})
         pages = f"{found['value']} page" + ("" if found["value"] == 1 else "s")
         return [
-            f"the end of the write-ahead log was missing or damaged: the changes in its last {pages} are lost"
+            "the end of the write-ahead log was missing or damaged: "
+            f"the changes in its last {pages} are lost"
         ]
 
     # Read-only file systems
@@ -535,7 +539,8 @@ class FolderCatalog(SqliteCatalog):
         has_log = found[1] is not None and found[1][1] > 0
         if has_log and self._state(INDEX) is None:
             raise StoreUnavailable(
-                f"the store is on a read-only file system, and {LOG!r} has changes that must be applied first",
+                f"the store is on a read-only file system, and {LOG!r} has changes that must be "
+                "applied first",
                 hint="copy the folder to a file system that can be written, and open the copy",
             )
         db = self._connect("?mode=ro" if has_log else "?mode=ro&immutable=1")

@@ -41,26 +41,30 @@ lowest."""
 _HUMP = lazy_pattern(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = lazy_pattern(r"\w+")
 _STOP_WORDS = (
-    "a about after all also an and any are as at be been before between but by can could did do does "
-    "during each explain for from get give given had has have he how i if in inside into is it its just "
-    "like may me might more my no not of on one only or other our out over purpose s she should show so "
-    "some such t tell than that the their them then there these they this those through to under up use "
-    "used using was we were what when where which while who why will with within would you your "
+    "a about after all also an and any are as at be been before between but by can could did do "
+    "does during each explain for from get give given had has have he how i if in inside into is "
+    "it its just like may me might more my no not of on one only or other our out over purpose s "
+    "she should show so some such t tell than that the their them then there these they this "
+    "those through to under up use used using was we were what when where which while who why "
+    "will with within would you your "
 )
 _COMMON = frozenset(_STOP_WORDS.split())
 _TABLES = (
-    """CREATE TABLE passage (passage_key INTEGER PRIMARY KEY, digest TEXT NOT NULL, session TEXT NOT NULL,
-        first INTEGER, last INTEGER, start INTEGER, end INTEGER)""",
+    """CREATE TABLE passage (passage_key INTEGER PRIMARY KEY, digest TEXT NOT NULL,
+        session TEXT NOT NULL, first INTEGER, last INTEGER, start INTEGER, end INTEGER)""",
     "CREATE INDEX passage_by_digest ON passage (digest, session)",
     "CREATE VIRTUAL TABLE words USING fts5 (text, tokenize = 'porter unicode61')",
     "CREATE TABLE indexed (digest TEXT PRIMARY KEY) WITHOUT ROWID",
-    """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, expires REAL, PRIMARY KEY (session, digest))
+    """CREATE TABLE held (session TEXT, digest TEXT, label TEXT, expires REAL,
+        PRIMARY KEY (session, digest))
         WITHOUT ROWID""",
     "CREATE INDEX held_by_session ON held (session, expires)",
-    "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT) WITHOUT ROWID",
+    "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT)"
+    " WITHOUT ROWID",
     "CREATE TABLE held_count (session TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TRIGGER held_more AFTER INSERT ON held BEGIN
-        INSERT INTO held_count VALUES (new.session, 1) ON CONFLICT DO UPDATE SET number = number + 1; END""",
+        INSERT INTO held_count VALUES (new.session, 1) ON CONFLICT
+            DO UPDATE SET number = number + 1; END""",
     """CREATE TRIGGER held_less AFTER DELETE ON held BEGIN
         UPDATE held_count SET number = number - 1 WHERE session = old.session; END""",
 )
@@ -202,7 +206,8 @@ class Passages:
             if is_bounded:  # rank all matches first, and check only the best for a session
                 rows = db.execute(
                     f"""SELECT * FROM (
-                        SELECT passage.digest, passage.first, passage.last, passage.start, passage.end,
+                        SELECT passage.digest, passage.first, passage.last, passage.start,
+                        passage.end,
                             bm25(words) AS score
                         FROM words CROSS JOIN passage ON passage.passage_key = words.rowid
                         WHERE words MATCH :query AND passage.session IN ('', {listed.sql})
@@ -214,8 +219,8 @@ class Passages:
                 ).fetchall()
             else:
                 rows = db.execute(
-                    f"""SELECT passage.digest, passage.first, passage.last, passage.start, passage.end,
-                        :newest * words.rowid AS score
+                    f"""SELECT passage.digest, passage.first, passage.last, passage.start,
+                        passage.end, :newest * words.rowid AS score
                     FROM words CROSS JOIN passage ON passage.passage_key = words.rowid
                     WHERE words MATCH :query AND passage.session IN ('', {listed.sql})
                     AND EXISTS (SELECT 1 FROM held WHERE held.session IN ({listed.sql})
@@ -529,7 +534,8 @@ def _selective(db: sqlite3.Connection, terms: list[str]) -> tuple[list[str], boo
     for term in terms:
         quoted = f'"{term}"'
         row = db.execute(
-            "SELECT count(*) AS number FROM (SELECT 1 FROM words WHERE words MATCH :query LIMIT :limit)",
+            "SELECT count(*) AS number FROM"
+            " (SELECT 1 FROM words WHERE words MATCH :query LIMIT :limit)",
             {"query": quoted, "limit": _POSTINGS + 1},
         ).fetchone()
         if row["number"]:

@@ -96,7 +96,10 @@ class Connections:
         host = about.get("host") or about.get("hostaddr") or os.environ.get("PGHOST") or "localhost"
         port = about.get("port") or os.environ.get("PGPORT")
         name = about.get("dbname") or os.environ.get("PGDATABASE") or ""
-        return f"postgresql://{'' if str(host).startswith('/') else host}{f':{port}' if port else ''}/{name}"
+        return (
+            f"postgresql://{'' if str(host).startswith('/') else host}"
+            f"{f':{port}' if port else ''}/{name}"
+        )
 
     def run(
         self, change: Callable[[Db], _T], doing: str, *, slow: bool = False, whole: bool = False
@@ -204,7 +207,10 @@ class Connections:
         # Every query on behalf of a caller has an index. If one session has most of the refs, the
         # planner assumes that every session has as many, and prefers sequential scans and JIT
         # compilation.
-        settings = f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant} -c jit=off -c enable_seqscan=off"
+        settings = (
+            f"-c search_path={self.schema} -c coatcheck.tenant={self.tenant} -c jit=off "
+            "-c enable_seqscan=off"
+        )
         named = conninfo_to_dict(self._conninfo)
         # A dead machine sends nothing: only a network timeout detects it.
         network = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
@@ -277,8 +283,8 @@ class _Kept:
 
         with self._lock:
             return keep_trying(
-                attempt, doing, patience=self._connections.patience, errors=_ERRORS, may_pass=is_passing,
-                whose="database", hint=_HINT,
+                attempt, doing, patience=self._connections.patience, errors=_ERRORS,
+                may_pass=is_passing, whose="database", hint=_HINT,
             )  # fmt: skip
 
     def _opened(self) -> Db:
@@ -338,48 +344,57 @@ _TABLES: Final = (
     """CREATE TABLE session (
         session_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL,
         session_id bytea NOT NULL, parent bytea, ttl float8, quota bigint, created float8 NOT NULL,
-        used float8 NOT NULL, used_bytes bigint NOT NULL DEFAULT 0, next_seq bigint NOT NULL DEFAULT 1,
-        look_at float8 DEFAULT '-infinity', ended_at float8, attempts bytea NOT NULL DEFAULT '')
+        used float8 NOT NULL, used_bytes bigint NOT NULL DEFAULT 0,
+        next_seq bigint NOT NULL DEFAULT 1, look_at float8 DEFAULT '-infinity', ended_at float8,
+        attempts bytea NOT NULL DEFAULT '')
         WITH (fillfactor = 70)""",
     "CREATE UNIQUE INDEX session_by_id ON session (tenant, sha256(session_id))",
     "CREATE INDEX session_by_look ON session (tenant, look_at)",
     "CREATE INDEX session_by_end ON session (tenant, ended_at) WHERE ended_at IS NOT NULL",
     """CREATE TABLE blob (
         tenant text NOT NULL, digest bytea NOT NULL, size bigint NOT NULL, coding text NOT NULL,
-        place text NOT NULL, frames bytea NOT NULL, refs bigint NOT NULL, used float8 NOT NULL, data bytea,
+        place text NOT NULL, frames bytea NOT NULL, refs bigint NOT NULL, used float8 NOT NULL,
+        data bytea,
         PRIMARY KEY (tenant, digest)) WITH (fillfactor = 85)""",
     # compressing would cost a put more than writing
     "ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL",
     "CREATE INDEX blob_by_use ON blob (tenant, used) WHERE coding = 'raw'",
     """CREATE TABLE ref (
-        session_key bigint NOT NULL, seq bigint NOT NULL, tenant text NOT NULL, digest bytea NOT NULL,
-        size bigint NOT NULL, name bytea, codec text NOT NULL, media_type bytea NOT NULL, kind text NOT NULL,
-        tool bytea, call_id bytea, producer text NOT NULL, parents text NOT NULL, summary bytea NOT NULL,
-        created float8 NOT NULL, expires float8, pinned boolean NOT NULL, granted_by bytea, request bytea,
-        metadata_json bytea, gone text, PRIMARY KEY (session_key, seq))""",
+        session_key bigint NOT NULL, seq bigint NOT NULL, tenant text NOT NULL,
+        digest bytea NOT NULL, size bigint NOT NULL, name bytea, codec text NOT NULL,
+        media_type bytea NOT NULL, kind text NOT NULL, tool bytea, call_id bytea,
+        producer text NOT NULL, parents text NOT NULL, summary bytea NOT NULL,
+        created float8 NOT NULL, expires float8, pinned boolean NOT NULL, granted_by bytea,
+        request bytea, metadata_json bytea, gone text, PRIMARY KEY (session_key, seq))""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, sha256(name), seq) WHERE name IS NOT NULL",
-    "CREATE INDEX ref_by_expiry ON ref (tenant, expires) WHERE expires IS NOT NULL AND gone IS NULL",
+    "CREATE INDEX ref_by_expiry ON ref (tenant, expires)"
+    " WHERE expires IS NOT NULL AND gone IS NULL",
     "CREATE INDEX ref_of_blob ON ref (tenant, digest)",
-    "CREATE INDEX ref_by_grant ON ref (tenant, sha256(granted_by), digest) WHERE granted_by IS NOT NULL",
+    "CREATE INDEX ref_by_grant ON ref (tenant, sha256(granted_by), digest)"
+    " WHERE granted_by IS NOT NULL",
     # The notes of the store itself have the session key 0.
     """CREATE TABLE note (
-        tenant text NOT NULL, session_key bigint NOT NULL, key text COLLATE "C" NOT NULL, value bytea NOT NULL,
+        tenant text NOT NULL, session_key bigint NOT NULL, key text COLLATE "C" NOT NULL,
+        value bytea NOT NULL,
         PRIMARY KEY (tenant, session_key, key))""",
     """CREATE TABLE passage (
-        passage_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL, digest bytea NOT NULL,
-        session_id bytea NOT NULL,
-        first int NOT NULL, last int NOT NULL, start bigint NOT NULL, stop bigint NOT NULL, words tsvector NOT NULL)""",
+        passage_key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL,
+        digest bytea NOT NULL, session_id bytea NOT NULL,
+        first int NOT NULL, last int NOT NULL, start bigint NOT NULL, stop bigint NOT NULL,
+        words tsvector NOT NULL)""",
     "CREATE INDEX passage_by_digest ON passage (tenant, digest)",
-    "CREATE INDEX passage_by_session ON passage (tenant, sha256(session_id)) WHERE session_id <> ''",
+    "CREATE INDEX passage_by_session ON passage (tenant, sha256(session_id))"
+    " WHERE session_id <> ''",
     "CREATE INDEX passage_words ON passage USING gin (words)",
-    "CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL, PRIMARY KEY (tenant, digest))",
-    """CREATE TABLE held (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL, label bytea NOT NULL,
-        expires float8)""",
+    "CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL,"
+    " PRIMARY KEY (tenant, digest))",
+    """CREATE TABLE held (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL,
+        label bytea NOT NULL, expires float8)""",
     "CREATE UNIQUE INDEX held_by_session ON held (tenant, sha256(session_id), digest)",
     "CREATE INDEX held_by_digest ON held (tenant, digest)",
-    """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL, created float8 NOT NULL,
-        seq bigint NOT NULL, digest bytea NOT NULL)""",
+    """CREATE TABLE followed (tenant text NOT NULL, session_id bytea NOT NULL,
+        created float8 NOT NULL, seq bigint NOT NULL, digest bytea NOT NULL)""",
     "CREATE UNIQUE INDEX followed_by_session ON followed (tenant, sha256(session_id))",
     # Tokens are drawn for the whole schema: a session that is created again never reuses an old
     # token.
@@ -396,7 +411,8 @@ _TABLES: Final = (
         EXECUTE FUNCTION look_again_1()""",
     # The bytes of a tenant's blobs, split over slots: writers rarely collide, and a quota adds up a
     # few rows.
-    """CREATE TABLE stored (tenant text NOT NULL, slot int NOT NULL, bytes bigint NOT NULL, PRIMARY KEY (tenant, slot))
+    """CREATE TABLE stored (tenant text NOT NULL, slot int NOT NULL, bytes bigint NOT NULL,
+        PRIMARY KEY (tenant, slot))
         WITH (fillfactor = 50)""",
     """CREATE FUNCTION count_1() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -419,15 +435,20 @@ _TABLES: Final = (
     BEGIN
         UPDATE session s SET used_bytes = s.used_bytes - freed.size FROM
             (SELECT went.session_key, sum(went.size) AS size FROM
-                (SELECT DISTINCT * FROM unnest(p_keys, p_digests, p_sizes) AS w (session_key, digest, size)) went
-            WHERE NOT EXISTS (SELECT 1 FROM ref r WHERE r.session_key = went.session_key AND r.digest = went.digest
+                (SELECT DISTINCT * FROM unnest(p_keys, p_digests, p_sizes)
+                    AS w (session_key, digest, size)) went
+            WHERE NOT EXISTS (SELECT 1 FROM ref r
+                WHERE r.session_key = went.session_key AND r.digest = went.digest
                 AND r.gone IS NULL) GROUP BY went.session_key) freed
             WHERE s.session_key = freed.session_key;
-        PERFORM 1 FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) ORDER BY digest FOR UPDATE;
+        PERFORM 1 FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests)
+            ORDER BY digest FOR UPDATE;
         UPDATE blob SET refs = refs - went.n
-            FROM (SELECT digest, count(*) AS n FROM unnest(p_digests) AS w (digest) GROUP BY digest) went
+            FROM (SELECT digest, count(*) AS n FROM unnest(p_digests) AS w (digest)
+            GROUP BY digest) went
             WHERE blob.tenant = p_tenant AND blob.digest = went.digest;
-        FOR b IN DELETE FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) AND refs <= 0 RETURNING * LOOP
+        FOR b IN DELETE FROM blob WHERE tenant = p_tenant AND digest = ANY (p_digests) AND refs <= 0
+            RETURNING * LOOP
             gone := gone || b.digest;
             RETURN NEXT b;
         END LOOP;
@@ -447,10 +468,14 @@ _TABLES: Final = (
         IF keys IS NULL THEN
             RETURN 0;
         END IF;
-        UPDATE ref SET gone = NULL WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged';
-        UPDATE blob SET refs = refs + cardinality(keys) WHERE tenant = p_tenant AND digest = p_digest;
-        UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
-            WHERE ref.session_key = session.session_key AND gone IS NULL) held) WHERE session_key = ANY (keys);
+        UPDATE ref SET gone = NULL
+            WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged';
+        UPDATE blob SET refs = refs + cardinality(keys)
+            WHERE tenant = p_tenant AND digest = p_digest;
+        UPDATE session SET used_bytes =
+            (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+            WHERE ref.session_key = session.session_key AND gone IS NULL) held)
+                WHERE session_key = ANY (keys);
         RETURN cardinality(keys);
     END $$""",
     # One call is one transaction and one round trip. The order of locks is always session, refs,
@@ -458,11 +483,12 @@ _TABLES: Final = (
     # session already has the artifact, it does nothing and returns NULL.
     """CREATE FUNCTION put_1(
         p_tenant text, p_session bytea, p_parent bytea, p_ttl float8, p_quota bigint, p_now float8,
-        p_grace float8, p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text, p_place text,
-        p_frames bytea, p_data bytea, p_heal boolean, p_reuse boolean, p_name bytea, p_codec text,
-        p_media_type bytea, p_kind text, p_tool bytea, p_call_id bytea, p_producer text, p_parents text,
-        p_summary bytea, p_expires float8, p_pinned boolean, p_granted_by bytea, p_request bytea,
-        p_metadata_json bytea, p_if_new boolean, p_low bytea, p_high bytea, p_attempt bytea, p_alone boolean)
+        p_grace float8, p_store_quota bigint, p_digest bytea, p_size bigint, p_coding text,
+        p_place text, p_frames bytea, p_data bytea, p_heal boolean, p_reuse boolean, p_name bytea,
+        p_codec text, p_media_type bytea, p_kind text, p_tool bytea, p_call_id bytea,
+        p_producer text, p_parents text, p_summary bytea, p_expires float8, p_pinned boolean,
+        p_granted_by bytea, p_request bytea, p_metadata_json bytea, p_if_new boolean, p_low bytea,
+            p_high bytea, p_attempt bytea, p_alone boolean)
         RETURNS bytea[] LANGUAGE plpgsql AS $$
     DECLARE
         s record;
@@ -482,21 +508,27 @@ _TABLES: Final = (
                 WHERE tenant = p_tenant AND sha256(session_id) = sha256(p_session) FOR UPDATE;
             EXIT WHEN FOUND;
             INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
-                VALUES (p_tenant, p_session, p_parent, p_ttl, p_quota, p_now, p_now) ON CONFLICT DO NOTHING;
+                VALUES (p_tenant, p_session, p_parent, p_ttl, p_quota, p_now, p_now)
+                ON CONFLICT DO NOTHING;
         END LOOP;
         IF s.ttl IS NOT NULL AND s.used + s.ttl + p_grace <= p_now THEN
-            WITH buried AS (UPDATE ref SET gone = 'expired' WHERE session_key = s.session_key AND gone IS NULL
+            WITH buried AS (UPDATE ref SET gone = 'expired'
+                WHERE session_key = s.session_key AND gone IS NULL
                 AND NOT pinned RETURNING session_key, digest, size)
-            SELECT array_agg(session_key), array_agg(digest), array_agg(size) INTO keys, digests, sizes FROM buried;
+            SELECT array_agg(session_key), array_agg(digest), array_agg(size)
+                INTO keys, digests, sizes FROM buried;
             PERFORM let_go_1(p_tenant, keys, digests, sizes);
             DELETE FROM note WHERE tenant = p_tenant AND session_key = s.session_key
                 AND key >= 'record/' AND key < 'record0';
             SELECT used_bytes INTO s.used_bytes FROM session WHERE session_key = s.session_key;
         END IF;
-        SELECT array_agg(DISTINCT digest), coalesce(bool_or(digest = p_digest AND gone IS NULL), false),
-            coalesce(bool_or(digest = p_digest AND gone IS NOT NULL), false) INTO near, is_held, was_held
+        SELECT array_agg(DISTINCT digest),
+        coalesce(bool_or(digest = p_digest AND gone IS NULL), false),
+            coalesce(bool_or(digest = p_digest AND gone IS NOT NULL), false)
+                INTO near, is_held, was_held
             FROM ref WHERE session_key = s.session_key AND digest BETWEEN p_low AND p_high;
-        IF position(p_attempt IN s.attempts) > 0 THEN  -- it was committed, and only its answer was lost
+        -- it was committed, and only its answer was lost
+        IF position(p_attempt IN s.attempts) > 0 THEN
             RETURN coalesce(near, '{}');
         END IF;
         IF p_if_new AND is_held THEN
@@ -505,14 +537,16 @@ _TABLES: Final = (
         IF p_quota IS NOT NULL AND NOT is_held AND s.used_bytes + p_size > p_quota THEN
             RAISE EXCEPTION 'session %', s.used_bytes USING ERRCODE = 'CC002';
         END IF;
-        IF p_store_quota IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blob WHERE tenant = p_tenant AND digest = p_digest)
+        IF p_store_quota IS NOT NULL AND NOT EXISTS
+            (SELECT 1 FROM blob WHERE tenant = p_tenant AND digest = p_digest)
         THEN
-            -- Others do not see what is not committed. As long as a thousand more of this size would fit, that does
-            -- no harm; from there on one puts at a time.
+            -- Others do not see what is not committed. As long as a thousand more of this size
+            -- would fit, that does no harm; from there on one puts at a time.
             IF p_alone THEN
                 PERFORM pg_advisory_xact_lock(hashtextextended(current_schema() || p_tenant, 2));
             ELSE
-                PERFORM pg_advisory_xact_lock_shared(hashtextextended(current_schema() || p_tenant, 2));
+                PERFORM pg_advisory_xact_lock_shared(hashtextextended(current_schema() || p_tenant,
+                    2));
             END IF;
             SELECT coalesce(sum(bytes), 0) INTO total FROM stored WHERE tenant = p_tenant;
             IF p_alone AND total + p_size > p_store_quota THEN
@@ -522,19 +556,24 @@ _TABLES: Final = (
             END IF;
         END IF;
         IF p_reuse THEN
-            UPDATE blob SET refs = refs + 1 WHERE tenant = p_tenant AND digest = p_digest AND place = p_place;
+            UPDATE blob SET refs = refs + 1
+                WHERE tenant = p_tenant AND digest = p_digest AND place = p_place;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'gone' USING ERRCODE = 'CC001';
             END IF;
         ELSE
             INSERT INTO blob AS b (tenant, digest, size, coding, place, frames, refs, used, data)
                 VALUES (p_tenant, p_digest, p_size, p_coding, p_place, p_frames, 1, p_now, p_data)
-                ON CONFLICT (tenant, digest) DO UPDATE SET refs = b.refs + 1 RETURNING b.xmax = 0 INTO is_new;
+                ON CONFLICT (tenant, digest) DO UPDATE SET refs = b.refs + 1
+                    RETURNING b.xmax = 0 INTO is_new;
             IF is_new THEN
-                IF EXISTS (SELECT 1 FROM ref WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged') THEN
+                IF EXISTS (SELECT 1 FROM ref
+                    WHERE tenant = p_tenant AND digest = p_digest AND gone = 'damaged') THEN
                     PERFORM revive_1(p_tenant, p_digest);
-                    SELECT coalesce(bool_or(gone IS NULL), false), coalesce(bool_or(gone IS NOT NULL), false)
-                        INTO is_held, was_held FROM ref WHERE session_key = s.session_key AND digest = p_digest;
+                    SELECT coalesce(bool_or(gone IS NULL), false),
+                        coalesce(bool_or(gone IS NOT NULL), false)
+                        INTO is_held, was_held FROM ref
+                            WHERE session_key = s.session_key AND digest = p_digest;
                 END IF;
             ELSIF p_heal OR p_data IS NOT NULL THEN
                 UPDATE blob SET coding = p_coding, place = p_place, frames = p_frames, data = p_data
@@ -543,14 +582,18 @@ _TABLES: Final = (
             END IF;
         END IF;
         IF is_held THEN
-            SELECT * INTO held FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
+            SELECT * INTO held FROM ref
+                WHERE session_key = s.session_key AND digest = p_digest AND gone IS NULL
                 ORDER BY seq DESC LIMIT 1;
-            is_pinned := p_pinned OR held.pinned;  -- a pin is on the artifact: it covers refs that come later
-            IF (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id, held.producer,
-                    held.parents, held.summary, held.expires, held.pinned, held.granted_by, held.request,
-                    held.metadata_json)
-                    IS NOT DISTINCT FROM (p_name, p_codec, p_media_type, p_kind, p_tool, p_call_id, p_producer,
-                    p_parents, p_summary, p_expires, is_pinned, p_granted_by, p_request, p_metadata_json)
+            -- a pin is on the artifact: it covers refs that come later
+            is_pinned := p_pinned OR held.pinned;
+            IF (held.name, held.codec, held.media_type, held.kind, held.tool, held.call_id,
+            held.producer,
+                    held.parents, held.summary, held.expires, held.pinned, held.granted_by,
+                    held.request, held.metadata_json)
+                    IS NOT DISTINCT FROM (p_name, p_codec, p_media_type, p_kind, p_tool, p_call_id,
+                    p_producer, p_parents, p_summary, p_expires, is_pinned, p_granted_by, p_request,
+                        p_metadata_json)
                 AND (p_name IS NULL OR held.seq = (SELECT max(seq) FROM ref
                     WHERE session_key = s.session_key AND sha256(name) = sha256(p_name))) THEN
                 UPDATE blob SET refs = refs - 1 WHERE tenant = p_tenant AND digest = p_digest;
@@ -558,14 +601,16 @@ _TABLES: Final = (
                 RETURN near;
             END IF;
         ELSIF was_held THEN
-            DELETE FROM ref WHERE session_key = s.session_key AND digest = p_digest AND gone IS NOT NULL;
+            DELETE FROM ref WHERE session_key = s.session_key AND digest = p_digest
+                AND gone IS NOT NULL;
         END IF;
-        INSERT INTO ref VALUES (s.session_key, s.next_seq, p_tenant, p_digest, p_size, p_name, p_codec, p_media_type,
-            p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary, p_now, p_expires, is_pinned, p_granted_by,
-            p_request, p_metadata_json, NULL);
+        INSERT INTO ref VALUES (s.session_key, s.next_seq, p_tenant, p_digest, p_size, p_name,
+            p_codec, p_media_type, p_kind, p_tool, p_call_id, p_producer, p_parents, p_summary,
+            p_now, p_expires, is_pinned, p_granted_by, p_request, p_metadata_json, NULL);
         UPDATE session SET next_seq = next_seq + 1, used = greatest(used, p_now),
             attempts = substr(p_attempt || attempts, 1, 128),
-            used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END WHERE session_key = s.session_key;
+            used_bytes = used_bytes + CASE WHEN is_held THEN 0 ELSE p_size END
+                WHERE session_key = s.session_key;
         RETURN coalesce(near, '{}');
     END $$""",
 )
@@ -586,7 +631,8 @@ _SECURED: Final = tuple(
     for statement in (
         f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
         f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
-        f"CREATE POLICY own_tenant ON {table} USING (tenant = current_setting('coatcheck.tenant', true))",
+        f"CREATE POLICY own_tenant ON {table}"
+        " USING (tenant = current_setting('coatcheck.tenant', true))",
     )
 )
 STEPS: Final[list[Step]] = [
@@ -616,7 +662,10 @@ def migrate(connections: Connections, *, create: bool = True) -> None:
 def _version(db: Db, schema: str) -> int | None:
     # Not `to_regclass`: it answers from a cache, and another machine may just have created the
     # table.
-    made = "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
+    made = (
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s"
+    )
     names = {
         name
         for (name,) in db.execute(made + " AND c.relname IN ('applied_step', 'format')", (schema,))
@@ -670,8 +719,10 @@ def _note(db: Db, number: int, step: Step) -> None:
 def _index(db: Db, step: Step, schema: str, *, beside: str) -> None:
     """Drop and create the step's indexes. Remains of an interrupted attempt are removed first."""
     broken = db.execute(
-        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_namespace n"
-        " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s) AND NOT i.indisvalid",
+        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = ANY (%s)"
+        " AND NOT i.indisvalid",
         (schema, list(step.indexes)),
     ).fetchall()
     for name in (*(name for (name,) in broken), *step.dropped):

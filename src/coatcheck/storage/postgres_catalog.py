@@ -61,14 +61,15 @@ _LATER: Final = 86_400.0  # seconds before an expired session with a pin is chec
 _HIGHEST: Final = b"\xff" * 32
 _ERRORS: Final = "surrogateescape"  # for the ids of sessions that have ended
 _GONE, _OVER, _ALONE = "CC001", "CC002", "CC003"
-_TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary", "granted_by", "request",
-                 "metadata_json"}  # fmt: skip
+_TEXTS: Final = {"session_id", "parent", "name", "media_type", "tool", "call_id", "summary",
+                 "granted_by", "request", "metadata_json"}  # fmt: skip
 """Columns of text that are stored as bytes."""
 # Columns are named, because a plan that PostgreSQL keeps fails if a migration adds one.
-_ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool, r.call_id, r.producer,
-    r.parents, r.summary, r.created, r.expires, r.pinned, r.granted_by, r.request, r.metadata_json, r.gone,
-    b.coding, b.place, b.frames, s.session_id, s.parent, s.ttl, s.quota, s.created AS session_created, s.used,
-    s.used_bytes, CASE WHEN %(content)s THEN b.data END AS content"""
+_ENTRY: Final = """r.seq, r.digest, r.size, r.name, r.codec, r.media_type, r.kind, r.tool,
+    r.call_id, r.producer, r.parents, r.summary, r.created, r.expires, r.pinned, r.granted_by,
+    r.request, r.metadata_json, r.gone, b.coding, b.place, b.frames, s.session_id, s.parent, s.ttl,
+    s.quota, s.created AS session_created, s.used, s.used_bytes,
+    CASE WHEN %(content)s THEN b.data END AS content"""
 """The columns of an entry: of a ref, its blob and its session."""
 # A separate query, so that the planner knows the single session and walks its refs in order.
 _IN_SESSION: Final = """r.session_key = (SELECT session_key FROM session
@@ -97,7 +98,8 @@ _CHECKS: Final = (
         "refs without a session",
         """SELECT count(*) AS count FROM ref
             WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)""",
-        "DELETE FROM ref WHERE tenant = %(tenant)s AND session_key NOT IN (SELECT session_key FROM session)",
+        "DELETE FROM ref WHERE tenant = %(tenant)s AND session_key NOT IN"
+        " (SELECT session_key FROM session)",
     ),
     _Check(
         "notes without a session",
@@ -108,7 +110,8 @@ _CHECKS: Final = (
     ),
     _Check(
         "blobs with a wrong count of refs",
-        """SELECT count(*) AS count FROM blob b WHERE tenant = %(tenant)s AND refs <> (SELECT count(*) FROM ref r
+        """SELECT count(*) AS count FROM blob b
+            WHERE tenant = %(tenant)s AND refs <> (SELECT count(*) FROM ref r
             WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)""",
         """UPDATE blob b SET refs = (SELECT count(*) FROM ref r
                 WHERE r.tenant = b.tenant AND r.digest = b.digest AND r.gone IS NULL)
@@ -118,12 +121,15 @@ _CHECKS: Final = (
     _Check(
         "sessions with a wrong count of bytes",
         """SELECT count(*) AS count FROM session WHERE tenant = %(tenant)s
-            AND used_bytes <> (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+            AND used_bytes <> (SELECT coalesce(sum(size), 0)
+                FROM (SELECT DISTINCT digest, size FROM ref
                 WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)""",
-        """UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+        """UPDATE session SET used_bytes =
+                (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
                 WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)
             WHERE tenant = %(tenant)s
-            AND used_bytes <> (SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT digest, size FROM ref
+            AND used_bytes <> (SELECT coalesce(sum(size), 0)
+                FROM (SELECT DISTINCT digest, size FROM ref
                 WHERE ref.session_key = session.session_key AND ref.gone IS NULL) held)""",
     ),
     _Check(
@@ -139,9 +145,11 @@ _CHECKS: Final = (
     ),
     _Check(
         "wrong counts of all bytes",
-        """SELECT count(*) AS count WHERE (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+        """SELECT count(*) AS count WHERE
+            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
             <> (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s)""",
-        """INSERT INTO stored SELECT %(tenant)s, -1, (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
+        """INSERT INTO stored SELECT %(tenant)s, -1,
+                (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)
                 - (SELECT coalesce(sum(bytes), 0) FROM stored WHERE tenant = %(tenant)s)
             ON CONFLICT (tenant, slot) DO UPDATE SET bytes = stored.bytes + excluded.bytes""",
     ),
@@ -190,7 +198,8 @@ class PostgresCatalog(Catalog):
             try:
                 if session_id is not None:
                     lock = """(SELECT 1 FROM session
-                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) FOR UPDATE)"""
+                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)
+                        FOR UPDATE)"""
                 elif is_locked:
                     lock = (
                         "pg_advisory_xact_lock(hashtextextended(current_schema() || %(tenant)s, 3))"
@@ -237,8 +246,10 @@ class PostgresCatalog(Catalog):
             return
         last = 0
         while rows := self._ask(
-            """SELECT session_key, session_id, parent, ttl, quota, created, used, used_bytes FROM session
-                WHERE tenant = %(tenant)s AND session_key > %(last)s AND substr(session_id, 1, 1) <> %(ended)s
+            """SELECT session_key, session_id, parent, ttl, quota, created, used, used_bytes
+                FROM session
+                WHERE tenant = %(tenant)s AND session_key > %(last)s
+                    AND substr(session_id, 1, 1) <> %(ended)s
                 ORDER BY session_key LIMIT %(page)s""",
             last=last,
             ended=_ENDED,
@@ -275,7 +286,8 @@ class PostgresCatalog(Catalog):
             )
             same = "sha256(p.session_id) = sha256(s.parent)"
             where.append(
-                f"(parent IS NULL OR NOT EXISTS (SELECT 1 FROM session p WHERE {listed} AND {same}))"
+                "(parent IS NULL OR NOT EXISTS"
+                f" (SELECT 1 FROM session p WHERE {listed} AND {same}))"
             )
         if wanted.parents is not None:
             where.append("parent = ANY (%(parents)s)")
@@ -285,7 +297,8 @@ class PostgresCatalog(Catalog):
             values["used_after"] = wanted.used_after
         rows = self._ask_whole(
             f"""SELECT session_id, parent, ttl, quota, created, used, used_bytes FROM session s
-                WHERE {" AND ".join(where)} ORDER BY created DESC, session_id DESC LIMIT %(limit)s""",
+                WHERE {" AND ".join(where)}
+                ORDER BY created DESC, session_id DESC LIMIT %(limit)s""",
             **values,
         )
         return [session_from(row) for row in rows]
@@ -299,7 +312,8 @@ class PostgresCatalog(Catalog):
             where = ["r.tenant = %(tenant)s", *where]
             if self._lock():  # first, so that what is read next is current
                 self._ask(
-                    "SELECT 1 FROM session WHERE tenant = %(tenant)s AND session_key IN (SELECT session_key FROM ref r"
+                    "SELECT 1 FROM session WHERE tenant = %(tenant)s AND session_key IN"
+                    " (SELECT session_key FROM ref r"
                     f" WHERE {' AND '.join(where)}) ORDER BY session_key FOR UPDATE",
                     **values,
                 )
@@ -339,7 +353,8 @@ class PostgresCatalog(Catalog):
     ) -> list[Note]:
         order = "DESC" if newest else "ASC"
         found = self._ask(
-            f"""SELECT key, value FROM note WHERE tenant = %(tenant)s AND key >= %(start)s AND key < %(stop)s
+            f"""SELECT key, value FROM note WHERE tenant = %(tenant)s AND key >= %(start)s
+                AND key < %(stop)s
                 AND session_key = (CASE %(session_id)s WHEN ''::bytea THEN 0 ELSE
                 (SELECT session_key FROM session
                     WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) END)
@@ -380,8 +395,10 @@ class PostgresCatalog(Catalog):
     def _save_sessions(self, rows: list[dict[str, Any]]) -> None:
         self._each(
             """INSERT INTO session (tenant, session_id, parent, ttl, quota, created, used)
-                VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(used)s)
-                ON CONFLICT (tenant, sha256(session_id)) DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
+                VALUES (%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s,
+                    %(used)s)
+                ON CONFLICT (tenant, sha256(session_id))
+                    DO UPDATE SET parent = excluded.parent, ttl = excluded.ttl,
                 quota = excluded.quota, used = greatest(session.used, excluded.used)""",
             rows,
         )
@@ -389,8 +406,10 @@ class PostgresCatalog(Catalog):
     def _save_blobs(self, rows: list[dict[str, Any]]) -> None:
         self._each(
             """INSERT INTO blob (tenant, digest, size, coding, place, frames, used, refs)
-                VALUES (%(tenant)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(used)s, 0)
-                ON CONFLICT (tenant, digest) DO UPDATE SET coding = excluded.coding, place = excluded.place,
+                VALUES (%(tenant)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s,
+                    %(used)s, 0)
+                ON CONFLICT (tenant, digest)
+                    DO UPDATE SET coding = excluded.coding, place = excluded.place,
                 frames = excluded.frames, used = greatest(blob.used, excluded.used)""",
             rows,
         )
@@ -401,7 +420,8 @@ class PostgresCatalog(Catalog):
                 SELECT %(tenant)s, owner.session_key, %(key)s, %(value)s FROM (
                     SELECT 0 AS session_key WHERE %(session_id)s = ''::bytea
                     UNION ALL SELECT session_key FROM session
-                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) AS owner
+                    WHERE tenant = %(tenant)s
+                        AND sha256(session_id) = sha256(%(session_id)s)) AS owner
                 ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value""",
             rows,
         )
@@ -412,12 +432,15 @@ class PostgresCatalog(Catalog):
             # unless it has ended.
             """WITH own AS (UPDATE session
                     SET look_at = CASE look_at WHEN 'infinity' THEN look_at ELSE '-infinity' END
-                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) RETURNING session_key)
-                INSERT INTO ref (session_key, tenant, seq, digest, size, name, codec, media_type, kind, tool, call_id,
-                    producer, parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
-                SELECT session_key, %(tenant)s, %(seq)s, %(digest)s, %(size)s, %(name)s, %(codec)s, %(media_type)s,
-                    %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s, %(created)s, %(expires)s,
-                    %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(gone)s FROM own
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)
+                        RETURNING session_key)
+                INSERT INTO ref (session_key, tenant, seq, digest, size, name, codec, media_type,
+                    kind, tool, call_id, producer, parents, summary, created, expires, pinned,
+                    granted_by, request, metadata_json, gone)
+                SELECT session_key, %(tenant)s, %(seq)s, %(digest)s, %(size)s, %(name)s, %(codec)s,
+                    %(media_type)s, %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s,
+                    %(summary)s, %(created)s, %(expires)s, %(pinned)s, %(granted_by)s, %(request)s,
+                    %(metadata_json)s, %(gone)s FROM own
                 ON CONFLICT (session_key, seq) DO UPDATE SET pinned = excluded.pinned,
                 granted_by = excluded.granted_by, gone = excluded.gone""",
             rows,
@@ -437,24 +460,29 @@ class PostgresCatalog(Catalog):
                     """DELETE FROM note WHERE tenant = %(tenant)s AND key = %(key)s
                         AND session_key = (CASE %(session_id)s WHEN ''::bytea THEN 0 ELSE
                         (SELECT session_key FROM session
-                            WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)) END)""",
+                            WHERE tenant = %(tenant)s
+                            AND sha256(session_id) = sha256(%(session_id)s)) END)""",
                     keys,
                 )
             else:
                 self._each(
-                    """DELETE FROM ref WHERE seq = %(seq)s AND session_key = (SELECT session_key FROM session
-                        WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))""",
+                    """DELETE FROM ref WHERE seq = %(seq)s AND session_key =
+                        (SELECT session_key FROM session
+                        WHERE tenant = %(tenant)s
+                            AND sha256(session_id) = sha256(%(session_id)s))""",
                     keys,
                 )
 
     def _drop_sessions(self, keys: list[dict[str, Any]]) -> None:
         self._each(
-            """DELETE FROM note WHERE tenant = %(tenant)s AND session_key = (SELECT session_key FROM session
+            """DELETE FROM note WHERE tenant = %(tenant)s AND session_key =
+                (SELECT session_key FROM session
                 WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s))""",
             keys,
         )
         self._each(
-            "DELETE FROM session WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)",
+            "DELETE FROM session WHERE tenant = %(tenant)s"
+            " AND sha256(session_id) = sha256(%(session_id)s)",
             keys,
         )
 
@@ -464,7 +492,8 @@ class PostgresCatalog(Catalog):
 
     def _let_go(self, refs: Sequence[Entry]) -> Freed:
         rows = self._ask(
-            "SELECT session_id, session_key FROM session WHERE tenant = %(tenant)s AND sha256(session_id) ="
+            "SELECT session_id, session_key FROM session"
+            " WHERE tenant = %(tenant)s AND sha256(session_id) ="
             " ANY (%(sessions)s)",
             sessions=hashes_of({one.session.session_id for one in refs}),
         )
@@ -534,8 +563,10 @@ class PostgresCatalog(Catalog):
     def _granted(self, session_id: str, prefix: str = "", *, content: bool = False) -> list[Entry]:
         low, high = prefix_range(prefix)
         return self._entries(
-            "r.tenant = %(tenant)s AND sha256(r.granted_by) = sha256(%(session_id)s) AND r.granted_by = %(session_id)s"
-            f" AND substr(s.session_id, 1, {len(TRANSCRIPT)}) = '{TRANSCRIPT}' AND r.digest BETWEEN %(low)s AND"
+            "r.tenant = %(tenant)s AND sha256(r.granted_by) = sha256(%(session_id)s) AND "
+            "r.granted_by = %(session_id)s"
+            f" AND substr(s.session_id, 1, {len(TRANSCRIPT)}) = '{TRANSCRIPT}' AND r.digest "
+            "BETWEEN %(low)s AND"
             " %(high)s ORDER BY r.created DESC, r.seq DESC",
             content=content, session_id=session_id, low=low, high=high,
         )  # fmt: skip
@@ -551,9 +582,10 @@ class PostgresCatalog(Catalog):
             " LATERAL (SELECT * FROM ref WHERE session_key = s.session_key"
             " AND digest BETWEEN one.low AND one.high OFFSET 0) r"
             " LEFT JOIN blob b ON b.tenant = r.tenant AND b.digest = r.digest"
-            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s) ORDER BY r.seq DESC",
-            sessions=hashes_of(lineage), low=[low for low, _ in ranges], high=[high for _, high in ranges],
-            content=content,
+            " WHERE s.tenant = %(tenant)s AND sha256(s.session_id) = ANY (%(sessions)s)"
+            " ORDER BY r.seq DESC",
+            sessions=hashes_of(lineage), low=[low for low, _ in ranges],
+            high=[high for _, high in ranges], content=content,
         )  # fmt: skip
         return newest_in_each(lineage, map(entry_from, rows))
 
@@ -567,7 +599,8 @@ class PostgresCatalog(Catalog):
 
     def places(self, digests: Iterable[str]) -> dict[str, str]:
         rows = self._ask(
-            "SELECT digest, place FROM blob WHERE tenant = %(tenant)s AND digest = ANY (%(digests)s)",
+            "SELECT digest, place FROM blob"
+            " WHERE tenant = %(tenant)s AND digest = ANY (%(digests)s)",
             digests=[bytes.fromhex(digest) for digest in digests],
         )
         return {row["digest"].hex(): row["place"] for row in rows}
@@ -579,7 +612,8 @@ class PostgresCatalog(Catalog):
             count(*) FILTER (WHERE gone IS NULL) AS refs,
             (SELECT count(*) FROM blob WHERE tenant = %(tenant)s) AS artifacts,
             count(*) FILTER (WHERE gone IS NOT NULL) AS tombstones,
-            (SELECT coalesce(sum(size), 0) FROM blob WHERE tenant = %(tenant)s)::bigint AS stored_bytes,
+            (SELECT coalesce(sum(size), 0) FROM blob
+                WHERE tenant = %(tenant)s)::bigint AS stored_bytes,
             coalesce(sum(size) FILTER (WHERE gone IS NULL), 0)::bigint AS referenced_bytes
             FROM ref WHERE tenant = %(tenant)s""",
             ended=_ENDED,
@@ -679,9 +713,10 @@ class PostgresCatalog(Catalog):
         def hide() -> int | None:
             self._stop_lending(session_id)
             hidden = self._ask(
-                """UPDATE session SET session_id = %(ended)s || int8send(session_key), parent = NULL,
-                    look_at = 'infinity', ended_at = '-infinity'
-                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s) RETURNING session_key""",
+                """UPDATE session SET session_id = %(ended)s || int8send(session_key),
+                    parent = NULL, look_at = 'infinity', ended_at = '-infinity'
+                    WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session_id)s)
+                        RETURNING session_key""",
                 ended=_ENDED,
                 session_id=session_id,
             )
@@ -702,7 +737,8 @@ class PostgresCatalog(Catalog):
         them. Returns what was freed and whether there may be more."""
         own, lock = ("", "SKIP LOCKED") if key is None else ("AND session_key = %(key)s", "")
         found = self._ask(
-            f"SELECT session_key FROM session WHERE tenant = %(tenant)s AND ended_at = '-infinity' {own} LIMIT 1"
+            "SELECT session_key FROM session"
+            f" WHERE tenant = %(tenant)s AND ended_at = '-infinity' {own} LIMIT 1"
             f" FOR UPDATE {lock}",
             key=key,
         )
@@ -710,8 +746,10 @@ class PostgresCatalog(Catalog):
             return Freed(), False
         one = found[0]["session_key"]
         refs = self._ask(
-            "DELETE FROM ref WHERE session_key = %(key)s AND seq <= (SELECT max(seq) FROM (SELECT seq FROM ref"
-            " WHERE session_key = %(key)s ORDER BY seq LIMIT %(batch)s) part) RETURNING digest, size, gone",
+            "DELETE FROM ref WHERE session_key = %(key)s AND seq <="
+            " (SELECT max(seq) FROM (SELECT seq FROM ref"
+            " WHERE session_key = %(key)s ORDER BY seq LIMIT %(batch)s) part)"
+            " RETURNING digest, size, gone",
             key=one, batch=BATCH,
         )  # fmt: skip
         freed = self._let_go_of(
@@ -728,9 +766,12 @@ class PostgresCatalog(Catalog):
         key = "key" if table == "note" else "seq"
         same = "t.tenant = %(tenant)s AND t.session_key = one.session_key"
         (done,) = self._ask(
-            f"WITH part AS MATERIALIZED (SELECT one.session_key, found.{key} FROM unnest(%(keys)s::bigint[])"
-            f" AS one (session_key), LATERAL (SELECT {key} FROM {table} t WHERE {same} AND {where} ORDER BY {key}"
-            f" LIMIT %(batch)s) found LIMIT %(batch)s), gone AS (DELETE FROM {table} t USING part one WHERE {same}"
+            f"WITH part AS MATERIALIZED (SELECT one.session_key, found.{key}"
+            " FROM unnest(%(keys)s::bigint[])"
+            " AS one (session_key), LATERAL"
+            f" (SELECT {key} FROM {table} t WHERE {same} AND {where} ORDER BY {key}"
+            " LIMIT %(batch)s) found LIMIT %(batch)s),"
+            f" gone AS (DELETE FROM {table} t USING part one WHERE {same}"
             f" AND t.{key} = one.{key} RETURNING 1) SELECT count(*) AS count FROM gone",
             keys=keys, batch=BATCH,
         )  # fmt: skip
@@ -749,7 +790,8 @@ class PostgresCatalog(Catalog):
                 [{"session_id": each, "at": at} for each, at in sorted(sessions.items())],
             )
             self._each(
-                "UPDATE blob SET used = greatest(used, %(at)s) WHERE tenant = %(tenant)s AND digest = %(digest)s",
+                "UPDATE blob SET used = greatest(used, %(at)s)"
+                " WHERE tenant = %(tenant)s AND digest = %(digest)s",
                 [
                     {"digest": bytes.fromhex(digest), "at": at}
                     for digest, at in sorted(blobs.items())
@@ -789,7 +831,8 @@ class PostgresCatalog(Catalog):
         )
         blobs = self._ask_whole(
             f"""SELECT b.digest, b.size, b.coding, b.place, b.frames, b.used FROM blob b
-                JOIN (SELECT ref.digest, count(*) AS number FROM session JOIN ref USING (session_key)
+                JOIN (SELECT ref.digest, count(*) AS number FROM session
+                    JOIN ref USING (session_key)
                     WHERE {is_due} GROUP BY ref.digest) AS dead
                 ON dead.digest = b.digest AND dead.number = b.refs WHERE b.tenant = %(tenant)s""",
             at=at,
@@ -804,8 +847,10 @@ class PostgresCatalog(Catalog):
         session that is not done, and whether one of its refs is pinned; also returns this for the
         next call, or None if no session is due."""
         due = self._ask(
-            f"SELECT session_key, coalesce({expiry.session_is_over('%(at)s')}, false) AS is_over FROM session"
-            " WHERE tenant = %(tenant)s AND look_at <= %(at)s ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
+            f"SELECT session_key, coalesce({expiry.session_is_over('%(at)s')}, false) AS is_over"
+            " FROM session"
+            " WHERE tenant = %(tenant)s AND look_at <= %(at)s"
+            " ORDER BY look_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED",
             at=at, batch=_BATCH,
         )  # fmt: skip
         if not due:
@@ -818,14 +863,17 @@ class PostgresCatalog(Catalog):
             """WITH part AS MATERIALIZED (SELECT one.key, found.*
                     FROM unnest(%(keys)s::bigint[], %(after)s::bigint[]) AS one (key, after),
                     LATERAL (SELECT seq, gone IS NULL AS is_live, pinned FROM ref
-                    WHERE session_key = one.key AND seq > one.after ORDER BY seq LIMIT %(batch)s) found
+                    WHERE session_key = one.key AND seq > one.after
+                        ORDER BY seq LIMIT %(batch)s) found
                     LIMIT %(batch)s),
                 buried AS (UPDATE ref SET gone = 'expired' FROM part
-                    WHERE ref.session_key = part.key AND ref.seq = part.seq AND part.is_live AND NOT part.pinned
+                    WHERE ref.session_key = part.key AND ref.seq = part.seq AND part.is_live
+                    AND NOT part.pinned
                     RETURNING ref.session_key, ref.seq, ref.digest, ref.size)
                 SELECT part.key AS session_key, part.seq, part.is_live AND part.pinned AS is_pinned,
                     buried.digest, buried.size
-                FROM part LEFT JOIN buried ON buried.session_key = part.key AND buried.seq = part.seq""",
+                FROM part LEFT JOIN buried ON buried.session_key = part.key
+                    AND buried.seq = part.seq""",
             keys=over,
             after=[places[key][0] for key in over],
             batch=BATCH,
@@ -850,7 +898,8 @@ class PostgresCatalog(Catalog):
             keys=[key for key, (_, has_pins) in places.items() if has_pins], later=at + _LATER,
         )  # fmt: skip
         self._ask(
-            f"UPDATE session SET look_at = NULL, ended_at = {expiry.SESSION_END} WHERE session_key = ANY (%(keys)s)",
+            f"UPDATE session SET look_at = NULL, ended_at = {expiry.SESSION_END}"
+            " WHERE session_key = ANY (%(keys)s)",
             keys=[key for key, (_, has_pins) in places.items() if not has_pins],
         )
         return freed, {}
@@ -859,17 +908,20 @@ class PostgresCatalog(Catalog):
         """Expire the next refs by their own expiry time. Returns what was freed and whether there
         may be more."""
         due = self._ask(
-            f"SELECT session_key, seq FROM ref WHERE tenant = %(tenant)s AND {expiry.ref_is_over('%(at)s')}"
+            "SELECT session_key, seq FROM ref"
+            f" WHERE tenant = %(tenant)s AND {expiry.ref_is_over('%(at)s')}"
             " ORDER BY expires LIMIT %(batch)s",
             at=at, batch=BATCH,
         )  # fmt: skip
         keys, seqs = [row["session_key"] for row in due], [row["seq"] for row in due]
         self._ask(
-            "SELECT 1 FROM session WHERE session_key = ANY (%(keys)s) ORDER BY session_key FOR UPDATE",
+            "SELECT 1 FROM session WHERE session_key = ANY (%(keys)s)"
+            " ORDER BY session_key FOR UPDATE",
             keys=keys,
         )
         buried = self._ask(
-            "UPDATE ref SET gone = 'expired' FROM unnest(%(keys)s::bigint[], %(seqs)s::bigint[]) AS due (key, seq)"
+            "UPDATE ref SET gone = 'expired'"
+            " FROM unnest(%(keys)s::bigint[], %(seqs)s::bigint[]) AS due (key, seq)"
             f" WHERE session_key = due.key AND ref.seq = due.seq AND {expiry.REF_MAY_EXPIRE}"
             " RETURNING session_key, digest, size",
             keys=keys, seqs=seqs,
@@ -890,9 +942,11 @@ class PostgresCatalog(Catalog):
         if self._drop_some("ref", keys, "gone IS NOT NULL"):
             return True
         found = self._ask(
-            """SELECT session_key, sha256(session_id) AS hash FROM session s WHERE session_key = ANY (%(keys)s)
+            """SELECT session_key, sha256(session_id) AS hash FROM session s
+                WHERE session_key = ANY (%(keys)s)
                 AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = s.session_key)
-                AND NOT EXISTS (SELECT 1 FROM note WHERE note.tenant = s.tenant AND note.session_key = s.session_key
+                AND NOT EXISTS (SELECT 1 FROM note
+                    WHERE note.tenant = s.tenant AND note.session_key = s.session_key
                     AND note.key >= %(first)s AND note.key < %(last)s)""",
             keys=keys,
             first=RECORDS[0],
@@ -943,7 +997,8 @@ class PostgresCatalog(Catalog):
         aside."""
         rows = self._ask(
             """SELECT digest, count(*) AS number FROM ref WHERE tenant = %(tenant)s AND gone IS NULL
-                AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)
+                AND NOT EXISTS (SELECT 1 FROM blob b
+                WHERE b.tenant = ref.tenant AND b.digest = ref.digest)
                 GROUP BY digest"""
         )
         if rows and repair:
@@ -951,15 +1006,18 @@ class PostgresCatalog(Catalog):
                 self.save(SetAside(Blob(row["digest"].hex(), 0, "raw"), until).note())
             self._ask(
                 """UPDATE ref SET gone = 'damaged' WHERE tenant = %(tenant)s AND gone IS NULL
-                    AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"""
+                    AND NOT EXISTS (SELECT 1 FROM blob b
+                    WHERE b.tenant = ref.tenant AND b.digest = ref.digest)"""
             )
         return _found(sum(row["number"] for row in rows), "refs without a blob row", repair)
 
     def _every_note(self, start: str, stop: str) -> Iterator[Note]:
         with self._own.db.cursor(name="notes") as rows:
             rows.execute(
-                """SELECT s.session_id, n.key, n.value FROM note n JOIN session s USING (tenant, session_key)
-                    WHERE n.tenant = %s AND n.key >= %s AND n.key < %s AND substr(s.session_id, 1, 1) <> %s""",
+                """SELECT s.session_id, n.key, n.value FROM note n
+                    JOIN session s USING (tenant, session_key)
+                    WHERE n.tenant = %s AND n.key >= %s AND n.key < %s
+                        AND substr(s.session_id, 1, 1) <> %s""",
                 (self._tenant, start, stop, _ENDED),
             )
             for session_id, key, value in rows:
@@ -1064,7 +1122,8 @@ class PostgresPassages:
                 changed[key] = label
         with db.cursor() as cursor:
             cursor.executemany(
-                """INSERT INTO held VALUES (%(tenant)s, %(session)s, %(digest)s, %(label)s, %(expires)s)
+                """INSERT INTO held VALUES (%(tenant)s, %(session)s, %(digest)s, %(label)s,
+                    %(expires)s)
                     ON CONFLICT (tenant, sha256(session_id), digest)
                     DO UPDATE SET label = excluded.label, expires = excluded.expires""",
                 rows,
@@ -1078,9 +1137,11 @@ class PostgresPassages:
 
     def _save_mark(self, db: Db, session: bytes, mark: Mark) -> None:
         db.execute(
-            """INSERT INTO followed VALUES (%(tenant)s, %(session)s, %(created)s, %(seq)s, %(digest)s)
+            """INSERT INTO followed VALUES (%(tenant)s, %(session)s, %(created)s, %(seq)s,
+                %(digest)s)
                 ON CONFLICT (tenant, sha256(session_id))
-                DO UPDATE SET created = excluded.created, seq = excluded.seq, digest = excluded.digest""",
+                DO UPDATE SET created = excluded.created, seq = excluded.seq,
+                digest = excluded.digest""",
             {
                 "tenant": self._tenant,
                 "session": session,
@@ -1093,7 +1154,8 @@ class PostgresPassages:
     def count(self, sessions: Iterable[str], at: float) -> int:
         rows = self._ask(
             """SELECT count(DISTINCT digest) AS number FROM held WHERE tenant = %(tenant)s
-                AND sha256(session_id) = ANY (%(sessions)s) AND (expires IS NULL OR expires >= %(at)s)""",
+                AND sha256(session_id) = ANY (%(sessions)s)
+                AND (expires IS NULL OR expires >= %(at)s)""",
             sessions=hashes_of(sessions),
             at=at,
         )
@@ -1108,15 +1170,18 @@ class PostgresPassages:
                 return
             own = {"tenant": self._tenant, "session": session}
             db.execute(
-                "DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)",
+                "DELETE FROM held WHERE tenant = %(tenant)s"
+                " AND sha256(session_id) = sha256(%(session)s)",
                 own,
             )
             db.execute(
-                "DELETE FROM followed WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)",
+                "DELETE FROM followed WHERE tenant = %(tenant)s"
+                " AND sha256(session_id) = sha256(%(session)s)",
                 own,
             )
             db.execute(
-                """DELETE FROM passage WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)
+                """DELETE FROM passage WHERE tenant = %(tenant)s
+                    AND sha256(session_id) = sha256(%(session)s)
                     AND session_id <> ''""",
                 own,
             )
@@ -1135,19 +1200,24 @@ class PostgresPassages:
             # ranking is like BM25: a word counts more if fewer passages of these sessions contain
             # it, and repeating it in one passage counts less each time.
             """WITH asked AS MATERIALIZED (SELECT DISTINCT plainto_tsquery('english', term) AS word
-                    FROM unnest(%(terms)s::text[]) AS t (term) WHERE numnode(plainto_tsquery('english', term)) > 0),
+                    FROM unnest(%(terms)s::text[]) AS t (term)
+                    WHERE numnode(plainto_tsquery('english', term)) > 0),
                 own AS MATERIALIZED (SELECT DISTINCT digest FROM held
                     WHERE tenant = %(tenant)s AND sha256(session_id) = ANY (%(sessions)s)),
-                found AS MATERIALIZED (SELECT p.passage_key, p.digest, p.first, p.last, p.start, p.stop, asked.word,
-                    ts_rank('{1,1,1,1}', p.words, asked.word) AS often, length(p.words)::float8 AS size
+                found AS MATERIALIZED (SELECT p.passage_key, p.digest, p.first, p.last, p.start,
+                    p.stop, asked.word, ts_rank('{1,1,1,1}', p.words, asked.word) AS often,
+                    length(p.words)::float8 AS size
                     FROM own JOIN passage p ON p.tenant = %(tenant)s AND p.digest = own.digest
                     JOIN asked ON p.words @@ asked.word
                     WHERE p.session_id = '' OR sha256(p.session_id) = ANY (%(sessions)s)),
-                rarity AS (SELECT word, ln(1 + (greatest(0, (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
+                rarity AS (SELECT word, ln(1 + (greatest(0,
+                    (SELECT count(*) FROM own) - count(*)) + 0.5)::float8
                     / (count(*) + 0.5)::float8) AS weight FROM found GROUP BY word)
                 SELECT digest, first, last, start, stop, -sum(weight * often
-                    / (often + 0.3 * (0.75 + 0.25 * size / (SELECT avg(size) FROM found))))::float8 AS score
-                FROM found JOIN rarity USING (word) GROUP BY passage_key, digest, first, last, start, stop
+                    / (often + 0.3 * (0.75 + 0.25 * size /
+                        (SELECT avg(size) FROM found))))::float8 AS score
+                FROM found JOIN rarity USING (word)
+                    GROUP BY passage_key, digest, first, last, start, stop
                 ORDER BY score, digest, first LIMIT %(limit)s""",
             terms=terms,
             sessions=hashes_of(sessions),
@@ -1170,9 +1240,11 @@ class PostgresPassages:
         called, and the words of a blob are deleted with it. Only entries indexed just then, or
         released by an older version, remain: one sweep a day, on one machine, is enough."""
         due = self._ask(
-            "INSERT INTO note VALUES (%(tenant)s, 0, 'swept', convert_to(extract(epoch FROM now())::text, 'UTF8'))"
+            "INSERT INTO note VALUES (%(tenant)s, 0, 'swept',"
+            " convert_to(extract(epoch FROM now())::text, 'UTF8'))"
             " ON CONFLICT (tenant, session_key, key) DO UPDATE SET value = excluded.value"
-            " WHERE convert_from(note.value, 'UTF8')::float8 < extract(epoch FROM now()) - %(every)s RETURNING 1",
+            " WHERE convert_from(note.value, 'UTF8')::float8"
+            " < extract(epoch FROM now()) - %(every)s RETURNING 1",
             every=_SWEPT_EVERY,
         )
         if not due:
@@ -1182,7 +1254,8 @@ class PostgresPassages:
             gone = [digest for (digest,) in db.execute(
                 "SELECT digest FROM (SELECT digest FROM indexed WHERE tenant = %(tenant)s UNION"
                 " SELECT digest FROM held WHERE tenant = %(tenant)s) d WHERE NOT EXISTS"
-                " (SELECT 1 FROM blob b WHERE b.tenant = %(tenant)s AND b.digest = d.digest) LIMIT %(page)s",
+                " (SELECT 1 FROM blob b WHERE b.tenant = %(tenant)s AND b.digest = d.digest)"
+                " LIMIT %(page)s",
                 {"tenant": self._tenant, "page": _SWEPT_AT_ONCE},
             )]  # fmt: skip
             for table in ("passage", "indexed", "held"):
@@ -1207,7 +1280,8 @@ class PostgresPassages:
 
     def _leave(self, db: Db, session: bytes, digests: list[bytes]) -> None:
         db.execute(
-            """DELETE FROM held WHERE tenant = %(tenant)s AND sha256(session_id) = sha256(%(session)s)
+            """DELETE FROM held WHERE tenant = %(tenant)s
+                AND sha256(session_id) = sha256(%(session)s)
                 AND digest = ANY (%(digests)s)""",
             {"tenant": self._tenant, "session": session, "digests": digests},
         )
@@ -1275,11 +1349,12 @@ def _put_row(db: Db, values: dict[str, Any]) -> list[bytes] | None:
 def _call_put(db: Db, values: dict[str, Any]) -> list[bytes] | None:
     rows = _rows(
         db,
-        """SELECT put_1(%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s, %(grace)s,
-            %(store_quota)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s, %(content)s, %(heal)s, %(reuse)s,
-            %(name)s, %(codec)s, %(media_type)s, %(kind)s, %(tool)s, %(call_id)s, %(producer)s, %(parents)s,
-            %(summary)s, %(expires)s, %(pinned)s, %(granted_by)s, %(request)s, %(metadata_json)s, %(if_new)s, %(low)s,
-            %(high)s, %(attempt)s, %(alone)s) AS near""",
+        """SELECT put_1(%(tenant)s, %(session_id)s, %(parent)s, %(ttl)s, %(quota)s, %(created)s,
+            %(grace)s, %(store_quota)s, %(digest)s, %(size)s, %(coding)s, %(place)s, %(frames)s,
+            %(content)s, %(heal)s, %(reuse)s, %(name)s, %(codec)s, %(media_type)s, %(kind)s,
+            %(tool)s, %(call_id)s, %(producer)s, %(parents)s, %(summary)s, %(expires)s, %(pinned)s,
+            %(granted_by)s, %(request)s, %(metadata_json)s, %(if_new)s, %(low)s, %(high)s,
+            %(attempt)s, %(alone)s) AS near""",
         values,
     )
     return rows[0]["near"] if rows else None

@@ -407,8 +407,9 @@ class S3Blobs(BlobStore):
                 ) from error
 
         return keep_trying(
-            attempt, doing, patience=self._patience, errors=(BaseError, OSError), whose="object store",
-            may_pass=lambda error: not isinstance(error, _FINAL), hint="check bucket, endpoint and credentials",
+            attempt, doing, patience=self._patience, errors=(BaseError, OSError),
+            whose="object store", may_pass=lambda error: not isinstance(error, _FINAL),
+            hint="check bucket, endpoint and credentials",
         )  # fmt: skip
 
 

@@ -62,23 +62,32 @@ from coatcheck.storage.disk import Disk
 Values = tuple[Any, ...] | dict[str, Any]
 _APPLICATION_ID: Final = 0x434F4157
 _DEVELOPMENT_IDS: Final = (0x434F4143, 0x434F4154)  # of stores in formats that were never released
+# A store is compared with these texts byte for byte, so their line breaks must not change.
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
-    """CREATE TABLE session (
-        session_key INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE, parent TEXT, ttl REAL, quota INTEGER,
-        created REAL NOT NULL, used REAL NOT NULL, used_bytes INTEGER NOT NULL DEFAULT 0,
-        next_seq INTEGER NOT NULL DEFAULT 1)""",
-    """CREATE TABLE blob (
-        blob_key INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, coding TEXT NOT NULL,
-        place TEXT NOT NULL, frames BLOB NOT NULL, refs INTEGER NOT NULL, used REAL NOT NULL)""",
+    "CREATE TABLE session (\n"
+    "        session_key INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE,"
+    " parent TEXT, ttl REAL, quota INTEGER,\n"
+    "        created REAL NOT NULL, used REAL NOT NULL,"
+    " used_bytes INTEGER NOT NULL DEFAULT 0,\n"
+    "        next_seq INTEGER NOT NULL DEFAULT 1)",
+    "CREATE TABLE blob (\n"
+    "        blob_key INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
+    " size INTEGER NOT NULL, coding TEXT NOT NULL,\n"
+    "        place TEXT NOT NULL, frames BLOB NOT NULL, refs INTEGER NOT NULL,"
+    " used REAL NOT NULL)",
     "CREATE INDEX blob_unreferenced ON blob (blob_key) WHERE refs = 0",
     "CREATE TABLE content (blob_key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    """CREATE TABLE ref (
-        session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL, size INTEGER NOT NULL, name TEXT,
-        codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL, tool TEXT, call_id TEXT,
-        producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL, created REAL NOT NULL, expires REAL,
-        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, metadata_json TEXT, gone TEXT,
-        PRIMARY KEY (session_key, seq)) WITHOUT ROWID""",
+    "CREATE TABLE ref (\n"
+    "        session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL,"
+    " size INTEGER NOT NULL, name TEXT,\n"
+    "        codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL,"
+    " tool TEXT, call_id TEXT,\n"
+    "        producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL,"
+    " created REAL NOT NULL, expires REAL,\n"
+    "        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, metadata_json TEXT,"
+    " gone TEXT,\n"
+    "        PRIMARY KEY (session_key, seq)) WITHOUT ROWID",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
     "CREATE INDEX ref_by_expiry ON ref (expires) WHERE expires IS NOT NULL AND gone IS NULL",
@@ -97,14 +106,18 @@ _TABLES = (
     "CREATE INDEX session_by_creation ON session (created, session_id)",
     "CREATE INDEX session_by_end ON session (used + ttl)",
     "CREATE INDEX blob_raw ON blob (blob_key) WHERE coding = 'raw'",
-    """CREATE VIEW entry AS SELECT
-        ref.session_key, ref.seq, ref.digest, ref.size, ref.name, ref.codec, ref.media_type, ref.kind, ref.tool,
-        ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, ref.expires, ref.pinned, ref.granted_by,
-        ref.request, ref.metadata_json, ref.gone,
-        blob.blob_key, blob.coding, blob.place, blob.frames,
-        session.session_id, session.parent, session.ttl, session.quota, session.created AS session_created,
-        session.used, session.used_bytes
-        FROM session JOIN ref ON ref.session_key = session.session_key LEFT JOIN blob ON blob.digest = ref.digest""",
+    "CREATE VIEW entry AS SELECT\n"
+    "        ref.session_key, ref.seq, ref.digest, ref.size, ref.name, ref.codec,"
+    " ref.media_type, ref.kind, ref.tool,\n"
+    "        ref.call_id, ref.producer, ref.parents, ref.summary, ref.created,"
+    " ref.expires, ref.pinned, ref.granted_by,\n"
+    "        ref.request, ref.metadata_json, ref.gone,\n"
+    "        blob.blob_key, blob.coding, blob.place, blob.frames,\n"
+    "        session.session_id, session.parent, session.ttl, session.quota,"
+    " session.created AS session_created,\n"
+    "        session.used, session.used_bytes\n"
+    "        FROM session JOIN ref ON ref.session_key = session.session_key"
+    " LEFT JOIN blob ON blob.digest = ref.digest",
 )
 STEPS: list[tuple[str, ...]] = [_TABLES]
 
@@ -127,15 +140,18 @@ _CHECKS: Final = (
     ),
     _Check(
         "notes without a session",
-        "SELECT count(*) FROM note WHERE session_key > 0 AND session_key NOT IN (SELECT session_key FROM session)",
-        "DELETE FROM note WHERE session_key > 0 AND session_key NOT IN (SELECT session_key FROM session)",
+        "SELECT count(*) FROM note WHERE session_key > 0 AND session_key NOT IN"
+        " (SELECT session_key FROM session)",
+        "DELETE FROM note WHERE session_key > 0 AND session_key NOT IN"
+        " (SELECT session_key FROM session)",
     ),
     _Check(
         "blobs with a wrong count of refs",
         """SELECT count(*) FROM blob LEFT JOIN
             (SELECT digest, count(*) AS number FROM ref WHERE gone IS NULL GROUP BY digest) AS live
             ON live.digest = blob.digest WHERE blob.refs <> coalesce(live.number, 0)""",
-        """UPDATE blob SET refs = (SELECT count(*) FROM ref WHERE ref.digest = blob.digest AND ref.gone IS NULL)
+        """UPDATE blob SET refs = (SELECT count(*) FROM ref
+            WHERE ref.digest = blob.digest AND ref.gone IS NULL)
             WHERE blob_key IN (SELECT blob_key FROM blob LEFT JOIN
             (SELECT digest, count(*) AS number FROM ref WHERE gone IS NULL GROUP BY digest) AS live
             ON live.digest = blob.digest WHERE blob.refs <> coalesce(live.number, 0))""",
@@ -143,15 +159,18 @@ _CHECKS: Final = (
     _Check(
         "sessions with a wrong count of bytes",
         """SELECT count(*) FROM session WHERE used_bytes <> (SELECT coalesce(sum(size), 0) FROM
-            (SELECT DISTINCT digest, size FROM ref WHERE session_key = session.session_key AND gone IS NULL))""",
+            (SELECT DISTINCT digest, size FROM ref
+                WHERE session_key = session.session_key AND gone IS NULL))""",
         """UPDATE session SET used_bytes = (SELECT coalesce(sum(size), 0) FROM
-            (SELECT DISTINCT digest, size FROM ref WHERE session_key = session.session_key AND gone IS NULL))""",
+            (SELECT DISTINCT digest, size FROM ref
+                WHERE session_key = session.session_key AND gone IS NULL))""",
     ),
     _Check(
         "wrong total of stored bytes",
         """SELECT count(*) FROM meta WHERE key = 'stored_bytes'
             AND value <> (SELECT coalesce(sum(size), 0) FROM blob)""",
-        "UPDATE meta SET value = (SELECT coalesce(sum(size), 0) FROM blob) WHERE key = 'stored_bytes'",
+        "UPDATE meta SET value = (SELECT coalesce(sum(size), 0) FROM blob)"
+        " WHERE key = 'stored_bytes'",
     ),
 )
 
@@ -319,7 +338,8 @@ class SqliteCatalog(Catalog):
             )
         return self._entries(
             # Without `unlikely`, SQLite reads all refs of the session in the order of their seq.
-            "SELECT * FROM entry WHERE session_id = :session_id AND unlikely(digest = :digest) ORDER BY seq DESC",
+            "SELECT * FROM entry WHERE session_id = :session_id AND unlikely(digest = :digest)"
+            " ORDER BY seq DESC",
             values,
         )
 
@@ -372,7 +392,8 @@ class SqliteCatalog(Catalog):
         try:
             found = self._query(
                 """SELECT blob.*, content.data FROM blob LEFT JOIN content
-                    ON content.blob_key = blob.blob_key AND blob.coding = 'inline' WHERE blob.blob_key = :blob_key""",
+                    ON content.blob_key = blob.blob_key AND blob.coding = 'inline'
+                    WHERE blob.blob_key = :blob_key""",
                 key,
                 apart=True,
             )
@@ -468,20 +489,24 @@ class SqliteCatalog(Catalog):
     def _save_note(self, note: Note) -> None:
         self._run(
             """INSERT OR REPLACE INTO note SELECT session_key, :key, :value FROM
-                (SELECT iif(:owner = '', 0, (SELECT session_key FROM session WHERE session_id = :owner)) AS session_key)
+                (SELECT iif(:owner = '', 0,
+                    (SELECT session_key FROM session WHERE session_id = :owner)) AS session_key)
                 WHERE session_key IS NOT NULL""",
             {"owner": note.owner, "key": note.key, "value": note.value},
         )
 
     def _save_ref(self, entry: Entry) -> None:
         self._run(
-            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
-                    parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
-                SELECT session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id, :producer,
-                    :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json, :gone
+            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool,
+                    call_id, producer, parents, summary, created, expires, pinned, granted_by,
+                    request, metadata_json, gone)
+                SELECT session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind, :tool,
+                    :call_id, :producer, :parents, :summary, :created, :expires, :pinned,
+                    :granted_by, :request, :metadata_json, :gone
                 FROM session WHERE session_id = :session_id
                 ON CONFLICT (session_key, seq) DO UPDATE
-                SET pinned = excluded.pinned, granted_by = excluded.granted_by, gone = excluded.gone""",
+                SET pinned = excluded.pinned, granted_by = excluded.granted_by,
+                gone = excluded.gone""",
             ref_values(entry.ref)
             | {"session_id": entry.session.session_id, "seq": entry.seq, "gone": entry.gone},
         )
@@ -503,7 +528,8 @@ class SqliteCatalog(Catalog):
             else:
                 self._run(
                     """DELETE FROM ref WHERE seq = :seq
-                        AND session_key = (SELECT session_key FROM session WHERE session_id = :session_id)""",
+                        AND session_key = (SELECT session_key FROM session
+                        WHERE session_id = :session_id)""",
                     {"seq": row.seq, "session_id": row.session.session_id},
                 )
 
@@ -581,13 +607,15 @@ class SqliteCatalog(Catalog):
             return self._entries(
                 """SELECT entry.*, content.data AS content
                     FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
-                    WHERE session_id = :session_id AND unlikely(name = :name) ORDER BY seq DESC LIMIT :limit""",
+                    WHERE session_id = :session_id AND unlikely(name = :name)
+                        ORDER BY seq DESC LIMIT :limit""",
                 values | {"content": content},
             )
         return self._entries(
             """SELECT entry.*, content.data AS content
                 FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
-                WHERE session_id = :session_id AND seq < coalesce(:before, 9e18) ORDER BY seq DESC LIMIT :limit""",
+                WHERE session_id = :session_id AND seq < coalesce(:before, 9e18)
+                    ORDER BY seq DESC LIMIT :limit""",
             values | {"content": content},
         )
 
@@ -627,7 +655,8 @@ class SqliteCatalog(Catalog):
             low, high = prefix_range(start)
             rows = self._query(
                 f"""SELECT ref.digest FROM session JOIN ref ON ref.session_key = session.session_key
-                    WHERE session.session_id IN ({listed.sql}) AND ref.digest BETWEEN :low AND :high""",
+                    WHERE session.session_id IN ({listed.sql})
+                    AND ref.digest BETWEEN :low AND :high""",
                 {"low": low, "high": high, **listed.values},
             )
             found.update(row["digest"].hex() for row in rows)
@@ -639,7 +668,8 @@ class SqliteCatalog(Catalog):
             """SELECT entry.*, content.data AS content
                 FROM entry LEFT JOIN content ON :content AND content.blob_key = entry.blob_key
                 WHERE granted_by = :granted_by AND digest BETWEEN :low AND :high
-                AND substr(session_id, 1, length(:transcript)) = :transcript ORDER BY created DESC, +seq DESC""",
+                AND substr(session_id, 1, length(:transcript)) = :transcript
+                    ORDER BY created DESC, +seq DESC""",
             {
                 "granted_by": session_id,
                 "low": low,
@@ -702,11 +732,13 @@ class SqliteCatalog(Catalog):
         """Return what a put needs to know about its session and its blob, NULL if they do not exist
         yet."""
         found: sqlite3.Row = self._one(
-            """SELECT session.session_key, session.ttl, session.used, session.used_bytes, session.next_seq,
-                blob.blob_key, blob.place,
-                EXISTS (SELECT 1 FROM ref WHERE ref.digest = :digest AND ref.gone = 'damaged') AS is_damaged,
+            """SELECT session.session_key, session.ttl, session.used, session.used_bytes,
+                session.next_seq, blob.blob_key, blob.place,
+                EXISTS (SELECT 1 FROM ref
+                    WHERE ref.digest = :digest AND ref.gone = 'damaged') AS is_damaged,
                 EXISTS (SELECT 1 FROM ref INDEXED BY ref_by_digest
-                    WHERE ref.session_key = session.session_key AND ref.digest = :digest) AS has_refs
+                    WHERE ref.session_key = session.session_key
+                    AND ref.digest = :digest) AS has_refs
                 FROM (SELECT 1) LEFT JOIN session ON session.session_id = :session_id
                 LEFT JOIN blob ON blob.digest = :digest""",
             {
@@ -728,7 +760,8 @@ class SqliteCatalog(Catalog):
         """Return the row of a session's newest live ref to an artifact, or None."""
         return self._one(
             """SELECT * FROM ref INDEXED BY ref_by_digest
-                WHERE session_key = :session_key AND digest = :digest AND gone IS NULL ORDER BY seq DESC LIMIT 1""",
+                WHERE session_key = :session_key AND digest = :digest AND gone IS NULL
+                ORDER BY seq DESC LIMIT 1""",
             {"session_key": session_key, "digest": bytes.fromhex(artifact_id)},
         )
 
@@ -781,7 +814,8 @@ class SqliteCatalog(Catalog):
         the blob moves to a new key: damage to one artifact must not affect the others."""
         if not self._are_readable([blob_key]):
             (new_key,) = self._one(
-                "SELECT 1 + max((SELECT max(blob_key) FROM blob), (SELECT max(blob_key) FROM content))"
+                "SELECT 1 + max((SELECT max(blob_key) FROM blob),"
+                " (SELECT max(blob_key) FROM content))"
             )
             self._run(
                 "UPDATE blob SET blob_key = :new_key WHERE blob_key = :blob_key",
@@ -790,7 +824,8 @@ class SqliteCatalog(Catalog):
             blob_key = new_key
         self._run(
             """INSERT INTO content VALUES (:blob_key, :data)
-                ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data WHERE data <> excluded.data""",
+                ON CONFLICT (blob_key) DO UPDATE SET data = excluded.data
+                WHERE data <> excluded.data""",
             {"blob_key": blob_key, "data": data},
         )
 
@@ -799,7 +834,8 @@ class SqliteCatalog(Catalog):
         transaction."""
         try:
             self._query(
-                "SELECT max(data) FROM content WHERE blob_key IN (SELECT value FROM json_each(:blob_keys))",
+                "SELECT max(data) FROM content"
+                " WHERE blob_key IN (SELECT value FROM json_each(:blob_keys))",
                 {"blob_keys": json.dumps(blob_keys)},
                 apart=True,
             )
@@ -843,15 +879,17 @@ class SqliteCatalog(Catalog):
                 return
         elif known["has_refs"]:
             self._run(
-                "DELETE FROM ref INDEXED BY ref_by_digest WHERE session_key = :session_key AND digest = :digest",
+                "DELETE FROM ref INDEXED BY ref_by_digest"
+                " WHERE session_key = :session_key AND digest = :digest",
                 {"session_key": session_key, "digest": values["digest"]},
             )
         self._run(
-            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool, call_id, producer,
-                    parents, summary, created, expires, pinned, granted_by, request, metadata_json, gone)
-                VALUES (:session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind, :tool, :call_id,
-                    :producer, :parents, :summary, :created, :expires, :pinned, :granted_by, :request, :metadata_json,
-                    NULL)""",
+            """INSERT INTO ref (session_key, seq, digest, size, name, codec, media_type, kind, tool,
+                    call_id, producer, parents, summary, created, expires, pinned, granted_by,
+                    request, metadata_json, gone)
+                VALUES (:session_key, :seq, :digest, :size, :name, :codec, :media_type, :kind,
+                    :tool, :call_id, :producer, :parents, :summary, :created, :expires, :pinned,
+                    :granted_by, :request, :metadata_json, NULL)""",
             values | {"session_key": session_key, "seq": known["next_seq"]},
         )
         if not is_counted:
@@ -860,7 +898,8 @@ class SqliteCatalog(Catalog):
                 {"digest": values["digest"]},
             )
         self._run(
-            """UPDATE session SET used = max(used, :at), next_seq = next_seq + 1, used_bytes = used_bytes + :more
+            """UPDATE session SET used = max(used, :at), next_seq = next_seq + 1,
+                used_bytes = used_bytes + :more
                 WHERE session_key = :session_key""",
             {
                 "at": values["created"],
@@ -977,7 +1016,8 @@ class SqliteCatalog(Catalog):
                 WHERE {expiry.ref_is_over(":at")}"""
         (count,) = self._query(f"SELECT count(*) AS refs FROM ({due})", {"at": at})
         blobs = self._query(
-            f"""SELECT blob.* FROM blob JOIN (SELECT digest, count(*) AS number FROM ({due}) GROUP BY digest) AS dead
+            f"""SELECT blob.* FROM blob JOIN (SELECT digest, count(*) AS number FROM ({due})
+                GROUP BY digest) AS dead
                 ON dead.digest = blob.digest AND dead.number = blob.refs""",
             {"at": at},
         )
@@ -991,7 +1031,8 @@ class SqliteCatalog(Catalog):
                 {expiry.REF_MAY_EXPIRE} AS may_expire
                 FROM session CROSS JOIN ref ON ref.session_key = session.session_key
                 AND ref.seq > iif(session.session_key = :session_key, :seq, -1)
-                WHERE session.session_key IN (SELECT session_key FROM session INDEXED BY session_by_end
+                WHERE session.session_key IN
+                    (SELECT session_key FROM session INDEXED BY session_by_end
                     WHERE {expiry.session_is_over(":at")} AND session_key >= :session_key
                     AND EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key)
                     ORDER BY session_key LIMIT :limit + 1)
@@ -1005,7 +1046,8 @@ class SqliteCatalog(Catalog):
         """Expire some refs by their own expiry time."""
         rows = self._run(
             f"""SELECT session.session_id, ref.session_key, ref.seq, ref.digest, ref.size
-                FROM ref INDEXED BY ref_by_expiry CROSS JOIN session ON session.session_key = ref.session_key
+                FROM ref INDEXED BY ref_by_expiry
+                CROSS JOIN session ON session.session_key = ref.session_key
                 WHERE {expiry.ref_is_over(":at")} LIMIT :limit""",
             {"at": at, "limit": limit},
         ).fetchall()
@@ -1023,7 +1065,8 @@ class SqliteCatalog(Catalog):
         """Drop some records of sessions that had expired at `at`."""
         done = self._run(
             f"""DELETE FROM note WHERE (session_key, key) IN (SELECT note.session_key, note.key
-                FROM session INDEXED BY session_by_end CROSS JOIN note ON note.session_key = session.session_key
+                FROM session INDEXED BY session_by_end
+                CROSS JOIN note ON note.session_key = session.session_key
                 WHERE {expiry.session_is_over(":at")} AND session.session_id < x''
                 AND note.key >= :first AND note.key < :last LIMIT :limit)""",
             {"at": at, "first": RECORDS[0], "last": RECORDS[1], "limit": limit},
@@ -1034,8 +1077,10 @@ class SqliteCatalog(Catalog):
         """Drop some tombstones of sessions that had expired before this time."""
         done = self._run(
             f"""DELETE FROM ref WHERE (session_key, seq) IN (SELECT ref.session_key, ref.seq
-                FROM session INDEXED BY session_by_end CROSS JOIN ref ON ref.session_key = session.session_key
-                WHERE {expiry.SESSION_END} < :before AND session.session_id < x'' AND ref.gone IS NOT NULL
+                FROM session INDEXED BY session_by_end
+                CROSS JOIN ref ON ref.session_key = session.session_key
+                WHERE {expiry.SESSION_END} < :before AND session.session_id < x''
+                    AND ref.gone IS NOT NULL
                 LIMIT :limit)""",
             {"before": before, "limit": limit},
         )
@@ -1049,7 +1094,8 @@ class SqliteCatalog(Catalog):
         found = self._run(
             f"""SELECT session_key FROM session INDEXED BY session_by_end
                 WHERE {expiry.SESSION_END} < :before AND session_id < x''
-                AND NOT EXISTS (SELECT 1 FROM ref WHERE ref.session_key = session.session_key) LIMIT :limit""",
+                AND NOT EXISTS (SELECT 1 FROM ref
+                    WHERE ref.session_key = session.session_key) LIMIT :limit""",
             {"before": before, "limit": limit},
         ).fetchall()
         keys = [row["session_key"] for row in found]
@@ -1064,7 +1110,8 @@ class SqliteCatalog(Catalog):
         """Drop notes of these sessions, at most `limit`. Returns whether there may be more."""
         done = self._run(
             """DELETE FROM note WHERE (session_key, key) IN (SELECT note.session_key, note.key
-                FROM json_each(:session_keys) AS one CROSS JOIN note ON note.session_key = one.value LIMIT :limit)""",
+                FROM json_each(:session_keys) AS one
+                CROSS JOIN note ON note.session_key = one.value LIMIT :limit)""",
             {"session_keys": json.dumps(session_keys), "limit": limit},
         )
         return done.rowcount == limit
@@ -1072,7 +1119,8 @@ class SqliteCatalog(Catalog):
     def _unused(self, after: float, until: float) -> Iterator[Blob]:
         last = -1
         while page := self._query(
-            """SELECT * FROM blob INDEXED BY blob_raw WHERE coding = 'raw' AND used > :after AND used <= :until
+            """SELECT * FROM blob INDEXED BY blob_raw
+                WHERE coding = 'raw' AND used > :after AND used <= :until
                 AND blob_key > :last ORDER BY blob_key LIMIT 64""",
             {"after": after, "until": until, "last": last},
         ):
@@ -1186,7 +1234,8 @@ def _found(count: int, what: str, mends: bool) -> list[str]:
 def inside_another_call() -> StoreUnavailable:
     return StoreUnavailable(
         "this thread is in the middle of another call to the store",
-        hint="do not use a store from a signal handler or a callback that runs inside one of its calls",
+        hint="do not use a store from a signal handler or a callback that runs inside one of its "
+        "calls",
     )
 
 
