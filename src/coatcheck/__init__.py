@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "CoatcheckError", "Limit", "Policy", "Ref", "Session", "Store", "ToolCall", "ToolExecutor", "approx_byte_size",
-    "default", "errors", "is_pointer", "open", "toolkit",
+    "CoatcheckError", "Limit", "Policy", "Ref", "Session", "Store", "ToolCall", "ToolExecutor",
+    "approx_byte_size", "default", "errors", "is_pointer", "open", "toolkit",
 ]  # fmt: skip
 
 _LATER = {
-    "Limit": "externalize", "Policy": "externalize", "Ref": "refs", "Session": "session", "Store": "store",
-    "ToolCall": "executor", "ToolExecutor": "executor", "approx_byte_size": "values", "default": "_open",
-    "is_pointer": "ids", "open": "_open", "toolkit": "_toolkit",
+    "Limit": "externalize", "Policy": "externalize", "Ref": "refs", "Session": "session",
+    "Store": "store", "ToolCall": "executor", "ToolExecutor": "executor",
+    "approx_byte_size": "values", "default": "_open", "is_pointer": "ids", "open": "_open",
+    "toolkit": "_toolkit",
 }  # fmt: skip
 _PACKAGES = frozenset({"context", "transcript"})
 

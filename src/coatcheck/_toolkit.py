@@ -235,7 +235,8 @@ class Tool(Description):
                 return run.failed(str(error))
             _LOG.warning("%s failed: %s", self.name, error.code)
             return run.failed(
-                f"{self.name} failed: {error.code}. The store is unavailable at the moment; try again."
+                f"{self.name} failed: {error.code}. The store is unavailable at the moment; "
+                "try again."
             )
         except Exception as error:  # noqa: BLE001 - a tool never raises
             _LOG.error("%s failed: %s", self.name, mask("".join(traceback.format_exception(error))))
@@ -669,7 +670,10 @@ class _Answers:
         first = f"artifacts {at + 1}-{at + len(page)}: {columns}"
         if at + len(page) < len(rows):
             again = "" if words is None else "the same query and "
-            first += f'; more: {self.list_tool} with {again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
+            first += (
+                f"; more: {self.list_tool} with "
+                f'{again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
+            )
         listed = "\n".join(row for _, row in page)
         with suppress(Exception):  # as above
             asked = estimate(json.dumps(arguments, ensure_ascii=False))
@@ -755,7 +759,10 @@ def _named(ref: Ref) -> str:
 
 def _row(ref: Ref, where: str, text: str) -> str:
     shown = " ".join(filter(None, [where, _quoted(text, _SUMMARY if not where else 2 * _SUMMARY)]))
-    return f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'} {shown}"
+    return (
+        f"{ref.pointer} {ref.kind} {ref.size_bytes} {_quoted(ref.name) if ref.name else '-'} "
+        f"{shown}"
+    )
 
 
 def _quoted(text: str, limit: int = _NAME) -> str:

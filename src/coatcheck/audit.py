@@ -380,11 +380,15 @@ def ratio_plot(
     for number, (name, ratio) in enumerate(rows):
         is_over = ratio > WORSE if over is None else name in over
         top, colour = 40 + number * height, "#c0392b" if is_over else "#2e7d32"
-        bar = f'<rect x="{left}" y="{top}" width="{ratio * scale:.1f}" height="{max(1, height - 3)}" fill="{colour}">'
+        bar = (
+            f'<rect x="{left}" y="{top}" width="{ratio * scale:.1f}" '
+            f'height="{max(1, height - 3)}" fill="{colour}">'
+        )
         drawn.append(f"{bar}<title>{_escaped(name)}: {ratio:.3f}</title></rect>")
         if len(rows) <= _NAMED:
             drawn.append(
-                f'<text x="{left - 6}" y="{top + 10}" text-anchor="end">{_escaped(name[-40:])}</text>'
+                f'<text x="{left - 6}" y="{top + 10}" '
+                f'text-anchor="end">{_escaped(name[-40:])}</text>'
             )
             drawn.append(
                 f'<text x="{left + ratio * scale + 4:.1f}" y="{top + 10}">{ratio:.2f}</text>'
@@ -395,8 +399,10 @@ def ratio_plot(
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
         '<rect width="100%" height="100%" fill="white"/>',
         f'<text x="{left}" y="20" font-size="14">{_escaped(title)}</text>', *drawn,
-        f'<line x1="{at:.1f}" y1="32" x2="{at:.1f}" y2="{end}" stroke="black" stroke-dasharray="4 3"/>',
-        f'<text x="{at:.1f}" y="{end + 16}" text-anchor="middle">1 = {_escaped(one)}</text>', "</svg>\n",
+        (f'<line x1="{at:.1f}" y1="32" x2="{at:.1f}" y2="{end}" stroke="black" stroke-dasharray="4 '
+        '3"/>'),
+        f'<text x="{at:.1f}" y="{end + 16}" text-anchor="middle">1 = {_escaped(one)}</text>',
+        "</svg>\n",
     ])  # fmt: skip
 
 

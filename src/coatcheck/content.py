@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 _CHECKED_EVERY: Final = 64  # files written between two checks for files that are gone
 _SUFFIXES: Final = {
-    media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv", "text/tab-separated-values": ".tsv",
-    "text/markdown": ".md", "text/html": ".html", "application/xml": ".xml", "text/x-python": ".py",
-    "text/x-diff": ".diff", "application/pdf": ".pdf", "image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif",
-    "image/webp": ".webp", "application/zip": ".zip", "application/gzip": ".gz", "application/zstd": ".zst",
-    "application/vnd.apache.parquet": ".parquet", "application/vnd.sqlite3": ".sqlite", media.TEXT: ".txt",
+    media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv",
+    "text/tab-separated-values": ".tsv", "text/markdown": ".md", "text/html": ".html",
+    "application/xml": ".xml", "text/x-python": ".py", "text/x-diff": ".diff",
+    "application/pdf": ".pdf", "image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif",
+    "image/webp": ".webp", "application/zip": ".zip", "application/gzip": ".gz",
+    "application/zstd": ".zst", "application/vnd.apache.parquet": ".parquet",
+    "application/vnd.sqlite3": ".sqlite", media.TEXT: ".txt",
 }  # fmt: skip
 
 

@@ -96,7 +96,10 @@ def plot(
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
     def rule(style: str, value: float) -> str:
-        return f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>'
+        return (
+            f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value)}" '
+            f'y2="{y(value)}"/>'
+        )
 
     def text(left: float, top: float, anchor: str, shown: object) -> str:
         return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
@@ -121,14 +124,15 @@ def plot(
             hint = f"<title>{label}, {unit} {turns[at]}: {value:,.0f}</title>"
             if not stacked:
                 parts.append(
-                    f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" r="{radius}">{hint}</circle>'
+                    f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" '
+                    f'r="{radius}">{hint}</circle>'
                 )
             elif value > 0:
                 top, bottom = y(below[at] + value), y(below[at])
                 below[at] += value
                 parts.append(
-                    f'<rect class="bar s{style}" x="{round(x(at) - width / 2, 1)}" y="{top}" width="{round(width, 1)}"'
-                    f' height="{round(bottom - top, 1)}">{hint}</rect>'
+                    f'<rect class="bar s{style}" x="{round(x(at) - width / 2, 1)}" y="{top}" '
+                    f'width="{round(width, 1)}" height="{round(bottom - top, 1)}">{hint}</rect>'
                 )
     if limit is not None:
         parts.append(rule("limit", limit))

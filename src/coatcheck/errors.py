@@ -174,7 +174,8 @@ class UnsupportedFormat(StoreError):
 
 def development_format() -> UnsupportedFormat:
     return UnsupportedFormat(
-        "this store was made by a development version of coatcheck, in a format that was never released",
+        "this store was made by a development version of coatcheck, "
+        "in a format that was never released",
         hint="create a new store; nothing was changed",
     )
 

@@ -80,7 +80,8 @@ def follow(value: Any, fragment: str) -> Any:
         if found is _MISSING:
             reached = "/" + "/".join(fragment.split("/")[1 : step + 1]) if step else "the top"
             raise InvalidPointer(
-                f"nothing at #{clip(fragment)}: no {clip(token)} in {_shape(at)} at {clip(reached)}",
+                f"nothing at #{clip(fragment)}: no {clip(token)} in {_shape(at)} at "
+                f"{clip(reached)}",
                 hint="a fragment is a JSON Pointer, e.g. #/items/0/name",
             )
         at = found

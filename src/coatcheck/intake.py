@@ -450,10 +450,10 @@ class Parts(NamedTuple):
         if not summary.isascii():
             summary = summary.encode("utf-8", "replace").decode()
         return Ref(
-            digest, scope.info.session_id, size, media_type, kind, codec, about.name, about.tool, about.call_id,
-            about.producer or ("executor" if about.tool else "system"), about.parents, summary, now,
-            None if about.ttl is None else now + about.ttl, granted_by=about.granted_by, request=about.request,
-            metadata_json=about.metadata_json,
+            digest, scope.info.session_id, size, media_type, kind, codec, about.name, about.tool,
+            about.call_id, about.producer or ("executor" if about.tool else "system"),
+            about.parents, summary, now, None if about.ttl is None else now + about.ttl,
+            granted_by=about.granted_by, request=about.request, metadata_json=about.metadata_json,
         )  # fmt: skip
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
@@ -524,9 +524,10 @@ class Parts(NamedTuple):
         uri = self.catalog.uri_prefix + artifact_id if is_inline else self.blobs.uri(entry.blob)
         ref = entry.ref  # written out, since `replace` costs more than hashing
         return Ref(
-            artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec, ref.name, ref.tool,
-            ref.call_id, ref.producer, ref.parents, ref.summary, ref.created, self.expires(entry), ref.pinned,
-            ref.granted_by, ref.request, uri, length, ref.metadata_json,
+            artifact_id, ref.session_id, ref.size_bytes, ref.media_type, ref.kind, ref.codec,
+            ref.name, ref.tool, ref.call_id, ref.producer, ref.parents, ref.summary, ref.created,
+            self.expires(entry), ref.pinned, ref.granted_by, ref.request, uri, length,
+            ref.metadata_json,
         )  # fmt: skip
 
     def _check_quotas(self, info: SessionInfo, size: int) -> None:
@@ -542,14 +543,18 @@ class Parts(NamedTuple):
         """Raise `TooLarge` if an artifact may not have this many bytes."""
         if self.max_artifact_bytes is not None and size > self.max_artifact_bytes:
             raise TooLarge(
-                f"the value has at least {size} bytes; the limit for one artifact is {self.max_artifact_bytes}",
+                f"the value has at least {size} bytes; the limit for one artifact is "
+                f"{self.max_artifact_bytes}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
 
 
 def metadata_text(metadata: object) -> str:
     """Return the metadata of a put as JSON with sorted keys. Raises `InvalidArgument`."""
-    hint = f"pass a JSON object of at most {METADATA_LIMIT:,} bytes, and put anything larger as an artifact"
+    hint = (
+        f"pass a JSON object of at most {METADATA_LIMIT:,} bytes, "
+        "and put anything larger as an artifact"
+    )
     if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
         raise InvalidArgument(
             f"metadata must be a JSON object, got a {type(metadata).__name__}", hint=hint

@@ -35,21 +35,23 @@ PLAIN: Final = bytes(set(range(0x80)) - set(_CONTROL))
 """ASCII without control characters. Content that begins with nothing else is `PLAIN_TEXT`."""
 
 _MAGIC: Final = {
-    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif",
-    b"%PDF-": "application/pdf", b"PAR1": "application/vnd.apache.parquet", b"PK\x03\x04": "application/zip",
-    b"\x1f\x8b": "application/gzip", b"\x28\xb5\x2f\xfd": "application/zstd",
-    b"SQLite format 3\x00": "application/vnd.sqlite3", b"\x7fELF": "application/x-elf", b"OggS": "audio/ogg",
-    b"ID3": "audio/mpeg",
+    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif", b"%PDF-": "application/pdf", b"PAR1": "application/vnd.apache.parquet",
+    b"PK\x03\x04": "application/zip", b"\x1f\x8b": "application/gzip",
+    b"\x28\xb5\x2f\xfd": "application/zstd", b"SQLite format 3\x00": "application/vnd.sqlite3",
+    b"\x7fELF": "application/x-elf", b"OggS": "audio/ogg", b"ID3": "audio/mpeg",
 }  # fmt: skip
 _MAGICS: Final = tuple(_MAGIC)
 _RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav", b"AVI ": "video/x-msvideo"}
 _BY_SUFFIX: Final = {
-    "csv": "text/csv", "tsv": "text/tab-separated-values", "json": JSON, "jsonl": JSONL, "ndjson": JSONL,
-    "md": "text/markdown", "rst": "text/x-rst", "html": "text/html", "htm": "text/html", "xml": "application/xml",
-    "svg": "image/svg+xml", "yaml": "application/yaml", "yml": "application/yaml", "toml": "application/toml",
-    "py": "text/x-python", "js": "text/javascript", "ts": "text/x-typescript", "tsx": "text/x-typescript",
-    "c": "text/x-c", "h": "text/x-c", "cc": "text/x-c++", "cpp": "text/x-c++", "hpp": "text/x-c++", "go": "text/x-go",
-    "rs": "text/x-rust", "java": "text/x-java", "kt": "text/x-kotlin", "rb": "text/x-ruby", "php": "text/x-php",
+    "csv": "text/csv", "tsv": "text/tab-separated-values", "json": JSON, "jsonl": JSONL,
+    "ndjson": JSONL, "md": "text/markdown", "rst": "text/x-rst", "html": "text/html",
+    "htm": "text/html", "xml": "application/xml", "svg": "image/svg+xml",
+    "yaml": "application/yaml", "yml": "application/yaml", "toml": "application/toml",
+    "py": "text/x-python", "js": "text/javascript", "ts": "text/x-typescript",
+    "tsx": "text/x-typescript", "c": "text/x-c", "h": "text/x-c", "cc": "text/x-c++",
+    "cpp": "text/x-c++", "hpp": "text/x-c++", "go": "text/x-go", "rs": "text/x-rust",
+    "java": "text/x-java", "kt": "text/x-kotlin", "rb": "text/x-ruby", "php": "text/x-php",
     "sh": "text/x-shellscript", "sql": "application/sql", "css": "text/css", "diff": "text/x-diff",
     "patch": "text/x-diff", "log": TEXT, "txt": TEXT,
 }  # fmt: skip
@@ -64,7 +66,8 @@ _CODE: Final = frozenset(
 _DOCS: Final = frozenset({"text/markdown", "text/x-rst", "text/html", "application/pdf"})
 
 _STAMP: Final = lazy_pattern(
-    r"\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
+    r"\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d"
 )
 _LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR", "FATAL", "CRITICAL")
 _LEVEL: Final = lazy_pattern(r"\b(?:DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b[\]:\s]")
@@ -80,7 +83,8 @@ _REPR_HEAD: Final = 64 << 10  # characters that must be Python; of shorter conte
 _NAME: Final = r"[^\W\d]\w*+(?:\.[^\W\d]\w*+)"
 _STRING: Final = r"""b?(?:'(?:[^'\\\n]|\\[^\n])*+'|"(?:[^"\\\n]|\\[^\n])*+")"""
 _ATOM: Final = (
-    rf"(?:{_STRING}(?:\s++{_STRING})*+|[-+]?\d[\d_]*+(?:\.\d*+)?+(?:[eE][-+]?\d++)?+j?|[-+]?(?:nan|inf)\b"
+    rf"(?:{_STRING}(?:\s++{_STRING})*+|[-+]?\d[\d_]*+(?:\.\d*+)?+(?:[eE][-+]?\d++)?+j?"
+    r"|[-+]?(?:nan|inf)\b"
     rf"|(?:None|True|False)\b|\.\.\.|{_NAME}++|<[^<>\n]{{1,200}}>)"
 )
 _OPENING: Final = rf"(?:[\[({{]\s*+|{_NAME}*+\(\s*+|[^\W\d]\w*+=)*+"

@@ -60,8 +60,8 @@ class Session(CoreSession):
         )  # here and below, so that importing coatcheck stays quick
 
         request = Request(
-            lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case, invert=invert,
-            literal=literal, query=query, diff=diff, exact=exact,
+            lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case,
+            invert=invert, literal=literal, query=query, diff=diff, exact=exact,
             max_chars=self.store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self, target, request, cursor)

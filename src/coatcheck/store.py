@@ -84,8 +84,8 @@ class Store:
         self._activity = Activity(catalog)
         self._session_type = session_type
         self._parts = Parts(
-            blobs, catalog, passages, self._activity, Files(), clock, ttl, Limits(quota_bytes, grace),
-            max_artifact_bytes, lambda: self.collect(compress=False),
+            blobs, catalog, passages, self._activity, Files(), clock, ttl,
+            Limits(quota_bytes, grace), max_artifact_bytes, lambda: self.collect(compress=False),
         )  # fmt: skip
 
     def __enter__(self) -> Self:

@@ -53,8 +53,8 @@ _FOREVER: Final = 1e12  # seconds
 _SESSION: Final = ("session_id", "parent", "ttl", "quota", "created", "used")
 _BLOB: Final = ("digest", "size")
 _REF: Final = (
-    "media_type", "kind", "codec", "name", "tool", "call_id", "producer", "summary", "created", "expires", "pinned",
-    "granted_by", "request", "artifact_id", "parents",
+    "media_type", "kind", "codec", "name", "tool", "call_id", "producer", "summary", "created",
+    "expires", "pinned", "granted_by", "request", "artifact_id", "parents",
 )  # fmt: skip
 
 
@@ -118,7 +118,8 @@ def import_lines(
         raise InvalidArgument("not an export of a store: the first line is not a header")
     if header["coatcheck"] not in _KNOWN:
         raise InvalidArgument(
-            f"this export has format {clip(str(header['coatcheck']))}; this version reads up to {FORMAT}"
+            f"this export has format {clip(str(header['coatcheck']))}; "
+            f"this version reads up to {FORMAT}"
         )
     archive = _Import(into, lines, sessions or {}, merge, now)
     count = 0

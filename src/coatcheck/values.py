@@ -284,8 +284,8 @@ _WORDS: Final[dict[str, Any]] = {
 }
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 _TIMES: Final[dict[str, Callable[..., Any]]] = {
-    "datetime": datetime.datetime, "date": datetime.date, "time": datetime.time, "timedelta": datetime.timedelta,
-    "timezone": datetime.timezone,
+    "datetime": datetime.datetime, "date": datetime.date, "time": datetime.time,
+    "timedelta": datetime.timedelta, "timezone": datetime.timezone,
 }  # fmt: skip
 _UTC: Final = ("datetime.timezone.utc", "datetime.UTC")
 

@@ -110,7 +110,8 @@ class _Results(FunctionMiddleware):
             )
             if resolved is not given and _SECURED in context.metadata:
                 resolved = Refusal(
-                    f"[error: {name} was not called: it takes no pointers here, pass the text itself]"
+                    f"[error: {name} was not called: it takes no pointers here, "
+                    "pass the text itself]"
                 )
             if isinstance(resolved, Refusal):
                 context.result = [Content.from_text(resolved.text)]

@@ -203,7 +203,8 @@ class Hooks:
 
 
 _RERUN: Final = (
-    "The error above is {}, which Coatcheck did not get and has not stored. To get them, run the command so that it "
+    "The error above is {}, which Coatcheck did not get and has not stored. To get them, "
+    "run the command so that it "
     'succeeds, for example with `; echo "exit code $?"` at its end: such output is not cut.'
 )
 
@@ -328,7 +329,8 @@ def _blocks_in(saved: str) -> Any:
 
 
 _SAVED_MCP: Final = re.compile(
-    r"Error: result \([\d,]+ characters.{0,80}Output has been saved to (?P<path>[^\n]+)\.\nFormat: (?P<format>[^\n]*)"
+    r"Error: result \([\d,]+ characters.{0,80}Output has been saved to "
+    r"(?P<path>[^\n]+)\.\nFormat: (?P<format>[^\n]*)"
 )
 
 

@@ -154,7 +154,8 @@ class Coatcheck(ToolInjectionMiddleware):
         if not self._is_warned:
             self._is_warned = True
             _LOG.warning(
-                "results pass unchanged: an HTTP request without a user has no session; pass session=…"
+                "results pass unchanged: an HTTP request without a user has no session; "
+                "pass session=…"
             )
         return None
 

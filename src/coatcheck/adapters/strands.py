@@ -259,7 +259,8 @@ def _checked(key: str, *, prefix: bool = False) -> str:
     parts = [part for part in key.split("/") if part]
     if "\\" in key or ".." in parts or not (parts or prefix):
         raise StorageError(
-            f"invalid storage key {key!r}: use names with '/' between them, without '..' or backslashes"
+            f"invalid storage key {key!r}: use names with '/' between them, "
+            "without '..' or backslashes"
         )
     return "/".join(parts) + ("/" if prefix and parts and key.endswith("/") else "")
 

@@ -7,7 +7,10 @@ import re
 from typing import Final
 
 _SPELLINGS: Final = re.compile(r"art:([0-9a-f]{12,64})|art_([0-9a-f]{16})|([0-9a-f]{64})")
-HINT: Final = "an id has 64 lower-case hex characters; 'art:' with 12 or more of them and 'art_' with 16 work too"
+HINT: Final = (
+    "an id has 64 lower-case hex characters; 'art:' with 12 or more of them and 'art_' "
+    "with 16 work too"
+)
 
 
 def id_prefix(text: object) -> str | None:

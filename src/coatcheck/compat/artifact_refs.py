@@ -424,7 +424,8 @@ def _index_entry(entry: object) -> dict[str, Any]:
     prefix = id_prefix(checked.get("artifact_id"))
     if prefix is None or len(prefix) != _WHOLE:
         raise InvalidArgument(
-            f"artifact_id must have 64 lower-case hex characters, got {clip(str(checked.get('artifact_id')))}",
+            "artifact_id must have 64 lower-case hex characters, "
+            f"got {clip(str(checked.get('artifact_id')))}",
             hint="use the artifact_id of its record",
         )
     checked["artifact_id"] = prefix

@@ -168,8 +168,9 @@ class RunContext:
                 gone += 1
         if gone:
             _LOG.warning(
-                "%d of the artifacts that a session state names are gone: without store=, RunContext keeps them in "
-                "memory, as long as the state or a copy of it exists in this process",
+                "%d of the artifacts that a session state names are gone: without store=, "
+                "RunContext keeps them in memory, as long as the state or a copy of it exists in "
+                "this process",
                 gone,
             )
 

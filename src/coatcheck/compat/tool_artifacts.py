@@ -658,7 +658,8 @@ def _folder_name(session_id: str) -> str:
     if len(name) > _LONGEST_NAME:
         raise InvalidArgument(
             f"the session id {clip(session_id)} is too long for the name of a folder",
-            hint=f"use at most {_LONGEST_NAME} characters; those other than letters, digits and _.-~ count three times",
+            hint=f"use at most {_LONGEST_NAME} characters; those other than letters, "
+            "digits and _.-~ count three times",
         )
     return name
 

@@ -44,13 +44,14 @@ from coatcheck.store import Store
 
 ROOT: Final = "/console"
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 _HEADERS: Final = {
-    "content-security-policy": POLICY, "x-content-type-options": "nosniff", "referrer-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin", "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store", "vary": "cookie, hx-request",
+    "content-security-policy": POLICY, "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin", "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin", "cache-control": "no-store",
+    "vary": "cookie, hx-request",
 }  # fmt: skip
 _STATIC: Final = {
     "style.css": "text/css; charset=utf-8", "console.js": "text/javascript; charset=utf-8",
@@ -118,7 +119,8 @@ class _Visitors:
 def _cookie_name(request: Request) -> str:
     """The name of the cookie. It contains the port: browsers send cookies to all ports of a
     host."""
-    return f"coatcheck-console-{request.url.port or 443 if request.url.scheme == 'https' else request.url.port or 80}"
+    default = 443 if request.url.scheme == "https" else 80
+    return f"coatcheck-console-{request.url.port or default}"
 
 
 class _Refused(Exception):
@@ -147,17 +149,22 @@ class _Site:
         artifact = f"{session}/artifacts/{{target:segment}}"
         pages: list[tuple[str, Handler]] = [
             (ROOT, _sessions), (f"{ROOT}/", _sessions), (f"{ROOT}/search", _search),
-            (f"{ROOT}/savings", _view("savings", views.savings, in_long_thread, days=partial(_whole, default=30))),
+            (f"{ROOT}/savings",
+             _view("savings", views.savings, in_long_thread, days=partial(_whole, default=30))),
             (f"{ROOT}/live", _view("live", views.live)), (f"{ROOT}/events", self._events),
             (session, _view("session", views.conversation, after=_whole)),
             (f"{session}/context", _view("context", views.context)),
-            (f"{session}/calls/{{number:int}}", _view("call", views.call)), (part, _view("body", views.body)),
-            (f"{session}/artifacts", _view("artifacts", views.artifacts, after=str, kind=str, name=str)),
-            (artifact, _artifact), (f"{artifact}/lineage", _view("lineage", views.lineage, in_long_thread)),
+            (f"{session}/calls/{{number:int}}", _view("call", views.call)),
+            (part, _view("body", views.body)),
+            (f"{session}/artifacts",
+             _view("artifacts", views.artifacts, after=str, kind=str, name=str)),
+            (artifact, _artifact),
+            (f"{artifact}/lineage", _view("lineage", views.lineage, in_long_thread)),
             (f"{artifact}/content", _content), (f"{artifact}/picture", _picture),
         ]  # fmt: skip
         forms: list[tuple[str, Handler]] = [
-            *((f"{artifact}/{verb}", partial(_change, verb=verb)) for verb in ("pin", "unpin", "forget")),
+            *((f"{artifact}/{verb}", partial(_change, verb=verb)) for verb in ("pin", "unpin",
+                                                                               "forget")),
             (f"{ROOT}/logout", self._logout), (f"{part}/secrets", _view("body", views.body)),
             (f"{artifact}/secrets", _artifact),
         ]  # fmt: skip
@@ -503,8 +510,8 @@ def _rendered(
 @cache
 def _templates() -> jinja2.Environment:
     found = jinja2.Environment(
-        loader=jinja2.PackageLoader("coatcheck.console"), autoescape=True, finalize=_final, trim_blocks=True,
-        lstrip_blocks=True, undefined=jinja2.StrictUndefined, auto_reload=False,
+        loader=jinja2.PackageLoader("coatcheck.console"), autoescape=True, finalize=_final,
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, auto_reload=False,
     )  # fmt: skip
     found.globals |= {"link": link, "version": __version__, "root": ROOT}
     found.filters |= {

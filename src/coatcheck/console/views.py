@@ -50,8 +50,8 @@ PAGE: Final = 50
 OWN: Final = ("coatcheck:", TRANSCRIPT, "coatcheck proxy reports")
 """Prefixes of the ids of sessions that the store uses itself."""
 PICTURES: Final = {
-    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif", b"GIF89a": "image/gif",
-    b"RIFF": "image/webp",
+    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF87a": "image/gif",
+    b"GIF89a": "image/gif", b"RIFF": "image/webp",
 }  # fmt: skip
 """Types of pictures that a browser may show, by their first bytes."""
 MAX_PICTURE: Final = 20 << 20
@@ -236,8 +236,9 @@ def sessions(
     )
     rows = _rows(visit, shown, with_children=not contains)
     return {
-        "rows": rows, "contains": contains, "own": own, "after": after, "since": since, "next": following or "",
-        "is_empty": not rows and not contains and not after, "url": visit.store.url if visit.owns_store else "",
+        "rows": rows, "contains": contains, "own": own, "after": after, "since": since,
+        "next": following or "", "is_empty": not rows and not contains and not after,
+        "url": visit.store.url if visit.owns_store else "",
     }  # fmt: skip
 
 
@@ -343,7 +344,9 @@ def head(visit: Visit, session_id: str) -> dict[str, Any]:
     parent = info.parent if info.parent is not None and visit.access.covers(info.parent) else None
     return {
         "info": info, "sums": rows[0].sums, "children": rows[0].children, "parent": parent,
-        "transcripts": [one for one in lenders if one.startswith(TRANSCRIPT) and visit.access.covers(one)],
+        "transcripts": [
+            one for one in lenders if one.startswith(TRANSCRIPT) and visit.access.covers(one)
+        ],
     }  # fmt: skip
 
 
@@ -359,7 +362,8 @@ def conversation(visit: Visit, session_id: str, *, after: int = 0) -> dict[str, 
     return about | {
         "turns": shown, "after": after, "next": shown[-1].number if len(turns) > PAGE else 0,
         "originals": _originals(visit, session, (part for turn in shown for part in turn.held)),
-        "total": last[0].seq if last else 0, "artifacts": [] if shown else session.artifacts(limit=5),
+        "total": last[0].seq if last else 0,
+        "artifacts": [] if shown else session.artifacts(limit=5),
     }  # fmt: skip
 
 
@@ -414,8 +418,8 @@ def body(
     if part >= len(parts):
         raise NotFound(f"no part {part} here", hint="open the conversation again")
     return {
-        "info": visit.info(session_id), "part": parts[part], "shown": visit.text(parts[part].text), "side": side,
-        "number": number, "group": group, "place": part,
+        "info": visit.info(session_id), "part": parts[part], "shown": visit.text(parts[part].text),
+        "side": side, "number": number, "group": group, "place": part,
     }  # fmt: skip
 
 
@@ -480,7 +484,8 @@ def context(visit: Visit, session_id: str) -> dict[str, Any]:
     events = [_event(record.body) for record in session.records(EVENTS, newest=True, limit=500)]
     broken = [one for one in events if isinstance(one.get("broke"), dict)]
     return head(visit, session_id) | {
-        "plot": plot(title, turns, drawn, stacked=True, marked=marked, unit="call") if calls else "",
+        "plot": plot(title, turns, drawn, stacked=True, marked=marked,
+                     unit="call") if calls else "",
         "labels": list(series), "step": step,
         "calls": calls[-PAGE:][::-1], "breaks": broken[:PAGE],
         "failed": [one for one in events if isinstance(one.get("error"), dict)][:PAGE],
@@ -524,8 +529,9 @@ def artifact(
     preview = _tried(lambda: session.preview(ref, limit=2_000))
     page = _tried(lambda: session.read(ref, **asked))
     return {
-        "info": visit.info(session_id), "ref": ref, "asked": asked, "coverage": session.coverage(ref),
-        "preview": preview, "page": page, "is_picture": picture_type(session, ref) is not None,
+        "info": visit.info(session_id), "ref": ref, "asked": asked,
+        "coverage": session.coverage(ref), "preview": preview, "page": page,
+        "is_picture": picture_type(session, ref) is not None,
         "preview_text": visit.text(preview.text) if not isinstance(preview, CoatcheckError) else "",
         "page_text": visit.text(page.text) if not isinstance(page, CoatcheckError) else "",
     }  # fmt: skip
@@ -614,7 +620,8 @@ def savings(visit: Visit, *, days: int) -> dict[str, Any]:
         "plot": plot(title, names[::step], drawn, stacked=True, unit="day") if saved.rows else "",
         "tables": [
             ("By surface", ("surface",), saved.by("surface")),
-            ("By server and tool", ("surface", "server", "tool"), saved.by("surface", "server", "tool")[:200]),
+            ("By server and tool", ("surface", "server", "tool"),
+             saved.by("surface", "server", "tool")[:200]),
             ("By day", ("day",), saved.by("day")[::-1]),
         ],
     }  # fmt: skip

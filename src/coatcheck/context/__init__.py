@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from coatcheck.externalize.savings import Savings, SavingsRow, savings
 
 __all__ = [
-    "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Clearing", "Enforced", "HotState", "IndexEntry",
-    "Kept", "Meter", "Prompt", "PromptBuilder", "PromptMetrics", "Recalled", "Rendered", "Savings", "SavingsRow",
-    "Snapshot", "Violation", "artifact_index", "bootstrap", "changes_between", "claim", "current", "history", "recall",
-    "savings",
+    "BootstrapFile", "Bootstrapped", "Budget", "Change", "Claim", "Clearing", "Enforced",
+    "HotState", "IndexEntry", "Kept", "Meter", "Prompt", "PromptBuilder", "PromptMetrics",
+    "Recalled", "Rendered", "Savings", "SavingsRow", "Snapshot", "Violation", "artifact_index",
+    "bootstrap", "changes_between", "claim", "current", "history", "recall", "savings",
 ]  # fmt: skip
 
 _NAMES = {
@@ -36,8 +36,8 @@ _NAMES = {
     "appended": ("Recalled", "recall"),
     "budget": ("Budget", "Enforced", "Rendered", "Violation"),
     "conversation": ("Clearing",),
-    "hot_state": ("Change", "Claim", "HotState", "IndexEntry", "Snapshot", "artifact_index", "changes_between",
-                  "claim", "current", "history"),
+    "hot_state": ("Change", "Claim", "HotState", "IndexEntry", "Snapshot", "artifact_index",
+                  "changes_between", "claim", "current", "history"),
     "metrics": ("Meter", "PromptMetrics"),
     "prompt": ("Prompt", "PromptBuilder"),
 }  # fmt: skip

@@ -173,7 +173,10 @@ class _Text:
         first, last = (text.count("\n", 0, at) + 1 for at in (start, end - 1))
         how = ""
         if kept.ref is not None and self.read_tool is not None:
-            how = f'; {self.read_tool}(pointer="{kept.ref.pointer}", lines="{first}:{last}") reads them'
+            how = (
+                f'; {self.read_tool}(pointer="{kept.ref.pointer}", '
+                f'lines="{first}:{last}") reads them'
+            )
         note = f"[{end - start:,} characters are left out here, lines {first}-{last}{how}]"
         parts = (kept.lead, text[:start].rstrip("\n"), note, text[end:])
         return "\n".join(part for part in parts if part), BootstrapFile(

@@ -375,7 +375,10 @@ def _judged(field: str, limit: int, actual: object, words: str) -> tuple[Violati
         or isinstance(actual, bool)
         or not 0 <= actual <= LARGEST
     ):
-        message = f"{words.format('an unknown number of')}: it could not be counted, and {field} is {limit:,}"
+        message = (
+            f"{words.format('an unknown number of')}: it could not be counted, "
+            f"and {field} is {limit:,}"
+        )
         return (Violation(field, limit, None, message, True),)
     if actual <= limit:
         return ()

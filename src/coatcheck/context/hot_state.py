@@ -155,8 +155,9 @@ class HotState(BaseModel):
         try:
             super().__init__(
                 session_id=session_id, session_key=session_key, run_id=run_id, objective=objective,
-                current_plan_id=current_plan_id, accepted_decisions=accepted_decisions, open_questions=open_questions,
-                constraints=constraints, last_successful_step=last_successful_step, risk_level=risk_level,
+                current_plan_id=current_plan_id, accepted_decisions=accepted_decisions,
+                open_questions=open_questions, constraints=constraints,
+                last_successful_step=last_successful_step, risk_level=risk_level,
                 artifact_index=artifact_index, **unknown,
             )  # fmt: skip
         except ValidationError as error:
@@ -220,7 +221,10 @@ class HotState(BaseModel):
             low, high = 1, ladder.last
             best = ladder.rendered(high) if high else best
             if best.tokens > limit:
-                message = f"even ids and risk alone have {best.tokens:,} tokens: over max_hot_state_tokens ({limit:,})"
+                message = (
+                    f"even ids and risk alone have {best.tokens:,} tokens: "
+                    f"over max_hot_state_tokens ({limit:,})"
+                )
                 raise refusal([Violation("max_hot_state_tokens", limit, best.tokens, message)])
             while low < high:
                 middle = (low + high) // 2
@@ -235,8 +239,8 @@ class HotState(BaseModel):
 # The order of the rendering: fields that rarely change come first, so that most of it stays in a
 # provider's cache.
 ORDER: Final = (
-    "session_id", "session_key", "run_id", "risk_level", "current_plan_id", "objective", "constraints",
-    "accepted_decisions", "open_questions", "last_successful_step", "artifact_index",
+    "session_id", "session_key", "run_id", "risk_level", "current_plan_id", "objective",
+    "constraints", "accepted_decisions", "open_questions", "last_successful_step", "artifact_index",
 )  # fmt: skip
 
 
@@ -364,8 +368,8 @@ def _shown_index(index: tuple[IndexEntry, ...], whole_ids: bool) -> list[dict[st
         keeps = whole_ids or is_pointer(entry.artifact_id)
         pointer = entry.artifact_id if keeps else pointer_of(artifact_id, needed[artifact_id])
         fields = {
-            "artifact_id": pointer, "type": entry.type, "label": mask(entry.label), "version": entry.version,
-            "summary": mask(entry.summary),
+            "artifact_id": pointer, "type": entry.type, "label": mask(entry.label),
+            "version": entry.version, "summary": mask(entry.summary),
         }  # fmt: skip
         shown.append({name: value for name, value in fields.items() if value})
     return shown

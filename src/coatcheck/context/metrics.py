@@ -86,7 +86,8 @@ _LABELS: Final = "releases"
 _KEPT_CALLS: Final = 500
 _KEPT_LABELS: Final = 100
 _BUILT: Final = (
-    "hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files", "budget_tokens",
+    "hs_tokens", "hs_bytes", "artifacts", "sys_chars", "user_chars", "est_tokens", "ref_files",
+    "budget_tokens",
 )  # fmt: skip
 _CACHED: Final = 65_536
 _DEEPEST: Final = 12
@@ -95,7 +96,8 @@ _FILE: Final = re.compile(
     re.MULTILINE,
 )
 _REGISTERED_FILE: Final = re.compile(
-    r"^ArtifactRef: [0-9a-f]{64} \(type=[\w/.+-]+, sha256=[0-9a-f]{64}, bytes=\d+, createdAt=[\w:.-]+\)$",
+    r"^ArtifactRef: [0-9a-f]{64} \(type=[\w/.+-]+, sha256=[0-9a-f]{64}, bytes=\d+, "
+    r"createdAt=[\w:.-]+\)$",
     re.MULTILINE,
 )  # as `coatcheck.compat.artifact_refs` writes it: its registry is not a session
 _LEFT_OUT: Final = re.compile(r"^\[([\d,]{1,20}) characters are left out here.*", re.MULTILINE)

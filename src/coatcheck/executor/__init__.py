@@ -17,7 +17,7 @@ from coatcheck.executor.run import (
 from coatcheck.executor.threads import Turn
 
 __all__ = [
-    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running", "TimedOut",
-    "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments",
+    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running",
+    "TimedOut", "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments",
     "stays_inline", "widened", "widened_schema",
 ]  # fmt: skip

@@ -79,7 +79,8 @@ def resolve_arguments(
         total = sum(sizes.get(pointer, 0) for pointer in pointers)
         if total > max_bytes:
             raise TooLarge(
-                f"the pointers in these arguments refer to {total:,} bytes; at most {max_bytes:,} can be passed on",
+                f"the pointers in these arguments refer to {total:,} bytes; "
+                f"at most {max_bytes:,} can be passed on",
                 hint="pass a part of it, e.g. art:…#/rows/0, or read it and send what matters",
             )
     with ExitStack() as resources:

@@ -69,8 +69,9 @@ _BY_NAME: Final = ("properties", "$defs", "patternProperties", "dependentSchemas
 _DATA: Final = ("default", "enum", "const", "examples")
 _PLAIN_NOTES: Final = ("pydantic", "annotated_types", "typing_extensions", "typing")
 _FRAMEWORKS: Final = (
-    "ag2", "agent_framework", "agents", "agno", "autogen", "crewai", "deepagents", "fastmcp", "google", "haystack",
-    "langchain", "langgraph", "llama_index", "mcp", "pydantic_ai", "smolagents", "strands",
+    "ag2", "agent_framework", "agents", "agno", "autogen", "crewai", "deepagents", "fastmcp",
+    "google", "haystack", "langchain", "langgraph", "llama_index", "mcp", "pydantic_ai",
+    "smolagents", "strands",
 )  # fmt: skip
 _FROM_MODELS: Final = (str, int, float, list, tuple, dict, type(None))
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -343,7 +343,10 @@ class ToolExecutor:
                 del self._started[key]
             self._started[handle.id] = handle, job
         if is_full or not threads.start_thread(job.conduct):
-            message = f"{call.name} was not started: too many calls are running; wait for one to end, then try again"
+            message = (
+                f"{call.name} was not started: too many calls are running; "
+                "wait for one to end, then try again"
+            )
             job.answer(_refused(call, "busy", message))
         return handle
 
@@ -606,8 +609,8 @@ class _Waiting:
             policy = replace(policy, enabled=True, tools={self.call.name: "always"})
         given = self.call.arguments if isinstance(self.call.arguments, Mapping) else None
         return self.session.externalize(
-            value, tool=self.call.name, call_id=self.call.id or None, policy=policy, arguments=given,
-            source=None if is_counted else UNCOUNTED, cut=cut,
+            value, tool=self.call.name, call_id=self.call.id or None, policy=policy,
+            arguments=given, source=None if is_counted else UNCOUNTED, cut=cut,
         )  # fmt: skip
 
     def _failed(self, error: BaseException, yielded: Outcome | None) -> ToolOutcome:
@@ -654,7 +657,8 @@ class _Waiting:
                 f"{name} timed out after {self.deadlines.seconds or 0:g} seconds and was abandoned"
             )
         return TimedOut(
-            call_id=self.call.id, name=self.call.name, text=line if yielded is None else _partial(line, yielded),
+            call_id=self.call.id, name=self.call.name,
+            text=line if yielded is None else _partial(line, yielded),
             ref=yielded.ref if yielded else None, scope=scope, partial=yielded is not None,
         )  # fmt: skip
 

@@ -9,6 +9,6 @@ from coatcheck.models import Prices
 from coatcheck.parts import Part as ContentPart
 
 __all__ = [
-    "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices", "ResultSource", "Situation",
-    "configured", "externalize", "offloaded", "put",
+    "FAILURES", "About", "ContentPart", "Decision", "Limit", "Outcome", "Policy", "Prices",
+    "ResultSource", "Situation", "configured", "externalize", "offloaded", "put",
 ]  # fmt: skip

@@ -7,7 +7,8 @@ whole context again, and a page that stays. Both costs follow from the size, the
 calls still to come, the prices of the model, and how often results of this kind are read back:
 
     inline   (write + read·calls)·S
-    stub     (write + read·calls)·(stub + tools + reads·page) + reads·(read·context + output·question)
+    stub     (write + read·calls)·(stub + tools + reads·page)
+             + reads·(read·context + output·question)
 
 `tools` are the descriptions of our tools, if this is the first stub and they are not described yet.
 The first cost is linear in the size, and the expected number of reads grows more slowly than the
@@ -142,9 +143,11 @@ class Decision:
         if self.reason != "cost":
             return f"{self.tokens:,} tokens: {what} ({self.reason})"
         return (
-            f"{self.tokens:,} tokens of {self.use}: {what}. Inline it costs {self.inline_cost:,.0f}, a stub "
-            f"{self.stub_cost:,.0f} with {self.expected_reads:.1f} expected reads, in a context of "
-            f"{self.context_tokens:,} tokens with {self.calls_to_come:.0f} calls to come; from {self.limit_tokens:,} "
+            f"{self.tokens:,} tokens of {self.use}: {what}. Inline it costs "
+            f"{self.inline_cost:,.0f}, a stub {self.stub_cost:,.0f} with "
+            f"{self.expected_reads:.1f} expected reads, in a context of "
+            f"{self.context_tokens:,} tokens with {self.calls_to_come:.0f} calls to come; "
+            f"from {self.limit_tokens:,} "
             "tokens on a stub pays"
         )
 

@@ -135,7 +135,8 @@ class Savings:
         one = self.total
         text = (
             f"{_many(one.results, 'result')} kept out, about {one.tokens_kept_out:,} tokens; "
-            f"{one.tokens_read_back:,} read back in {_many(one.reads, 'read')}; {one.tokens_net:,} net"
+            f"{one.tokens_read_back:,} read back in {_many(one.reads, 'read')}; "
+            f"{one.tokens_net:,} net"
         )
         return text + (
             f"; {_many(one.failures, 'result')} could not be stored" if one.failures else ""

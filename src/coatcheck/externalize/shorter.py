@@ -189,7 +189,10 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
             other = listing(one.text)
             if other is not None and other.shows(lines):
                 last = lines.first + len(lines.lines) - 1
-                return f"{_SAME}these are lines {lines.first}-{last} that {one.place} returned, shown above.]"
+                return (
+                    f"{_SAME}these are lines {lines.first}-{last} that {one.place} returned, "
+                    "shown above.]"
+                )
     return None
 
 
@@ -206,7 +209,10 @@ def changed(text: str, tool: str, arguments: Any, shown: Sequence[ShownResult]) 
     if max(len(old), len(new)) > _MOST_LINES:
         return None
     differences = list(difflib.unified_diff(old, new, lineterm="", n=_AROUND))[2:]
-    lead = f"{_CHANGED}a diff against what {before.place} returned, shown above; all other lines are the same.]"
+    lead = (
+        f"{_CHANGED}a diff against what {before.place} returned, shown above; "
+        "all other lines are the same.]"
+    )
     shorter = "\n".join([lead, *differences])
     return shorter if differences and estimate(shorter) < _SHARE * estimate(text) else None
 

@@ -139,7 +139,10 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     tool, takes, media_type = policy.read_tool, policy.read_arguments, about.media_type
     if tool is None or "pointer" not in takes:
         if policy.resolves:
-            return f'pass "{pointer}" as an argument to a tool, and it gets the stored value; {_REPEATING}'
+            return (
+                f'pass "{pointer}" as an argument to a tool, and it gets the stored value; '
+                f"{_REPEATING}"
+            )
         return f"ask for less where the preview is not enough; {_REPEATING}"
     ask, part = about.preview.ask, about.preview.part
     if media_type == media.JSON or media_type.endswith("+json"):
@@ -154,7 +157,10 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
         ways = ['grep="…"'] if ask else []  # of a document; other binary content has no text
     ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]
     if not ways:
-        return f'{tool}(pointer="{pointer}") {"reads" if about.tokens is not None else "describes"} it; {_REPEATING}'
+        return (
+            f'{tool}(pointer="{pointer}") '
+            f"{'reads' if about.tokens is not None else 'describes'} it; {_REPEATING}"
+        )
     first, *others = ways
     if first.endswith('="…"'):  # a first call must work as it is
         first, others = "", ways
@@ -293,7 +299,10 @@ def head_and_tail(
 
     `sharing` is the number of texts that share the limit."""
     size = _size(text, find_truncation(text))
-    lead = f"[{size}, and storing it failed: {why}. Only its beginning and end follow; the rest is not kept.]\n"
+    lead = (
+        f"[{size}, and storing it failed: {why}. Only its beginning and end follow; "
+        "the rest is not kept.]\n"
+    )
     gap = "\n[… {:,} characters left out, not kept …]\n"
     room = (limit.max_chars or limit.max_bytes or 4 * (limit.max_tokens or MAX_TOKENS)) // sharing
     while room >= _SMALLEST_CUT:

@@ -21,11 +21,14 @@ WRAPPER: Final = 400
 _QUOTED_TEXT: Final = r"""type["']\s*+:\s*+["']text["']"""
 # How a wrapper begins: the first key of a block or a result, the fields that a model's `str`
 # prints, or a class.
-_FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:|_?meta["']\s*+:\s*+(?:null|None)
-    |content["']\s*+:\s*+\[\s*+(?:\{{\s*+["'](?:{_QUOTED_TEXT}|(?:text|annotations)["'])|TextContent\()
+_FIRST: Final = rf"""(?:{_QUOTED_TEXT}|(?:text|annotations)["']\s*+:
+    |_?meta["']\s*+:\s*+(?:null|None)
+    |content["']\s*+:\s*+\[\s*+(?:\{{\s*+["'](?:{_QUOTED_TEXT}|(?:text|annotations)["'])
+        |TextContent\()
     |is_?[eE]rror["']\s*+:\s*+[fF]alse|result_?[tT]ype["']\s*+:)"""
 _WRAPPED: Final = re.compile(
-    rf"""\s*+(?:(?:\[\s*+)?\{{\s*+(?:(?P<json>")|'){_FIRST}|(?P<fields>meta=None|content=\[|type='text'|text=['"])
+    rf"""\s*+(?:(?:\[\s*+)?\{{\s*+(?:(?P<json>")|'){_FIRST}
+    |(?P<fields>meta=None|content=\[|type='text'|text=['"])
     |(?:\[\s*+)?(?:TextContent|TextBlock|CallToolResult)\()""",
     re.VERBOSE,
 )
@@ -36,13 +39,16 @@ _TEXT_TYPE: Final = re.compile(r"""type["']?\s*+[:=]\s*+["']text["']""")
 # A wrapper up to the quote that begins the text of its first block, which must be its last if the
 # end is missing.
 _CUT: Final = re.compile(
-    r"""\s*+(?:(?P<json>(?:\{\s*+(?:"(?:_meta|isError)"\s*+:\s*+(?:null|false)\s*+,\s*+)*+"content"\s*+:\s*+)?
+    r"""\s*+(?:(?P<json>(?:\{\s*+(?:"(?:_meta|isError)"\s*+:\s*+(?:null|false)\s*+,\s*+)*+
+    "content"\s*+:\s*+)?
     \[?\s*+\{\s*+"type"\s*+:\s*+"text"\s*+,\s*+"text"\s*+:\s*+)"
-    |(?:CallToolResult\()?(?:meta=None,?\s*+)?(?:content=)?\[?TextContent\(type='text',\ text=['"])""",
+    |(?:CallToolResult\()?(?:meta=None,?\s*+)?(?:content=)?\[?
+    TextContent\(type='text',\ text=['"])""",
     re.VERBOSE,
 )
 _CUT_ESCAPE: Final = re.compile(
-    r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB]..)?\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?|\\u[dD][89abAB]..)\Z"
+    r"(?<!\\)(?:\\\\)*((?:\\u[dD][89abAB]..)?\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}"
+    r"|U[0-9a-fA-F]{0,7})?|\\u[dD][89abAB]..)\Z"
 )
 
 

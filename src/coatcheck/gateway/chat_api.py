@@ -155,7 +155,10 @@ class ChatApi(Api):
 
     def refusal(self, request: ClientRequest) -> str | None:
         if (number_field(request.top, "n") or 1) > 1:
-            return "n must be 1: this conversation goes through the Coatcheck gateway, which continues one answer"
+            return (
+                "n must be 1: this conversation goes through the Coatcheck gateway, "
+                "which continues one answer"
+            )
         return None
 
 

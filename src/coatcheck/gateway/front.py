@@ -75,8 +75,8 @@ OPENAI: Final = "https://api.openai.com"
 TOKEN: Final = "COATCHECK_GATEWAY_TOKEN"
 _MIB: Final = 1 << 20
 _HOP: Final = frozenset({
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
-    b"trailer", b"transfer-encoding", b"upgrade",
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 _NOT_SENT: Final = _HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
 _OF_BODY: Final = frozenset({b"content-length", b"content-encoding"})
@@ -93,7 +93,10 @@ _PATH_PART: Final = re.compile(r"/(s|t)/([^/]{1,300})(?=/|$)")
 _LOG: Final = logging.getLogger("coatcheck")
 _COPIES: Final = 5  # copies of a body in memory while it is read
 _BODIES: Final = 12  # bodies of the largest size that are in memory at once, with their copies
-_LAST: Final = "[This was the last read in this answer. Answer with what you have; you can read on in the next turn.]"
+_LAST: Final = (
+    "[This was the last read in this answer. Answer with what you have; "
+    "you can read on in the next turn.]"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +187,8 @@ class Gateway:
         anthropic, chat, responses = MessagesApi(), ChatApi(), ResponsesApi()
         self._apis: dict[str, Api] = {
             "/messages": anthropic, "/messages/count_tokens": anthropic, "/chat/completions": chat,
-            "/responses": responses, "/responses/input_tokens": responses, "/responses/compact": responses,
+            "/responses": responses, "/responses/input_tokens": responses,
+            "/responses/compact": responses,
         }  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -356,7 +360,8 @@ class _Call:
         elif self._settings.token is not None and not self._has_access(given, self._settings.token):
             return (
                 401,
-                "the gateway's token is missing or wrong; it is part of the address that the gateway prints",
+                ("the gateway's token is missing or wrong; it is part of the address that the "
+                "gateway prints"),
             )
         prove(self._scope)
         return None
@@ -1015,7 +1020,8 @@ class _Answering:
             )
             await self._fail(
                 503,
-                "the gateway cannot write its ledger, so this answer could not be continued; try again",
+                "the gateway cannot write its ledger, so this answer could not be continued; "
+                "try again",
             )
 
     async def _while_pinging(self, work: Awaitable[Any]) -> Any:

@@ -125,11 +125,17 @@ class Figures:
         if self.stubs or self.reads:
             total = self.cost + self.saved
             part = f", {self.saved / total:.0%} of the cost" if total > 0 else ""
-            shown += f"; saved {self.tokens_saved:,} input tokens with {self.stubs:,} stubs{part}, {self.reads:,} reads"
+            shown += (
+                f"; saved {self.tokens_saved:,} input tokens with {self.stubs:,} "
+                f"stubs{part}, {self.reads:,} reads"
+            )
         elif self.tokens_could_save:
             shown += f"; stubs could keep out {self.tokens_could_save:,} tokens"
         if self.broken_prefixes:
-            shown += f"; {self.broken_prefixes:,} broken prefixes, {self.tokens_rewritten:,} tokens sent again"
+            shown += (
+                f"; {self.broken_prefixes:,} broken prefixes, {self.tokens_rewritten:,} "
+                "tokens sent again"
+            )
         return shown
 
 
@@ -326,8 +332,8 @@ class Watcher(Collector):
             self.figures.add(figures)
         lead = len(parts) - len(request.messages)
         body: dict[str, Any] = {
-            "status": status, "usage": list(usages), "steps": len(usages), "messages": len(request.messages),
-            "same": same, "count": len(parts), "chain": whole,
+            "status": status, "usage": list(usages), "steps": len(usages),
+            "messages": len(request.messages), "same": same, "count": len(parts), "chain": whole,
             "new": request.messages[max(0, same - lead) :], "answer": answer,
         }  # fmt: skip
         if broke is not None:
@@ -375,8 +381,9 @@ class Watcher(Collector):
         request, session = exchange.outgoing.request, exchange.session
         policy = self._policy or configured(session.store.settings)
         head = {
-            "v": 1, "at": round(at, 3), "seconds": round(at - exchange.started, 3), "api": exchange.api.name,
-            "model": request.model[:200], "conversation": request.first, "stream": request.is_streamed,
+            "v": 1, "at": round(at, 3), "seconds": round(at - exchange.started, 3),
+            "api": exchange.api.name, "model": request.model[:200], "conversation": request.first,
+            "stream": request.is_streamed,
         }  # fmt: skip
         whole = raw_of(head | body)
         if policy.redact == "store":

@@ -63,7 +63,8 @@ from coatcheck.store import Store
 STALL: Final = 60.0
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
 EXPOSED: Final = (
-    "accept-ranges", "content-digest", "content-range", "etag", "location", "repr-digest", "www-authenticate",
+    "accept-ranges", "content-digest", "content-range", "etag", "location", "repr-digest",
+    "www-authenticate",
 )  # fmt: skip
 _LOG: Final = logging.getLogger("coatcheck")
 _CALLED: Final = "coatcheck.operation"
@@ -83,9 +84,9 @@ _DEFAULT_TYPES: Final = (
 )
 _BROKEN: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CODES: Final = {
-    401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 408: "timeout",
-    412: "precondition_failed", 415: "unsupported_media_type", 416: "range_not_satisfiable", 429: "too_many_requests",
-    503: "busy",
+    401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed",
+    408: "timeout", 412: "precondition_failed", 415: "unsupported_media_type",
+    416: "range_not_satisfiable", 429: "too_many_requests", 503: "busy",
 }  # fmt: skip
 """The codes of problems with HTTP itself. All others are in `errors.CODES`."""
 
@@ -234,7 +235,8 @@ class _Meters:
             "coatcheck_http_requests", "Requests that were answered.", labels, registry=registry
         )
         self._seconds = Histogram(
-            "coatcheck_http_request_seconds", "Time until the end of the answer.", ("operation",), registry=registry,
+            "coatcheck_http_request_seconds", "Time until the end of the answer.", ("operation",),
+            registry=registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0),
         )  # fmt: skip
         self._running = Gauge(

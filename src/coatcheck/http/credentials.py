@@ -5,7 +5,8 @@ token itself:
 
     [ci]
     sha256 = "9f86d081884c7d65…"
-    scope = "write"        # read, write or admin, each with the ones before it; or metrics, only for /metrics
+    scope = "write"        # read, write or admin, each with the ones before it;
+                           # or metrics, only for /metrics
     tenant = "acme"        # without it, the store itself
     sessions = "ci-"       # only sessions whose ids begin with this
 

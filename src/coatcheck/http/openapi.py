@@ -20,7 +20,8 @@ _TEMPLATE: Final = "#/components/schemas/{model}"
 _ERROR: Final = {"$ref": "#/components/responses/Error"}
 _PATH: Final = {
     "session_id": "Id of the session, percent-encoded.",
-    "target": "A pointer, an id, at least 12 characters of an id, or a name, percent-encoded: `/` is `%2F`.",
+    "target": "A pointer, an id, at least 12 characters of an id, or a name, percent-encoded: "
+    "`/` is `%2F`.",
 }
 _PARAMETER: Final = re.compile(r"{(\w+)}")
 _BINARY: Final = {"type": "string", "format": "binary"}

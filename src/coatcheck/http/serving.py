@@ -181,9 +181,10 @@ class LocalServer:
     def prepared(self, app: ASGIApp, *, grace: int) -> uvicorn.Server:
         """Return the server for `run`, or for a thread: it ends when its `should_exit` is set."""
         config = uvicorn.Config(
-            self.guarded(app), log_level="critical" if self._relays else "error", access_log=False, ws="none",
-            server_header=False, date_header=not self._relays, timeout_graceful_shutdown=grace, backlog=_ACCEPT,
-            http=_protocol(self._unproven), proxy_headers=False,
+            self.guarded(app), log_level="critical" if self._relays else "error", access_log=False,
+            ws="none", server_header=False, date_header=not self._relays,
+            timeout_graceful_shutdown=grace, backlog=_ACCEPT, http=_protocol(self._unproven),
+            proxy_headers=False,
         )  # fmt: skip
         return _HttpServer(config, self._listener)
 

@@ -22,7 +22,10 @@ from coatcheck.errors import InvalidArgument, NotFound
 from coatcheck.install.clients import ConfigFile, after_launcher, shared_options, unwrap, wrap
 from coatcheck.install.config_text import ConfigText, JsonConfig, config_text
 
-_KEPT: Final = "servers that are already wrapped keep their session; to change it, run --undo and wrap them all again"
+_KEPT: Final = (
+    "servers that are already wrapped keep their session; to change it, "
+    "run --undo and wrap them all again"
+)
 _MAX_SIZE: Final = 64 << 20
 
 

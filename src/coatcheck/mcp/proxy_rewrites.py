@@ -60,7 +60,10 @@ class Counts:
 
     def __str__(self) -> str:
         record = self.to_record()
-        text = "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, {tokens_read_back:,} read back"
+        text = (
+            "{slimmed_results:,} results slimmed, about {tokens_saved:,} tokens saved, "
+            "{tokens_read_back:,} read back"
+        )
         return (text + ("; {failures:,} could not be stored" if record["failures"] else "")).format(
             **record
         )

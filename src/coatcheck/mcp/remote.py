@@ -241,7 +241,10 @@ class RemoteServer:
             return
         hint = None
         if response.status_code in (401, 403):
-            hint = "OAuth is not supported; pass a token with --header 'Authorization: Bearer ${TOKEN}'"
+            hint = (
+                "OAuth is not supported; pass a token with --header 'Authorization: "
+                "Bearer ${TOKEN}'"
+            )
         elif response.status_code < 400:
             hint = f"use the URL that it redirects to: {response.headers.get('location', '')[:200]}"
         await self._unanswered(

@@ -26,8 +26,8 @@ from coatcheck.messages.paths import Message, Path, at, blocks_of, members, repl
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 _OWN_BLOCKS: Final = _THINKING | {"tool_use", "server_tool_use", "mcp_tool_use", "search_result"}
 _CLAUDE_CODE_LINES: Final = frozenset(
-    {"file-history-snapshot", "queue-operation", "progress", "pr-link", "attachment", "last-prompt", "custom-title",
-     "ai-title", "agent-name", "permission-mode"}
+    {"file-history-snapshot", "queue-operation", "progress", "pr-link", "attachment", "last-prompt",
+     "custom-title", "ai-title", "agent-name", "permission-mode"}
 )  # fmt: skip
 _OPENING: Final = "The beginning of this conversation is missing."
 _EMPTY: Final = "(empty)"

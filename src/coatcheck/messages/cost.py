@@ -42,7 +42,8 @@ _SIGNATURES: Final = {
 _CACHED: Final = 65_536
 _LARGEST_USAGE: Final = 1 << 40
 _REFERENCES: Final = (
-    '"type":"url"', '"type":"file"', '"image_url"', '"file_id"', '"file_url"', '"type":"item_reference"',
+    '"type":"url"', '"type":"file"', '"image_url"', '"file_id"', '"file_url"',
+    '"type":"item_reference"',
 )  # fmt: skip
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 

@@ -686,7 +686,8 @@ def unpaired(messages: Sequence[Message], fmt: Format) -> list[str]:
     ]
     if fmt.name in ("anthropic", "claude-code"):
         problems += [
-            f"message {number}: result {clip(call.id, 40)} is {number - call_number} messages after its call"
+            f"message {number}: result {clip(call.id, 40)} is {number - call_number} messages "
+            "after its call"
             for (number, _), (call_number, call) in found.call_of.items()
             if number
             not in (

@@ -27,8 +27,8 @@ _LANGCHAIN_FIELDS: Final = frozenset(
     {"additional_kwargs", "response_metadata", "tool_calls", "tool_call_id", "artifact", "example"}
 )
 _PI_ENTRIES: Final = frozenset(
-    {"thinking_level_change", "model_change", "compaction", "branch_summary", "custom", "custom_message", "label",
-     "session_info"}
+    {"thinking_level_change", "model_change", "compaction", "branch_summary", "custom",
+     "custom_message", "label", "session_info"}
 )  # fmt: skip
 _SPEAKERS: Final = frozenset({"user", "assistant"})
 _PI_ROLES: Final = {

@@ -30,9 +30,9 @@ _ROLES: Final = (
     "function",
 )  # a role may be unhashable
 _ITEMS: Final = frozenset(
-    {"message", "reasoning", "item_reference", "compaction", "image_generation_call", "web_search_call",
-     "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request",
-     "mcp_approval_response", "program", "program_output"}
+    {"message", "reasoning", "item_reference", "compaction", "image_generation_call",
+     "web_search_call", "file_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools",
+     "mcp_approval_request", "mcp_approval_response", "program", "program_output"}
 )  # fmt: skip
 _NAMED: Final = {
     "computer_call": "computer", "local_shell_call": "local_shell", "shell_call": "shell",
@@ -40,7 +40,10 @@ _NAMED: Final = {
 }  # fmt: skip
 _CALLS: Final = frozenset({"function_call", "custom_tool_call", *_NAMED})
 _OUTPUTS: Final = frozenset(f"{kind}_output" for kind in _CALLS)
-_BLANK: Final = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+_BLANK: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42"
+    "mP4DwABAQEAHLCMmQAAAABJRU5ErkJggg=="
+)
 _NO_OUTPUT: Final[dict[str, Message]] = {  # in the shapes that the provider accepts
     "shell_call": {
         "output": [{"stdout": "", "stderr": NO_RESULT, "outcome": {"type": "exit", "exit_code": 1}}]
@@ -251,7 +254,8 @@ class ResponsesDialect(Dialect):
                     if item["type"] == "computer_call":
                         yield {
                             "role": "user",
-                            "content": f"The screenshot of the call {call_id} is blank. {NO_RESULT}",
+                            "content": f"The screenshot of the call {call_id} is blank. "
+                            f"{NO_RESULT}",
                         }
 
 

@@ -40,12 +40,13 @@ _WHOLE: Final = frozenset(
     {"thinking", "redacted_thinking", "reasoning", "compaction", "branch_summary", "summary"}
 )
 _KEPT_KEYS: Final = frozenset(
-    {"signature", "thinkingSignature", "textSignature", "thoughtSignature", "thought_signature", "encrypted_content",
-     "reasoning_content", "thinking", "summary", REFS_KEY}
+    {"signature", "thinkingSignature", "textSignature", "thoughtSignature", "thought_signature",
+     "encrypted_content", "reasoning_content", "thinking", "summary", REFS_KEY}
 )  # fmt: skip
 _OPAQUE: Final = frozenset(
-    {"toolUseResult", "structuredContent", "structured_content", "details", "arguments", "input", "args", "parameters",
-     "artifact", "metadata", "response_metadata", "additional_kwargs", "_meta", "extra"}
+    {"toolUseResult", "structuredContent", "structured_content", "details", "arguments", "input",
+     "args", "parameters", "artifact", "metadata", "response_metadata", "additional_kwargs",
+     "_meta", "extra"}
 )  # fmt: skip
 _CONTAINERS: Final = (dict, list)  # isinstance is faster with a tuple than with a union
 _MAX_DEPTH: Final = 400

@@ -35,8 +35,9 @@ _STREAMS: Final = 40
 _PACKED: Final = 64 << 10
 _STREAM: Final = 256 << 10
 _MACHINES: Final = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
-_OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook", "ppt/": "PowerPoint presentation",
-                  "META-INF/MANIFEST.MF": "Java archive", "AndroidManifest.xml": "Android package"}  # fmt: skip
+_OFFICE: Final = {"word/": "Word document", "xl/": "Excel workbook",
+                  "ppt/": "PowerPoint presentation", "META-INF/MANIFEST.MF": "Java archive",
+                  "AndroidManifest.xml": "Android package"}  # fmt: skip
 _ZIP_ENTRY, _END_OF_ZIP = (
     b"PK\x01\x02",
     b"PK\x05\x06",
@@ -46,7 +47,8 @@ _OPEN_KINDS: Final = {b"text": "OpenDocument text", b"presentation": "OpenDocume
                       b"spreadsheet": "OpenDocument spreadsheet"}  # fmt: skip
 WORKBOOKS: Final = ("Excel workbook", "OpenDocument spreadsheet")
 _READABLE: Final = (
-    "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation", *WORKBOOKS,
+    "Word document", "PowerPoint presentation", "OpenDocument text", "OpenDocument presentation",
+    *WORKBOOKS,
 )  # fmt: skip
 _SHEET_FILE: Final = "xl/worksheets/"
 _SHEET: Final = lazy_pattern(rb'<(?:\w+:)?sheet [^<>]*?name="([^"<>]*)"[^<>]*? r:id="([^"<>]*)"')
@@ -314,7 +316,10 @@ def _sqlite(sample: Sample) -> str:
 
 def _elf(sample: Sample) -> str:
     machine = struct.unpack_from("<H" if sample.head[5] == 1 else ">H", sample.head, 18)[0]
-    return f"ELF {64 if sample.head[4] == 2 else 32}-bit binary, {_MACHINES.get(machine, f'machine {machine}')}"
+    return (
+        f"ELF {64 if sample.head[4] == 2 else 32}-bit binary, "
+        f"{_MACHINES.get(machine, f'machine {machine}')}"
+    )
 
 
 def _mp4(sample: Sample) -> str:
@@ -324,7 +329,8 @@ def _mp4(sample: Sample) -> str:
 
 _READERS: Final[dict[str, str | Callable[[Sample], str]]] = {
     "audio/wav": _wav, "application/pdf": _pdf, "application/zip": _zip, "application/gzip": _gzip,
-    "application/vnd.sqlite3": _sqlite, "application/x-elf": _elf, "video/mp4": _mp4, media.BINARY: "binary data",
-    "application/vnd.apache.parquet": "Parquet table", "application/zstd": "zstd compressed data",
-    "audio/ogg": "Ogg audio or video", "audio/mpeg": "MP3 audio", "video/x-msvideo": "AVI video",
+    "application/vnd.sqlite3": _sqlite, "application/x-elf": _elf, "video/mp4": _mp4,
+    media.BINARY: "binary data", "application/vnd.apache.parquet": "Parquet table",
+    "application/zstd": "zstd compressed data", "audio/ogg": "Ogg audio or video",
+    "audio/mpeg": "MP3 audio", "video/x-msvideo": "AVI video",
 }  # fmt: skip

@@ -43,7 +43,8 @@ _GAP: Final = lazy_pattern(r"\s{2,}|\t")
 _HEADER: Final = lazy_pattern(r"[A-Z%#][A-Za-z0-9%#_()/.:'-]*(?: [A-Z(][A-Za-z0-9%_()/.-]*)?")
 _RULE: Final = lazy_pattern(r"[-=+|─ ]{6,}")
 _TELLING: Final = (
-    "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER", "NAMESPACE", "KIND",
+    "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER",
+    "NAMESPACE", "KIND",
 )  # fmt: skip
 _FINE: Final = frozenset(
     {
@@ -68,13 +69,15 @@ _PATH: Final = lazy_pattern(
     r"(?:\.{0,2}/|[A-Za-z]:\\)?[\w.@+~%=,\[\]() -]{1,120}(?:[/\\][\w.@+~%=,\[\]() -]{0,200}){0,40}"
 )
 _LOCATION: Final = lazy_pattern(
-    r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
+    r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)"
+    r"|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
     r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)"
 )
 _NUMBERED: Final = lazy_pattern(r"[:(-]\d")
 _SEVERITY: Final = lazy_pattern(r"\b(error|warning)\b", re.IGNORECASE)
 _CODE: Final = lazy_pattern(
-    r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$|: ([A-Z]{1,4}\d{3,4})\b"
+    r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$"
+    r"|: ([A-Z]{1,4}\d{3,4})\b"
 )
 _MODE: Final = lazy_pattern(r"[-dlbcps](?:[r-][w-][xsStT-]){3}")
 _SIZE: Final = lazy_pattern(r"(\d{1,18}(?:[.,]\d{1,3})?)([KMGTPE])?")
@@ -431,7 +434,10 @@ def paths(text: Excerpt, limit: int) -> Preview | None:
         name = rest.rpartition("/")[2]
         if "." in name[1:] and len(suffix := name.rpartition(".")[2]) < 8 and suffix.isalnum():
             suffixes[f".{suffix}"] += 1
-    lead = f"{_part(text, body)}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}: "
+    lead = (
+        f"{_part(text, body)}{some(len(found), 'path')}"
+        f"{f' in {masked_line(shared, 60)}' if shared else ''}: "
+    )
     common = suffixes.most_common(5)
     more = f", +{len(suffixes) - len(common)} more" if len(suffixes) > len(common) else ""
     kinds = (
@@ -655,7 +661,10 @@ def yaml(text: Excerpt, limit: int) -> Preview | None:
     common = kinds.most_common(8)
     objects = ", ".join(f"{kind} ×{times}" if times > 1 else kind for kind, times in common)
     objects += f", +{len(kinds) - len(common)} more" if len(kinds) > len(common) else ""
-    lead = f"YAML, {text.extent}; {_part(text, body)}{f'objects: {objects}; ' if objects else ''}keys: "
+    lead = (
+        f"YAML, {text.extent}; "
+        f"{_part(text, body)}{f'objects: {objects}; ' if objects else ''}keys: "
+    )
     shape, kept = pack(masked_line(lead, limit - 20) + " ", items, len(keys), limit)
     ask = (
         'grep="^(- |  )*kind:|^ {2,4}name:"'

@@ -20,11 +20,12 @@ from coatcheck.media import Look, decoded
 from coatcheck.redaction import QuickPattern, is_suspect, mask
 
 _UNSEEN: Final = lazy_pattern(
-    "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
+    "\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _ANSI: Final = lazy_pattern(
-    "\x1b(?:\\[[0-?]{0,32}[ -/]{0,4}[@-~]|\\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\\\)|[()][0-9A-Za-z]|[@-Z\\\\^_])"
+    "\x1b(?:\\[[0-?]{0,32}[ -/]{0,4}[@-~]|\\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\\\)|[()][0-9A-Za-z]"
+    "|[@-Z\\\\^_])"
 )
 _ERASED: Final = lazy_pattern("\x1b\\[[0-2]?K")
 _WORDLESS: Final = lazy_pattern(r"[\W\d_]+")
@@ -32,12 +33,13 @@ _NOT_LITERAL: Final = lazy_pattern(r"[^\w /=<>,;@#%&!~:'-]")
 _ROOMY: Final = 80
 _PLAIN_NAME: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _RESERVED: Final = frozenset(
-    {"all", "and", "any", "as", "asc", "both", "case", "cast", "check", "column", "constraint", "create", "default",
-     "desc", "describe", "distinct", "do", "else", "end", "except", "false", "fetch", "for", "foreign", "from", "group",
-     "having", "in", "initially", "intersect", "into", "lambda", "lateral", "leading", "limit", "not", "null", "offset",
-     "on", "only", "or", "order", "pivot", "primary", "qualify", "references", "returning", "select", "show", "some",
-     "summarize", "symmetric", "table", "then", "to", "trailing", "true", "union", "unique", "unpivot", "using",
-     "variadic", "when", "where", "window", "with"}
+    {"all", "and", "any", "as", "asc", "both", "case", "cast", "check", "column", "constraint",
+     "create", "default", "desc", "describe", "distinct", "do", "else", "end", "except", "false",
+     "fetch", "for", "foreign", "from", "group", "having", "in", "initially", "intersect", "into",
+     "lambda", "lateral", "leading", "limit", "not", "null", "offset", "on", "only", "or", "order",
+     "pivot", "primary", "qualify", "references", "returning", "select", "show", "some",
+     "summarize", "symmetric", "table", "then", "to", "trailing", "true", "union", "unique",
+     "unpivot", "using", "variadic", "when", "where", "window", "with"}
 )  # fmt: skip
 _CONTEXT: Final = 512  # bytes around a line that are searched for secrets too
 _COUNTED: Final = 512 << 10  # bytes in which every occurrence is counted

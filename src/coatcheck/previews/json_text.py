@@ -33,7 +33,8 @@ _NAMING: Final = frozenset({str, bool, CutText})
 _PARSED: Final = 256 << 10  # bytes of a document that is parsed as a whole
 _PLAIN: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
 _TELLING_KEYS: Final = (
-    "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status", "type", "id",
+    "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status",
+    "type", "id",
 )  # fmt: skip
 _BEGINS: Final = lazy_pattern(
     r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")'
@@ -240,7 +241,10 @@ def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Prev
     ]
     outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
     errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
-    lead = f"notebook of {', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
+    lead = (
+        "notebook of "
+        f"{', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
+    )
     more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
     lead += f"; errors: {', '.join(errors[:3])}{more}" if errors else ""
     items = [line(title, 50) for title in titles]

@@ -279,7 +279,8 @@ def _of_text(text: Excerpt, kinds: Sequence[Kind], limit: int, *, grows: bool) -
     if secrets:
         least = "" if text.is_whole else "at least "
         notes.append(
-            f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what you read"
+            f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what "
+            "you read"
         )
     return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
@@ -367,10 +368,12 @@ _CUES: Final = QuickPattern(
 _JSON_LINES: Final = Kind("JSON lines", (), json_lines, 150)
 _HTML: Final = Kind("HTML", (), outlines.page, 130)
 _BY_TYPE: Final[dict[str, Kind]] = {
-    media.JSON: Kind("JSON", (), json_document), media.JSONL: _JSON_LINES, "application/jsonl": _JSON_LINES,
-    "application/x-jsonlines": _JSON_LINES, "text/csv": Kind("CSV", (), table),
-    "text/tab-separated-values": Kind("TSV", (), partial(table, separator="\t")), "text/html": _HTML,
-    "application/xhtml+xml": _HTML, "text/markdown": Kind("Markdown", (), outlines.markdown, 125),
+    media.JSON: Kind("JSON", (), json_document), media.JSONL: _JSON_LINES,
+    "application/jsonl": _JSON_LINES, "application/x-jsonlines": _JSON_LINES,
+    "text/csv": Kind("CSV", (), table),
+    "text/tab-separated-values": Kind("TSV", (), partial(table, separator="\t")),
+    "text/html": _HTML, "application/xhtml+xml": _HTML,
+    "text/markdown": Kind("Markdown", (), outlines.markdown, 125),
     "text/x-rst": Kind("reStructuredText", (), outlines.restructured, 125),
     "text/x-diff": Kind("diff", (), outlines.diff),
     "text/x-python-repr": Kind("Python rows", (), python_rows, 125),

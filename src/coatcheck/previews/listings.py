@@ -38,13 +38,14 @@ _STAMP: Final = lazy_pattern(
 )
 _WORDS: Final = {
     "PANIC": ("PANIC",), "FATAL": ("FATAL",), "CRITICAL": ("CRITICAL",), "ERROR": ("ERROR",),
-    "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",), "TRACE": ("TRACE",),
+    "WARN": ("WARN", "WARNING"), "NOTICE": ("NOTICE",), "INFO": ("INFO",), "DEBUG": ("DEBUG",),
+    "TRACE": ("TRACE",),
 }  # fmt: skip
 """The levels, worst first, and the words for them. Some logs write them in capitals, but each in
 one way only."""
 _OTHER_WORDS: Final = {
-    "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"), "WARN": ("WRN",),
-    "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
+    "PANIC": ("EMERG",), "FATAL": ("FTL",), "CRITICAL": ("CRIT",), "ERROR": ("ERR", "SEVERE"),
+    "WARN": ("WRN",), "INFO": ("INF",), "DEBUG": ("DBG", "FINE"), "TRACE": ("TRC", "VERBOSE"),
 }  # fmt: skip
 """What some logs write instead."""
 _LETTERS: Final = {"FATAL": "F", "ERROR": "E", "WARN": "W", "INFO": "I"}
@@ -54,9 +55,12 @@ _LEFT: Final = (
 _RIGHT: Final = r"""(?=([\s\])|>:,"'}])|$)"""
 _OTHERS: Final = frozenset(word for words in _OTHER_WORDS.values() for word in words)
 _ALL_WORDS: Final = [*(word for words in _WORDS.values() for word in words), *sorted(_OTHERS)]
-_LEVEL: Final = lazy_pattern(
-    rf"{_LEFT}({'|'.join([*_ALL_WORDS, *map(str.lower, _ALL_WORDS), *map(str.title, _ALL_WORDS)])}){_RIGHT}"
-)
+_SPELLINGS: Final = [
+    *_ALL_WORDS,
+    *map(str.lower, _ALL_WORDS),
+    *map(str.title, _ALL_WORDS),
+]
+_LEVEL: Final = lazy_pattern(rf"{_LEFT}({'|'.join(_SPELLINGS)}){_RIGHT}")
 # Each branch begins with a literal letter, so `re` can skip ahead: ten times faster than a leading
 # `\\b`.
 _CAPITALS: Final = lazy_pattern(
@@ -72,12 +76,14 @@ _TROUBLE: Final = line_pattern(
 )
 _A_LEVEL: Final = QuickPattern("(?i)" + "|".join(_ALL_WORDS))
 _FAILS: Final = QuickPattern(
-    r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: |panic: |Traceback \("
+    r"(?m)^[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[|: )|fatal: "
+    r"|panic: |Traceback \("
     r"|[A-Z][\w\x80-\xff]*(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
     r"|[\w./\x80-\xff-]+[:(]\d+[:,)][^\n]*error)"
 )
 _FAILURE: Final = lazy_pattern(
-    r"\n[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: |panic: |Traceback \(|"
+    r"\n[ \t]{0,8}(?:--- FAIL: |FAILED[ :]|FAIL: |ERROR[ :]|E {3}|error(?:\[\w{1,8}\])?: |fatal: "
+    r"|panic: |Traceback \(|"
     r"[A-Z]\w{0,40}(?:Error|Exception): |npm ERR! |✖ |✗ |not ok |##\[error\]"
     r"|[\w./\-]{1,120}[:(]\d{1,6}[:,)][^\n]{0,12}\berror\b)[^\n]{0,300}"
 )

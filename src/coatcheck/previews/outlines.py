@@ -38,14 +38,18 @@ _NUMBERED: Final = lazy_pattern(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 # faster.
 _DEFINITION: Final = lazy_pattern(
     r"\n([ \t]{0,12})"
-    r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async|pub|pub\(crate\)|unsafe"
+    r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async"
+    r"|pub|pub\(crate\)|unsafe"
     r"|override|open|sealed|data|inline|virtual|extern|partial|local)[ \t]{1,4}){0,5}"
-    r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object|record|message|service"
-    r"|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
+    r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object"
+    r"|record|message|service"
+    r"|protocol|extension|CREATE TABLE|CREATE VIEW|create table"
+    r"|create view)[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
     r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`][\w$.\"`]{0,80})"
 )
 _METHOD: Final = lazy_pattern(
-    r"\n((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)[ \t]{1,4}){0,4}"
+    r"\n((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get"
+    r"|set)[ \t]{1,4}){0,4}"
     r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$",
     re.MULTILINE,
 )
@@ -57,17 +61,21 @@ _C_FUNCTION: Final = lazy_pattern(
 )
 _SHELL: Final = lazy_pattern(r"\n()()([A-Za-z_][\w-]{0,60})[ ]?\(\)[ ]?\{")
 _DEFINES: Final = QuickPattern(
-    r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl|type|module"
-    r"|namespace|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table"
+    r"(?m)^[ \t]*(?:[a-z()]+[ \t]+)*(?:def|class|func|function|fn|interface|struct|enum|trait|impl"
+    r"|type|module"
+    r"|namespace|object|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW"
+    r"|create table"
     r"|create view)[ \t*<]"
-    r"|^[ \t]+[^\n;{}]*\)[^\n;{}()]*\{$|^(?:export )?(?:const|let|var) [^\n]*=|^[A-Za-z_][\w\x80-\xff-]* ?\(\) ?\{"
+    r"|^[ \t]+[^\n;{}]*\)[^\n;{}()]*\{$|^(?:export )?(?:const|let|var) [^\n]*="
+    r"|^[A-Za-z_][\w\x80-\xff-]* ?\(\) ?\{"
     r"|^(?:[A-Za-z_][\w:<>\x80-\xff]*[ \t*&]+)+[A-Za-z_][\w:\x80-\xff]*\("
 )
 _KEYWORDS: Final = frozenset(
     {"if", "for", "while", "switch", "catch", "function", "return", "with", "else", "do"}
 )
 _IMPORT: Final = lazy_pattern(
-    r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}|using [\w.]{1,80};"
+    r"^(?:import[ \t(]|from [\w.]{1,80} import |package \w|#include[ \t]*[<\"]|use [\w:]{1,80}"
+    r"|using [\w.]{1,80};"
     r"|(?:const|let|var) [^\n]{0,80}require\(|export |module |#!/)",
     re.MULTILINE,
 )
@@ -83,7 +91,8 @@ _LANGUAGES: Final = tuple(
         ("java", r"^package [a-z][\w.]{0,80};|^import java\."),
         (
             "typescript",
-            r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}|[^\n]{0,80}\): (?:void|Promise<))",
+            (r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}"
+            r"|[^\n]{0,80}\): (?:void|Promise<))"),
         ),
         ("javascript", r"^(?:import [^\n]{0,200} from |(?:const|let|var) \w|(?:async )?function )"),
         ("c", r"^#include\b"),
@@ -105,7 +114,8 @@ _ONE_LINE: Final = lazy_pattern(
     r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)"
 )
 _FILE_IN_DIFF: Final = line_pattern(
-    r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
+    r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$"
+    r"|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
 )
 _EDITED: Final = lazy_pattern(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
 # How numbered lines, edits and short histories begin. A few of the first lines may differ.
@@ -135,10 +145,12 @@ _MARKS: Final = 20_000
 
 _ROLE: Final = line_pattern(
     r"^\s*(?:- |\* )?(?:'|\")?"
-    r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|tab|menuitem|img|listitem|row)\b"
+    r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|tab|menuitem|img|listitem"
+    r"|row)\b"
 )
 _UID: Final = line_pattern(
-    r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
+    r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading"
+    r"|a|input|select|textarea|StaticText|tab)\b"
 )
 _URL: Final = lazy_pattern(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
 _NAME: Final = lazy_pattern(
@@ -146,8 +158,8 @@ _NAME: Final = lazy_pattern(
 )
 SNAPSHOT_CUES: Final = ("[ref=", "Page URL:", "RootWebArea", "uid=", "]<button", "]<a ")
 _PLURAL: Final = {
-    "a": "link", "input": "field", "textarea": "field", "textbox": "field", "searchbox": "field", "select": "field",
-    "combobox": "field", "checkbox": "field", "radio": "field",
+    "a": "link", "input": "field", "textarea": "field", "textbox": "field", "searchbox": "field",
+    "select": "field", "combobox": "field", "checkbox": "field", "radio": "field",
 }  # fmt: skip
 _SHOWN: Final = ("link", "button", "field", "heading", "tab", "row", "img", "listitem")
 

@@ -53,7 +53,8 @@ class Reporter(NamedTuple):
 
 REPORTS: Final = (
     Reporter("pytest", (" passed", " failed", "= test session starts =", "short test summary"),
-             r"=* ?((?:\d+ (?:failed|passed|skipped|errors?|xfailed|xpassed|deselected|warnings?|rerun)(?:, )?)+"
+             r"=* ?((?:\d+ (?:failed|passed|skipped|errors?|xfailed|xpassed|deselected|warnings?"
+             r"|rerun)(?:, )?)+"
              r" in [\d.]+s)",
              r"(?:FAILED|ERROR) ([\w./\\-]+(?:::[^\n]+?|\.py))(?: - [^\n]*)?$",
              "^(FAILED|ERROR|E) "),
@@ -61,7 +62,8 @@ REPORTS: Final = (
              r"(FAILED \([^)\n]*\)|OK(?: \([^)\n]*\))?)\s*$|^(Ran \d+ tests? in [\d.]+s)",
              r"(?:FAIL|ERROR): (\S+ \([^)\n]*\))",
              "^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): "),
-    Reporter("jest", ("Test Suites: ",), r"(Tests: +[^\n]*total)", r"● ([^\n]* › [^\n]*)", "● |^FAIL "),
+    Reporter("jest", ("Test Suites: ",), r"(Tests: +[^\n]*total)", r"● ([^\n]* › [^\n]*)",
+             "● |^FAIL "),
     Reporter("vitest", (" Test Files ",),
              r"(Tests +[^\n]*\(\d+\))", r"(?:FAIL|×) +([^\n]+? > [^\n]+)", "FAIL |Error: "),
     Reporter("go test", ("--- FAIL: ", "--- PASS: ", "\nok  \t", "\nFAIL\t"),
@@ -75,13 +77,17 @@ REPORTS: Final = (
     Reporter("gradle", ("BUILD FAILED", "BUILD SUCCESSFUL"),
              r"(BUILD (?:FAILED|SUCCESSFUL) in [^\n]*|\d+ tests completed[^\n]*)",
              r"([\w.$]+ > [^\n]+?) FAILED", " FAILED|went wrong|error:"),
-    Reporter("mocha", (" passing (",), r"(\d+ (?:passing|failing)[^\n]*)", r"\d+\) ([^\n]+)$", "failing|Error: "),
+    Reporter("mocha", (" passing (",), r"(\d+ (?:passing|failing)[^\n]*)", r"\d+\) ([^\n]+)$",
+             "failing|Error: "),
     Reporter("rspec", (" examples, ",),
-             r"(\d+ examples?, \d+ failures?[^\n]*)", r"(rspec \./[^\n]+)", "^rspec |Failure/Error"),
+             r"(\d+ examples?, \d+ failures?[^\n]*)", r"(rspec \./[^\n]+)",
+             "^rspec |Failure/Error"),
     Reporter("phpunit", ("PHPUnit ",),
-             r"(Tests: \d+, [^\n]*|OK \([^\n]*\))", r"\d+\) ([\w\\]+::\w+)", "^[0-9]+. |Failed asserting"),
+             r"(Tests: \d+, [^\n]*|OK \([^\n]*\))", r"\d+\) ([\w\\]+::\w+)",
+             "^[0-9]+. |Failed asserting"),
     Reporter("dotnet test", ("!  - Failed:",),
-             r"((?:Failed|Passed)!  - [^\n]*)", r"Failed ([\w.]+[^\n]*?) \[", "^ *Failed |Error Message"),
+             r"((?:Failed|Passed)!  - [^\n]*)", r"Failed ([\w.]+[^\n]*?) \[",
+             "^ *Failed |Error Message"),
     Reporter("TAP", ("TAP version ", "\nnot ok ", "\n# fail "),
              r"# ((?:tests|pass|fail) \d+)", r"not ok \d+ (?:- )?([^\n]+)", "not ok"),
     Reporter("terraform", ("\nPlan: ", "Terraform will perform", "Apply complete!", "No changes."),
@@ -98,17 +104,19 @@ REPORTS: Final = (
              r"(added \d+ packages?[^\n]*|up to date[^\n]*|found \d+ [^\n]*)",
              r"npm (?:ERR!|error) ([^\n]+)", "npm (ERR!|error)|^added|vulnerab",
              "different error lines"),
-    Reporter("pip install", ("Successfully installed ", "Requirement already satisfied", "Collecting "),
+    Reporter("pip install",
+             ("Successfully installed ", "Requirement already satisfied", "Collecting "),
              r"(Successfully installed [^\n]*|ERROR: [^\n]*)", r"ERROR: ([^\n]*)",
              "^ERROR|Successfully|conflict", "different error lines"),
     Reporter("eslint", (" problems (", " problem ("),
-             r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ", "rules with errors"),
+             r"(✖ \d+ problems? \([^\n]*\))", r"\d+:\d+ +error +[^\n]*  ([\w@/-]+)$", " error  ",
+             "rules with errors"),
     Reporter("cargo", ("error[E", "error: could not compile"),
              r"(error: could not compile [^\n]*)", r"error(?:\[E\d+\])?: ([^\n]+)", "^error|^ *-->",
              "different errors"),
     Reporter("diagnostics", ("--> ",),
-             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+", "^ *-->",
-             "files with findings"),
+             r"(Found \d+ errors?[^\n]*|\d+ errors? generated[^\n]*)", r"--> ([^\s:]+):\d+",
+             "^ *-->", "files with findings"),
 )  # fmt: skip
 
 
@@ -165,11 +173,14 @@ _FRAMES: Final = line_pattern(
     r"|at ([\w.$<>/]+\([^)\n]*\))|(\S+\.go:\d+)|at (\S+\.rs:\d+))"
 )
 _FOREIGN: Final = lazy_pattern(
-    rb"site-packages|dist-packages|/lib/python|<frozen |<string>|node_modules|node:|/usr/local/go/|/go/pkg/mod/|/rustc/"
-    rb"|^(?:java|javax|jdk|sun|kotlin|scala|org\.(?:springframework|apache|junit|hibernate|eclipse|gradle))\b"
+    rb"site-packages|dist-packages|/lib/python|<frozen |<string>|node_modules|node:|/usr/local/go/"
+    rb"|/go/pkg/mod/|/rustc/"
+    rb"|^(?:java|javax|jdk|sun|kotlin|scala|org\.(?:springframework|apache|junit|hibernate|eclipse"
+    rb"|gradle))\b"
 )
 _CAUSE: Final = line_pattern(
-    r"^[^\n]{0,80}?((?:Caused by: |Uncaught |Unhandled |Exception in thread \"[^\"\n]*\" |panic: |fatal error: "
+    r"^[^\n]{0,80}?((?:Caused by: |Uncaught |Unhandled |Exception in thread \"[^\"\n]*\" |panic: "
+    r"|fatal error: "
     r"|thread '[^'\n]*' (?:\(\d+\) )?panicked at )[^\n]+"
     r"|(?:[\w$]+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure)(?: \[\w+\])?(?::[^\n]*)?)$"
 )
@@ -201,8 +212,11 @@ def last_cause(body: Body) -> Cause | None:
     at = match.start(1)
     is_python = data.rfind(b'\n  File "', max(0, at - 4_000), at) >= 0
     around = data[max(0, at - 8_000) : at] if is_python else data[at : at + 8_000]
-    frames = [_text(one) + (f":{one[2].decode()}" if one[2] else "") for one in _FRAMES.found(around, 200)
-              if not _FOREIGN.search(next(part for part in one.groups() if part))]  # fmt: skip
+    frames = [
+        _text(one) + (f":{one[2].decode()}" if one[2] else "")
+        for one in _FRAMES.found(around, 200)
+        if not _FOREIGN.search(next(part for part in one.groups() if part))
+    ]
     linked = data.rfind(_DIRECT_CAUSE, 0, at) if is_python else -1
     before = next((one for one in reversed(found) if one.start(1) < linked), None)
     frame = (frames[-1] if is_python else frames[0]) if frames else ""

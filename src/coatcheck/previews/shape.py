@@ -58,8 +58,8 @@ class CutText(str):
 _CUT: Final = frozenset({CutDict, CutList})
 _CONTAINERS: Final = _CUT | {dict, list}
 _TYPES: Final[Mapping[type, str]] = {
-    str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object", CutDict: "object",
-    list: "array", CutList: "array",
+    str: "str", CutText: "str", bool: "bool", int: "int", float: "number", dict: "object",
+    CutDict: "object", list: "array", CutList: "array",
 }  # fmt: skip
 
 
@@ -366,7 +366,8 @@ class _OutlineNode(_Node):
     lead: str = ""
     sampled: str = ""
     type_names = {  # noqa: RUF012 - declared by the class above
-        bool: "boolean", int: "number", float: "number", str: "string", dict: "object", list: "array"
+        bool: "boolean", int: "number", float: "number", str: "string", dict: "object",
+        list: "array"
     }  # fmt: skip
 
     @cached_property
@@ -382,7 +383,10 @@ class _OutlineNode(_Node):
             if self.hidden and not self.children
             else ""
         )
-        return f"{'  ' * self.depth}{self.label}{': ' if self.label else ''}{types}{self.sampled}{more}"
+        return (
+            f"{'  ' * self.depth}{self.label}{': ' if self.label else ''}{types}"
+            f"{self.sampled}{more}"
+        )
 
     def tail(self) -> str:
         return f"{'  ' * (self.depth + 1)}… {count(self.hidden, 'more key')}"
@@ -425,7 +429,10 @@ class _OutlineNode(_Node):
                 if names and not {"object", "array"}.intersection(names)
                 else ""
             )
-            yield f"array of {size} {'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
+            yield (
+                f"array of {size} "
+                f"{'/'.join(names) or 'item'}{'' if size in ('1', '0-1') else 's'}{samples}"
+            )
         yield from (
             name if name == "null" else f"{name} {_samples(values)}"
             for name, values in kinds.items()
@@ -440,7 +447,8 @@ def _samples(values: Sequence[object]) -> str:
             return ", ".join(samples) + ", …"
         if isinstance(value, str) and len(value) > _SHORT:
             samples[
-                f'{json.dumps(value[:_SHORT], ensure_ascii=False)[:-1]}…" ({len(value):,} characters)'
+                f'{json.dumps(value[:_SHORT], ensure_ascii=False)[:-1]}…" ({len(value):,} '
+                "characters)"
             ] = None
         else:
             samples[json.dumps(value, ensure_ascii=False)[: 2 * _SHORT]] = None

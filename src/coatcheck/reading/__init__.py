@@ -195,8 +195,8 @@ def read_text(
     artifact_id = content.ref.artifact_id
     cursor = None if draft.position is None else seal(key(), artifact_id, request, draft.position)
     first, last = draft.lines or (None, None)
-    return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact, spans,
-                first=first, last=last, total=draft.total, hits=draft.hits)  # fmt: skip
+    return Page(draft.text, draft.shown, pointer, cursor, None, draft.matches, draft.matches_exact,
+                spans, first=first, last=last, total=draft.total, hits=draft.hits)  # fmt: skip
 
 
 def preview_of(content: Content, *, limit: int) -> Preview:

@@ -53,7 +53,8 @@ def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESUL
     notes = []
     if lines.full:
         notes.append(
-            f"{count(hunks - shown, 'changed place')} left out or cut; read both with lines to see them"
+            f"{count(hunks - shown, 'changed place')} left out or cut; "
+            "read both with lines to see them"
         )
     if matcher.coarse:
         notes.append(

@@ -264,21 +264,23 @@ _IN_HEAD: Final = frozenset(
     ("base", "link", "meta", "noscript", "script", "style", "template", "title")
 )
 _SILENT: Final = frozenset(
-    ("audio", "canvas", "datalist", "head", "iframe", "math", "noscript", "object", "script", "select", "style", "svg",
-     "template", "title", "video")
+    ("audio", "canvas", "datalist", "head", "iframe", "math", "noscript", "object", "script",
+     "select", "style", "svg", "template", "title", "video")
 )  # fmt: skip
 _HEADINGS: Final = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
 _LISTS: Final = frozenset(("ul", "ol", "menu"))
 _BLOCKS: Final = frozenset(
-    ("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div", "dl",
-     "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "li", "main", "nav", "option", "p",
-     "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", *_LISTS)
+    ("address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details",
+     "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header",
+     "hgroup", "li", "main", "nav", "option", "p", "pre", "section", "summary", "table", "tbody",
+     "tfoot", "thead", "tr", *_LISTS)
 )  # fmt: skip
 _CELLS: Final = frozenset(("td", "th", "tr", "tbody", "tfoot"))
 # an element without an end tag ends where one of these begins
 _CLOSED_BY: Final[Mapping[str, Container[str]]] = {
-    "p": _BLOCKS | _HEADINGS.keys(), "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "td": _CELLS, "th": _CELLS,
-    "tr": {"tr", "tbody", "tfoot"}, "thead": {"tbody", "tfoot"}, "tbody": {"tbody", "tfoot"},
+    "p": _BLOCKS | _HEADINGS.keys(), "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"},
+    "td": _CELLS, "th": _CELLS, "tr": {"tr", "tbody", "tfoot"}, "thead": {"tbody", "tfoot"},
+    "tbody": {"tbody", "tfoot"},
 }  # fmt: skip
 _INVISIBLE: Final = lazy_pattern(
     r"(?:^|;)\s*(?:display\s{0,9}:\s{0,9}none|visibility\s{0,9}:\s{0,9}hidden)", re.IGNORECASE
@@ -883,7 +885,10 @@ def _gzip(content: Content, head: bytes) -> Iterator[str]:
         if name:
             yield f"contains {clip(name.decode('latin-1'))}"
     claimed = int.from_bytes(content.read(max(0, content.size - 4), 4), "little")
-    yield f"Compressed; it claims to unpack to {claimed:,} bytes (modulo 4 GiB). It is not unpacked here."
+    yield (
+        f"Compressed; it claims to unpack to {claimed:,} bytes (modulo 4 GiB). "
+        "It is not unpacked here."
+    )
 
 
 def _zip(content: Content, sample: Sample) -> Iterator[str]:
@@ -906,7 +911,10 @@ def _zip(content: Content, sample: Sample) -> Iterator[str]:
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         yield f"Its directory cannot be read: {clip(str(error))}"
         return
-    yield f"{len(entries):,} entries that claim {sum(entry.file_size for entry in entries):,} bytes; not unpacked here:"
+    yield (
+        f"{len(entries):,} entries that claim {sum(entry.file_size for entry in entries):,} "
+        "bytes; not unpacked here:"
+    )
     for entry in entries[:_NAMES]:
         yield f"  {clip(entry.filename)} {entry.file_size:,}"
     if len(entries) > _NAMES:

@@ -59,16 +59,23 @@ LONG: Final = 500
 _RUN: Final = 128 * 1024
 _LINE_BY_LINE: Final = lazy_pattern(r"\\[AzC]|\(\?[a-zA-Z]*-[a-zA-Z]*m")
 _REJECTIONS: Final = (
-    (("(?=", "(?!"), "RE2 has no look-ahead", "match the text itself, or filter with a second grep (invert=true)"),
-    (("(?<=", "(?<!"), "RE2 has no look-behind", "match the text before it too; the whole line is shown anyway"),
-    (("operator: (?P", "(?(", "(?>"), "RE2 has no back-references or atomic groups", "spell it out: (foo|bar)"),
+    (("(?=", "(?!"), "RE2 has no look-ahead",
+     "match the text itself, or filter with a second grep (invert=true)"),
+    (("(?<=", "(?<!"), "RE2 has no look-behind",
+     "match the text before it too; the whole line is shown anyway"),
+    (("operator: (?P", "(?(", "(?>"), "RE2 has no back-references or atomic groups",
+     "spell it out: (foo|bar)"),
     (("(?#", "(?x"), "RE2 has no comments in patterns", "leave them out"),
-    (("invalid repetition size",), "RE2 allows at most 1,000 repetitions, nested ones multiplied", "use + or *"),
-    (("too large", "too big"), "the compiled pattern is too large", "use a shorter one, + for large repetitions"),
+    (("invalid repetition size",), "RE2 allows at most 1,000 repetitions, nested ones multiplied",
+     "use + or *"),
+    (("too large", "too big"), "the compiled pattern is too large",
+     "use a shorter one, + for large repetitions"),
     (("repetition operator: *+", "repetition operator: ++", "repetition operator: ?+"),
      "RE2 has no possessive repetition", "use *, + or ? alone"),
-    (("sequence: \\Z", "sequence: \\G", "sequence: \\K"), "RE2 does not support that anchor", "use ^ and $"),
-    (("sequence: \\u", "sequence: \\N"), "RE2 does not support that escape", "write the character, or \\x{00e9}"),
+    (("sequence: \\Z", "sequence: \\G", "sequence: \\K"), "RE2 does not support that anchor",
+     "use ^ and $"),
+    (("sequence: \\u", "sequence: \\N"), "RE2 does not support that escape",
+     "write the character, or \\x{00e9}"),
     (("sequence: \\h", "sequence: \\R"), "RE2 does not support that class", "use [ \\t], or \\s"),
     (tuple(f"sequence: \\{name}" for name in "123456789k"),
      "RE2 has no back-references", "spell the text out: (foo|bar)"),
@@ -99,7 +106,8 @@ FILLED: Final = 10  # if there are at most this many matches
 _CONTEXTS: Final = (3, 2)
 _MARKS: Final = 140
 _COMPLETE: Final = lazy_pattern(
-    r"(?:p\d+:)?\d+:\s*(?:\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
+    r"(?:p\d+:)?\d+:\s*(?:\S{0,3}\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d|\[?\d\d:\d\d:\d\d"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d"
     r"|[-bcdlps][-rwxsStT]{9}\s)"
 )  # the number of a line, then a time, or the mode of a file
 SLOW_SECONDS: Final = 2.0  # a page that took longer is not filled a second time
@@ -179,8 +187,8 @@ def search(
         notes.insert(
             0, f"searched up to line {page.stopped - 1} so far, the cursor continues from there"
         )
-    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches, exact,
-                     total=text.lines, hits=tuple(page.hits))  # fmt: skip
+    return PageDraft("\n".join(page.out), "; ".join([shown, *tallies, *notes]), following, matches,
+                     exact, total=text.lines, hits=tuple(page.hits))  # fmt: skip
 
 
 def _best_form(
@@ -511,7 +519,8 @@ def _occurrences_in(
     for base in range(huge.start + inside // _STEP * _STEP, huge.end, _STEP):
         if monotonic() > deadline:
             raise LimitExceeded(
-                f"line {huge.number} has {huge.end - huge.start:,} bytes, too many for this pattern",
+                f"line {huge.number} has {huge.end - huge.start:,} bytes, "
+                "too many for this pattern",
                 hint="use a simpler pattern",
             )
         low = max(huge.start, base - OVERLAP - _AROUND)
@@ -606,7 +615,8 @@ class _PageBuilder:
             notes.append(f"lines over {LONG_LINE >> 20} MiB were searched in parts, {most}")
         if not self.found and self._search.pattern.has_feed:
             notes.append(
-                "a pattern sees one line at a time, so \\n never matches: use context=N for the lines around"
+                "a pattern sees one line at a time, so \\n never matches: "
+                "use context=N for the lines around"
             )
         return notes + self._text.notes() if self._text.is_scanned else notes
 

@@ -130,7 +130,8 @@ def find(
     if where and is_jsonl(content.ref.media_type):
         listed = ", ".join(map(str, list(where)[:_LISTED_LINES]))
         notes.append(
-            f"from line{'s' if len(where) > 1 else ''} {listed}{', …' if len(where) > _LISTED_LINES else ''}"
+            f"from line{'s' if len(where) > 1 else ''} "
+            f"{listed}{', …' if len(where) > _LISTED_LINES else ''}"
         )
     if skipped:
         notes.append(
@@ -304,8 +305,9 @@ class _Environment(JSONPathEnvironment):
         literal = args[1] if token.value in ("match", "search") else None
         if isinstance(literal, StringLiteral) and _regex(literal.value) is None:
             raise JSONPathTypeError(
-                f"{token.value}() cannot use the pattern {clip(literal.value)}: patterns are RE2's, "
-                f"{MAX_PATTERN:,} characters and {MAX_PROGRAM:,} instructions at most, without look-around and "
+                f"{token.value}() cannot use the pattern {clip(literal.value)}: "
+                f"patterns are RE2's, {MAX_PATTERN:,} characters and {MAX_PROGRAM:,} instructions "
+                "at most, without look-around and "
                 "back-references",
                 token=token,
             )

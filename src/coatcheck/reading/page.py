@@ -44,8 +44,10 @@ MAX_RESULT: Final = 4_000_000  # characters of a query's result
 
 _SPAN: Final = lazy_pattern(r"\s*(-?\d{1,18})?\s*(?:(:|(?<=\d)\s*-)\s*(-?\d{1,18})?)?\s*")
 _HINTS: Final = {
-    "lines": 'write lines="4100:4160", "7", ":100", "10:40,200:220" or "-50:" for the last 50; lines count from 1',
-    "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; characters count from 0',
+    "lines": 'write lines="4100:4160", "7", ":100", "10:40,200:220" or "-50:" for the last 50; '
+    "lines count from 1",
+    "chars": 'write chars="0:2000", "8000:" or "-2000:" for the last 2,000; '
+    "characters count from 0",
 }
 
 _WAYS: Final = ("lines", "chars", "grep", "query", "diff")
@@ -358,7 +360,8 @@ def unseal(
     if not hmac.compare_digest(tag, _tag(key, artifact_id, _encode(meant), body)):
         if bits & _REPEAT:
             raise InvalidArgument(
-                "that cursor continues a request too long to be part of it, or is not for this artifact",
+                "that cursor continues a request too long to be part of it, "
+                "or is not for this artifact",
                 hint="repeat the arguments of the first call exactly, and add the cursor",
             )
         raise foreign

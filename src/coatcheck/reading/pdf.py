@@ -161,7 +161,8 @@ def ask(content: Content, first: int, last: int, chars: int, seconds: float) -> 
     is 0)."""
     if content.size > MAX_BYTES:
         raise TooLarge(
-            f"{clip(content.ref.pointer)} has {content.size:,} bytes, the limit for a PDF is {MAX_BYTES:,}"
+            f"{clip(content.ref.pointer)} has {content.size:,} bytes, "
+            f"the limit for a PDF is {MAX_BYTES:,}"
         )
     arguments = {"first": first, "last": last, "chars": chars, "seconds": seconds * 2 / 3}
     return pool.ask(arguments, seconds=seconds, max_chars=chars, contents=[content])

@@ -29,19 +29,20 @@ _THREAD: Final = 0x10000  # the flag of `clone` that makes a thread
 _X32: Final = 0x4000_0000  # where the numbers of a second interface begin, on x86-64
 
 _DENIED: Final = {
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "sendto": (44, 206),
-    "sendmsg": (46, 211), "sendmmsg": (307, 269), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
+    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
+    "sendto": (44, 206), "sendmsg": (46, 211), "sendmmsg": (307, 269), "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "semop": (65, 193), "msgget": (68, 186),
-    "msgsnd": (69, 189), "msgrcv": (70, 188), "mq_open": (240, 180),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219),
-    "add_key": (248, 217), "request_key": (249, 218), "open_by_handle_at": (304, 265), "unshare": (272, 97),
-    "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
+    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "semop": (65, 193),
+    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "mq_open": (240, 180),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+    "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),
+    "open_by_handle_at": (304, 265), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40),
+    "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "init_module": (175, 105),
+    "finit_module": (313, 273), "kexec_load": (246, 104),
 }  # fmt: skip
 """Calls that fail, with their numbers on x86-64 and arm64: sockets; processes and programs; other
 processes; memory and queues that processes share; and parts of the kernel that a parser does not

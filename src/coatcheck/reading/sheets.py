@@ -242,7 +242,8 @@ def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
         parts.append(data)
         if above:
             notes.append(
-                f"{count(above, 'row')} above the header of {json.dumps(sheet.name, ensure_ascii=False)} left out"
+                f"{count(above, 'row')} above the header of "
+                f"{json.dumps(sheet.name, ensure_ascii=False)} left out"
             )
     return {"raw": b"".join(parts), "sheets": found, "note": "; ".join(notes[:5])}
 

@@ -56,7 +56,8 @@ MAX_SQL: Final = 50_000
 _POINTER: Final = re.compile(r'"(art:[0-9a-f]{12,64})"')
 _SKIPPED: Final = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _STARTS: Final = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:SELECT|WITH|FROM|VALUES|DESCRIBE|SUMMARIZE|PIVOT|UNPIVOT|TABLE)\b",
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:SELECT|WITH|FROM|VALUES|DESCRIBE|SUMMARIZE|PIVOT|UNPIVOT"
+    r"|TABLE)\b",
     re.DOTALL | re.IGNORECASE,
 )
 _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "application/parquet")
@@ -75,8 +76,9 @@ _INSTEAD: Final = 'read it with grep="…" or lines="1:80"; ' + _TABULAR
 
 _LOADING: Final = (
     "temp_directory=''", "max_temp_directory_size='0KiB'", "autoinstall_known_extensions=false",
-    "autoload_known_extensions=false", "allow_community_extensions=false", "allow_persistent_secrets=false",
-    "python_enable_replacements=false", "enable_external_file_cache=false",
+    "autoload_known_extensions=false", "allow_community_extensions=false",
+    "allow_persistent_secrets=false", "python_enable_replacements=false",
+    "enable_external_file_cache=false",
 )  # fmt: skip
 _LOCKING: Final = (
     "disabled_filesystems='LocalFileSystem'",
@@ -87,8 +89,9 @@ _TABLE_FUNCTIONS: Final = frozenset(
     {"range", "generate_series", "unnest", "repeat", "repeat_row", "json_each", "json_tree"}
 )
 _FORBIDDEN: Final = frozenset(
-    {"getenv", "current_setting", "getvariable", "write_log", "parse_duckdb_log_message", "sleep_ms", "pg_sleep",
-     "nextval", "currval", "setval", "json_serialize_plan", "json_execute_serialized_sql", "query", "query_table"}
+    {"getenv", "current_setting", "getvariable", "write_log", "parse_duckdb_log_message",
+     "sleep_ms", "pg_sleep", "nextval", "currval", "setval", "json_serialize_plan",
+     "json_execute_serialized_sql", "query", "query_table"}
 )  # fmt: skip
 # DuckDB aborts if it cannot read these.
 _MACHINE: Final = ("/proc/self/cgroup", "/sys/fs/cgroup", "/sys/devices/system/cpu")
@@ -305,7 +308,8 @@ def _result(reply: Mapping[str, Any], limits: SqlLimits, notes: list[str]) -> Qu
     if reply["more"]:
         if not rows:
             raise LimitExceeded(
-                f"the first row alone has {int(reply['widest']):,} characters, the limit is {limits.chars:,}",
+                f"the first row alone has {int(reply['widest']):,} characters, "
+                f"the limit is {limits.chars:,}",
                 hint="select fewer columns, or a part of a long one: substr(column, 1, 1000)",
             )
         notes.append("more rows are left out; use WHERE, LIMIT … OFFSET, or aggregate")

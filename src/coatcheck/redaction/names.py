@@ -16,18 +16,21 @@ _DIGIT: Final = lazy_pattern("[0-9]")
 # Each name is found by its rarest letters, to which `re` skips ahead; then the letters before them
 # are checked.
 _WORDS: Final = {
-    "ken": "token", "key": "key", "kie": "cookie", "word": "password", "wort": "password", "wd": "password",
-    "phrase": "passphrase", "cret": "secret", "uth": "auth", "uthorization": "authorization", "bearer": "bearer",
-    "psessid": "secret", "jsessionid": "secret", "g": "signature", "gnature": "signature", "ss": "password",
+    "ken": "token", "key": "key", "kie": "cookie", "word": "password", "wort": "password",
+    "wd": "password", "phrase": "passphrase", "cret": "secret", "uth": "auth",
+    "uthorization": "authorization", "bearer": "bearer", "psessid": "secret",
+    "jsessionid": "secret", "g": "signature", "gnature": "signature", "ss": "password",
 }  # fmt: skip
 _WORD_OF_NAME: Final = (
-    r"k(?:en(?<=token)|ey|ie(?<=cookie))|w(?:or[dt](?<=passwor[dt])|d(?<=passwd)|d(?<=pwd))|phrase(?<=passphrase)"
-    r"|cret(?<=secret)|uth(?<=auth)(?:orization)?|bearer|psessid|jsessionid|g(?<=sig)(?<![a-z]sig)|gnature(?<=signature)"
+    r"k(?:en(?<=token)|ey|ie(?<=cookie))|w(?:or[dt](?<=passwor[dt])|d(?<=passwd)|d(?<=pwd))"
+    r"|phrase(?<=passphrase)"
+    r"|cret(?<=secret)|uth(?<=auth)(?:orization)?|bearer|psessid|jsessionid|g(?<=sig)(?<![a-z]sig)"
+    r"|gnature(?<=signature)"
     r"|ss(?<=pass)"
 )
 _KEYS: Final = (
-    "api", "access", "account", "auth", "private", "encryption", "signing", "master", "session", "client", "secret",
-    "subscription", "hmac", "jwt", "service", "storage",
+    "api", "access", "account", "auth", "private", "encryption", "signing", "master", "session",
+    "client", "secret", "subscription", "hmac", "jwt", "service", "storage",
 )  # fmt: skip
 _TAILS: Final = (
     "value|text|string|plain|base64|b64|data|prod|dev|test|live|old|new"  # as in `client-key-data`
@@ -36,12 +39,14 @@ _NAME_SUFFIX: Final = rf"(?:[ _.-]?(?:{_TAILS}|\d{{1,2}}))?"
 _NAME: Final = lazy_pattern(
     rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}"
     r"(?:(?:\\{0,4}[\"'`]\]?)?[ \t]{0,8}"
-    r"(?:(?P<sep>:[ \t]?[a-z][\w.\[\]?]{0,24}+(?: \| [\w.\[\]]{1,24}+){0,2}+[ \t]{0,2}=(?=[ \t]{0,4}\\{0,4}[\"'])"
+    r"(?:(?P<sep>:[ \t]?[a-z][\w.\[\]?]{0,24}+(?: \| [\w.\[\]]{1,24}+){0,2}+[ \t]{0,2}="
+    r"(?=[ \t]{0,4}\\{0,4}[\"'])"
     r"|=>|:=|==?|:|>)|(?P<comma>(?<=[\"'`]),(?=[ \t]{0,4}\\{0,4}[\"'])"
     r"(?:[ \t]{0,4}\\{0,4}[\"']value\\{0,4}[\"'][ \t]{0,4}:)?))[ \t]{0,8}"
     r"|(?P<blank>[ \t]{1,4}))"
     r"(?:(?:!{1,2}[a-z]{1,16}[ \t]{1,4}(?=[|>]))?(?P<block>[|>][+-]?[0-9]?[+-]?)?[ \t]{0,8}"
-    r"(?P<newline>\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:[ \t]{0,40}(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n))?[ \t]{0,40})?"
+    r"(?P<newline>\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:[ \t]{0,40}(?:\r?\n"
+    r"|(?:\\{1,4}r)?\\{1,4}n))?[ \t]{0,40})?"
     r"(?P<open>\\{0,4}[\"'`])?"
 )
 _WHOLE_NAME: Final = lazy_pattern(rf"(?P<word>{_WORD_OF_NAME}){_NAME_SUFFIX}\Z")
@@ -53,7 +58,8 @@ _BARE: Final = lazy_pattern(r"[^\s\"'`,;&<>(){}\\]*+")
 _BARE_LINE: Final = lazy_pattern(r"(?:[^\s\"'`\\]|\\(?![nrt\"'\\]))*+")
 _HEADER: Final = lazy_pattern(r"[^\n\r\"'\\]*+")
 _SCHEME: Final = lazy_pattern(
-    r"(?:bearer|basic|token|negotiate|apikey|bot|(?P<several>digest|signature|aws4-hmac-sha256))[ \t]{1,4}"
+    r"(?:bearer|basic|token|negotiate|apikey|bot|(?P<several>digest|signature"
+    r"|aws4-hmac-sha256))[ \t]{1,4}"
 )
 _LINE: Final = lazy_pattern(r"[^\n\r\\]*+")
 _OPAQUE: Final = lazy_pattern(r"[\w.~+/=%-]*+", re.ASCII)
@@ -63,14 +69,18 @@ _ATTRIBUTES: Final = frozenset(
 )
 _PASSWORDS: Final = frozenset({"password", "passphrase"})
 _DULL_BEFORE: Final = (
-    "page", "next", "continuation", "sync", "cancellation", "stop", "eos", "bos", "pad", "unk", "sep", "cls", "mask",
-    "special", "input", "output", "public", "image",
+    "page", "next", "continuation", "sync", "cancellation", "stop", "eos", "bos", "pad", "unk",
+    "sep", "cls", "mask", "special", "input", "output", "public", "image",
 )  # fmt: skip
 _NO_SECRET: Final = lazy_pattern(
-    r"(?:null|none|nil|undefined|true|false|yes|no|string|str|text|number|int|integer|bool|boolean|bytes|object|any|required"
-    r"|optional|password|passwd|pass|secret|token|hidden|redacted|removed|masked|example|placeholder|changeme|empty|unset"
-    r"|disabled|enabled|default|same-origin|include|omit|unknown|missing|invalid|expired|bearer|basic|x{3,}|your[_-].*)\Z"
-    r"|\$[\w{(]\w*[})]?\Z|\$\{|\$\(|[{<\[]|%[s(]|%\w+%\Z|[*•.…x_-]{3,}\Z|art:[0-9a-f]{12}|[a-z][a-z0-9+.-]{1,15}://"
+    r"(?:null|none|nil|undefined|true|false|yes|no|string|str|text|number|int|integer|bool|boolean"
+    r"|bytes|object|any|required"
+    r"|optional|password|passwd|pass|secret|token|hidden|redacted|removed|masked|example"
+    r"|placeholder|changeme|empty|unset"
+    r"|disabled|enabled|default|same-origin|include|omit|unknown|missing|invalid|expired|bearer"
+    r"|basic|x{3,}|your[_-].*)\Z"
+    r"|\$[\w{(]\w*[})]?\Z|\$\{|\$\(|[{<\[]|%[s(]|%\w+%\Z|[*•.…x_-]{3,}\Z|art:[0-9a-f]{12}"
+    r"|[a-z][a-z0-9+.-]{1,15}://"
     r"|(?:~|\.{1,2})?/(?:[\w.-]{1,24}/){1,16}|[a-z]:\\"
 )
 _MEMBER: Final = lazy_pattern(r"[a-z_]\w{0,24}(?:(?:\.|->|::)[a-z_]\w{0,24}){1,8}\Z")
@@ -84,7 +94,8 @@ _STRONG: Final = lazy_pattern(
     r"(?=[^A-Z]*[A-Z])(?=[^a-z]*[a-z])(?=\D*\d\D*\d)[\w!@#$%^&*+~?-]{10,64}", re.ASCII
 )  # a word
 _CONNECTION: Final = lazy_pattern(
-    r"(?:server|host|data source|database|initial catalog|user(?: ?id|name)?|uid)[ \t]?=[^;\n=]{1,128};"
+    r"(?:server|host|data source|database|initial catalog|user(?: ?id|name)?"
+    r"|uid)[ \t]?=[^;\n=]{1,128};"
 )
 _REST_OF_LINE: Final = lazy_pattern(r"[ \t]{0,8}(?:\r?\n|\\{1,4}[nr\"']|[\"'`]|\Z)")
 _BLOCK_LINE_END: Final = lazy_pattern(r"\r?\n|\Z")
@@ -93,14 +104,18 @@ _LONGEST_INDENT: Final = 128
 _BLOCK_LINES: Final = 100
 _LONGEST_BLOCK: Final = 16_384
 _PASS_OF: Final = (
-    "db", "database", "sql", "pg", "postgres", "mongo", "redis", "smtp", "mail", "imap", "ftp", "ssh", "admin", "root",
-    "user", "usr", "login", "auth", "sudo", "wifi", "proxy", "http", "https", "ldap", "api", "app", "rabbitmq", "amqp",
-    "mqtt", "service", "account", "keystore", "key", "cert", "jdbc", "git", "registry", "docker", "master", "vpn",
+    "db", "database", "sql", "pg", "postgres", "mongo", "redis", "smtp", "mail", "imap", "ftp",
+    "ssh", "admin", "root", "user", "usr", "login", "auth", "sudo", "wifi", "proxy", "http",
+    "https", "ldap", "api", "app", "rabbitmq", "amqp", "mqtt", "service", "account", "keystore",
+    "key", "cert", "jdbc", "git", "registry", "docker", "master", "vpn",
 )  # fmt: skip
 _PROSE: Final = lazy_pattern(
-    r"(?<![\w'])(?:your?|the|must|enter|please|is|are|was|for|to|at|of|in|and|or|not?|with|has|have|be|an?|new|current|old"
-    r"|confirm|forgot(?:ten)?|required|invalid|incorrect|wrong|characters?|minimum|reset|change|this|that|it|from|by|on"
-    r"|should|can(?:not)?|if|when|will|we|users?|login|type|use|using|between|least|must|der|die|das|und|oder|ein|eine"
+    r"(?<![\w'])(?:your?|the|must|enter|please|is|are|was|for|to|at|of|in|and|or|not?|with|has"
+    r"|have|be|an?|new|current|old"
+    r"|confirm|forgot(?:ten)?|required|invalid|incorrect|wrong|characters?|minimum|reset|change"
+    r"|this|that|it|from|by|on"
+    r"|should|can(?:not)?|if|when|will|we|users?|login|type|use|using|between|least|must|der|die"
+    r"|das|und|oder|ein|eine"
     r"|le|la|les|de|el)(?![\w'])|passw|secret|token|credential|\{|%[sd]|<"
 )
 

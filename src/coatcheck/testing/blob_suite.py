@@ -51,7 +51,8 @@ class Suite(metaclass=_Sealing):
         for name, test in kept.items():
             if getattr(cls, name, None) is not test:
                 raise TypeError(
-                    f"{cls.__name__} cannot override {name}: a backend must pass the suite unchanged"
+                    f"{cls.__name__} cannot override {name}: a backend must pass the suite "
+                    "unchanged"
                 )
         for name, value in vars(cls).items():
             if name not in kept and not suite:

@@ -516,8 +516,9 @@ class CatalogSuite(RecordSuite, suite=True):
         for name, parent, at in rows:
             catalog.open_session(SessionInfo(name, parent, created=at, used=at))
         filters = [
-            SessionFilter(), SessionFilter(contains="b"), SessionFilter(contains="%"), SessionFilter(contains="\0"),
-            SessionFilter(without=("x:", "ab")), SessionFilter(roots=True), SessionFilter(parents=("a", "é\0")),
+            SessionFilter(), SessionFilter(contains="b"), SessionFilter(contains="%"),
+            SessionFilter(contains="\0"), SessionFilter(without=("x:", "ab")),
+            SessionFilter(roots=True), SessionFilter(parents=("a", "é\0")),
             SessionFilter(parents=()), SessionFilter(used_after=4.0),
             SessionFilter(roots=True, contains="a", used_after=1.0),
         ]  # fmt: skip
@@ -537,9 +538,10 @@ class CatalogSuite(RecordSuite, suite=True):
     def test_what_was_put_is_found_with_all_of_its_attributes(
         self, catalog: Catalog, others: Catalog
     ) -> None:
-        put = entry("x", name="n", tool="t", call_id="c", producer="planner", parents=("a" * 64, "b" * 12),
-                    summary="line ☃", created=5.25, expires=99.5, pinned=True, granted_by="g", codec="json",
-                    media_type="text/x", kind="log", metadata_json='{"a":1}')  # fmt: skip
+        put = entry("x", name="n", tool="t", call_id="c", producer="planner",
+                    parents=("a" * 64, "b" * 12), summary="line ☃", created=5.25, expires=99.5,
+                    pinned=True, granted_by="g", codec="json", media_type="text/x", kind="log",
+                    metadata_json='{"a":1}')  # fmt: skip
         assert catalog.put(put)
         for reader in (catalog, others):
             (found,) = reader.find("s")
@@ -1365,9 +1367,10 @@ class CatalogSuite(RecordSuite, suite=True):
         catalog.close()
         catalog.close()
         for use in (
-            lambda: catalog.find("s"), lambda: catalog.session("s"), lambda: catalog.put(entry("y")),
-            lambda: catalog.totals(), lambda: catalog.remove("s"), lambda: catalog.blob("0" * 64),
-            lambda: catalog.claim(SessionInfo("s"), "a", at=1.0), lambda: catalog.records("s", "x"),
+            lambda: catalog.find("s"), lambda: catalog.session("s"),
+            lambda: catalog.put(entry("y")), lambda: catalog.totals(), lambda: catalog.remove("s"),
+            lambda: catalog.blob("0" * 64), lambda: catalog.claim(SessionInfo("s"), "a", at=1.0),
+            lambda: catalog.records("s", "x"),
         ):  # fmt: skip
             with pytest.raises(StoreClosed):
                 use()

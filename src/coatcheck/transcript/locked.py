@@ -77,8 +77,8 @@ class LockedFile:
         fmt = self.layout.format.name if self.layout.format else None
         backup = str(self.file.backup) if self.file.has_backup() else None
         return FileReport(
-            str(self.file.path), status, fmt, self.count, bytes_before=self.size, bytes_after=after, backup=backup,
-            **fields,
+            str(self.file.path), status, fmt, self.count, bytes_before=self.size, bytes_after=after,
+            backup=backup, **fields,
         )  # fmt: skip
 
 

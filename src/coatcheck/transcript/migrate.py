@@ -230,4 +230,7 @@ def _carried_over(path: str, deadline: float, *, durable: bool) -> str:
                 return left
             time.sleep(SETTLING)
     except (CoatcheckError, OSError) as error:
-        return f"lines that were written to the file as it was before were not moved ({error}): run again"
+        return (
+            f"lines that were written to the file as it was before were not moved ({error}): "
+            "run again"
+        )

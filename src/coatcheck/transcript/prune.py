@@ -172,8 +172,8 @@ def prune(
     are_lines = any(found is not messages[number] for number, found in inner.items())
     given = list(inner.values()) if are_lines else messages
     cutter = _Cutter(
-        given, fmt, Placeholders(session, pinned, read_tool, redact), count, max_tokens, low_water, keep_turns,
-        folds=fold, least_saved=least_saved,
+        given, fmt, Placeholders(session, pinned, read_tool, redact), count, max_tokens, low_water,
+        keep_turns, folds=fold, least_saved=least_saved,
     )  # fmt: skip
     done = cutter.pruned()
     return _in_lines(done, messages, inner, fmt) if are_lines else done
@@ -308,7 +308,8 @@ class _Cutter:
         if total > self.max_tokens:
             raise LimitExceeded(
                 f"the messages need at least {total:,} tokens, the budget is {self.max_tokens:,}",
-                hint="externalize results before they are sent, keep fewer turns, or raise the budget",
+                hint="externalize results before they are sent, keep fewer turns, "
+                "or raise the budget",
             )
         final = self._rendered(cut, len(self.messages), store=True)
         pairs = list(zip(final.messages, final.origin, strict=True))

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from coatcheck.errors import CODES, CoatcheckError
 
 Status = Literal[
-    "externalized", "would shrink", "unchanged", "no transcript", "rehydrated", "verified", "restored", "forgotten",
-    "failed",
+    "externalized", "would shrink", "unchanged", "no transcript", "rehydrated", "verified",
+    "restored", "forgotten", "failed",
 ]  # fmt: skip
 
 

@@ -90,13 +90,15 @@ class SlimFile(LockedFile):
         late = self.file.late_bytes()
         if late:
             problems.append(
-                f"{late} bytes were written to a file that this one replaced; run externalize or undo again"
+                f"{late} bytes were written to a file that this one replaced; "
+                "run externalize or undo again"
             )
         if not self._known and any(
             one.segments for each in self.sessions for one in manifests(self._store, each)
         ):
             problems.append(
-                "the file was edited or damaged since it was externalized: its bytes cannot be proved"
+                "the file was edited or damaged since it was externalized: "
+                "its bytes cannot be proved"
             )
         masked = _MASKED if self._manifest.masked else ""
         note = masked if self._known else "no record of the original bytes"
@@ -252,7 +254,8 @@ def forgotten(file: SwapFile, handle: int, store: Store, *, force: bool) -> File
     if named and not force:
         raise InvalidArgument(
             f"{clip(file.path.name)} still has refs to its artifacts",
-            hint="rehydrate or undo it first, delete it, or use force: its stubs then point nowhere",
+            hint="rehydrate or undo it first, delete it, or use force: "
+            "its stubs then point nowhere",
         )
     sessions = named | dict.fromkeys(sessions_for(store, file.real_path))
     clean_up(file, store, sessions)

@@ -65,7 +65,8 @@ SETTLING: Final = (
     0.02  # seconds: a process that found the old file just before the rename has opened it by then
 )
 _STILL_OPEN: Final = (
-    "another process may still write to the file as it was before: what it writes is kept beside the file, "
+    "another process may still write to the file as it was before: "
+    "what it writes is kept beside the file, "
     "and the next run moves it here"
 )
 _UNKNOWN: Final = (
@@ -487,7 +488,10 @@ class SwapFile:
                 if is_final and is_moved:
                     self._remove_old(old, handle)
                 elif is_final:
-                    note = f"a process rewrote the file as it was before: see {clip(self._old_path(old), 300)}"
+                    note = (
+                        "a process rewrote the file as it was before: "
+                        f"see {clip(self._old_path(old), 300)}"
+                    )
                 else:
                     note = note or _STILL_OPEN
         return note
@@ -524,7 +528,8 @@ class SwapFile:
                 raise
             if is_open_for_writing(old):
                 raise StoreUnavailable(
-                    f"{clip(self._name)} is open in another process, and its file system has no hard links",
+                    f"{clip(self._name)} is open in another process, "
+                    "and its file system has no hard links",
                     hint="nothing was changed: try again when that process has closed it",
                 ) from None
             return None
