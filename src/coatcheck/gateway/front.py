@@ -360,8 +360,10 @@ class _Call:
         elif self._settings.token is not None and not self._has_access(given, self._settings.token):
             return (
                 401,
-                ("the gateway's token is missing or wrong; it is part of the address that the "
-                "gateway prints"),
+                (
+                    "the gateway's token is missing or wrong; it is part of the address that the "
+                    "gateway prints"
+                ),
             )
         prove(self._scope)
         return None

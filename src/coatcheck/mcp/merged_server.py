@@ -169,35 +169,38 @@ class MergedServer:
             one: asyncio.create_task(one.own.ask("initialize", params, _TIMEOUT))
             for one in self._live()
         }
-        waiting = set(tasks.values())
         try:
-            while waiting and not any(
-                one.done() and one.exception() is None for one in tasks.values()
-            ):
-                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if waiting:
-                await asyncio.wait(waiting, timeout=self._patience)
+            await self._wait_for_answers(tasks.values())
         finally:
             for task in tasks.values():
                 task.cancel()
+        answers = await asyncio.gather(*tasks.values(), return_exceptions=True)
         results: dict[str, dict[str, Any]] = {}
-        for member, answer in zip(
-            tasks, await asyncio.gather(*tasks.values(), return_exceptions=True), strict=True
-        ):
-            error = UpstreamFailed(f"{member.name} refused the handshake")
+        for member, answer in zip(tasks, answers, strict=True):
             if isinstance(answer, Message) and isinstance(answer.body.get("result"), dict):
                 results[member.name] = answer.result
                 capabilities = answer.result.get("capabilities")
                 member.capabilities = capabilities if isinstance(capabilities, dict) else {}
                 continue
-            if isinstance(answer, asyncio.CancelledError):
+            error = UpstreamFailed(f"{member.name} refused the handshake")
+            if isinstance(answer, UpstreamFailed):
+                error = answer
+            elif isinstance(answer, asyncio.CancelledError):
                 error = UpstreamFailed(
                     "no answer to the handshake in time", hint="run it behind its own proxy"
                 )
-            self._drop(member, answer if isinstance(answer, UpstreamFailed) else error)
+            self._drop(member, error)
             await member.upstream.close()
         self._check_live()
         return merged_handshake(results, str(params.get("protocolVersion")))
+
+    async def _wait_for_answers(self, tasks: Collection[asyncio.Task[Message]]) -> None:
+        """Wait until a server has answered, and then a while longer for the others."""
+        waiting = set(tasks)
+        while waiting and not any(one.done() and one.exception() is None for one in tasks):
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._patience)
 
     async def _complete(self, message: Message, request_id: Id) -> Message | None:
         ref, member = message.params.get("ref"), None

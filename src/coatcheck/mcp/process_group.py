@@ -10,6 +10,7 @@ ends by itself are ended the same way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -99,10 +100,8 @@ def _end_group(child: int, status: int | None) -> int:
         time.sleep(_POLL)
     while others := _others():
         for one in others:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         status = _ended(child) if status is None else status
         time.sleep(_POLL)
     return 128 + signal.SIGKILL if status is None else status

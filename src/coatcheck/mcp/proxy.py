@@ -298,15 +298,10 @@ class Relay:
 
     async def _route(self, message: Message) -> Message | None:
         """Pass a message on, or return the response to it."""
-        request_id = wire.id_of(message.params.get("requestId"))
         if message.is_response and message.id is not None:
             self._asked.discard(message.id)
-        elif message.method == "notifications/cancelled" and request_id is not None:
-            task = self.tasks.of(request_id)
-            if task is not None and task.cancel():  # it was not sent yet
-                return None
-            if (pending := self._pending.pop(request_id, None)) is not None:
-                _remember(self._cancelled, request_id, pending)
+        elif message.method == "notifications/cancelled" and self._cancel(message):
+            return None
         if not message.is_request or message.id is None:
             await self._upstream.send(message)
         elif message.method == "tools/call" and self._needs_work(message):
@@ -318,6 +313,20 @@ class Relay:
         else:
             await self._forward(message)
         return None
+
+    def _cancel(self, message: Message) -> bool:
+        """Cancel a request of the client. Return whether that is done: the server has not received
+        the request yet."""
+        request_id = wire.id_of(message.params.get("requestId"))
+        if request_id is None:
+            return False
+        task = self.tasks.of(request_id)
+        if task is not None and task.cancel():
+            return True
+        pending = self._pending.pop(request_id, None)
+        if pending is not None:
+            _remember(self._cancelled, request_id, pending)
+        return False
 
     async def _forward(self, message: Message) -> None:
         assert message.id is not None
@@ -489,22 +498,23 @@ class Relay:
             now = time.monotonic()
             for pending in self._pending.values() if self._asked else ():
                 pending.until = max(pending.until, now + self._timeout)
-            for one in [one for one, pending in self._pending.items() if pending.until <= now]:
-                if (
-                    late := self._pending.pop(one, None)
-                ) is not None:  # it may have been answered meanwhile
-                    text = f"no answer to {late.method} in {self._timeout:g} seconds"
-                    await self._send(
-                        wire.failure(
-                            one, UpstreamFailed(text, hint="try again, or raise --timeout")
-                        )
-                    )
-                    if late.method != "initialize":
-                        params = {"requestId": one, "reason": "timeout"}
-                        with contextlib.suppress(UpstreamFailed):
-                            await self._upstream.send(
-                                wire.notification("notifications/cancelled", params)
-                            )
+            late = [one for one, pending in self._pending.items() if pending.until <= now]
+            for request_id in late:
+                await self._time_out(request_id)
+
+    async def _time_out(self, request_id: Id | None) -> None:
+        """Fail a request, and cancel it at the server."""
+        pending = self._pending.pop(request_id, None)
+        if pending is None:  # it was answered meanwhile
+            return
+        text = f"no answer to {pending.method} in {self._timeout:g} seconds"
+        error = UpstreamFailed(text, hint="try again, or raise --timeout")
+        await self._send(wire.failure(request_id, error))
+        if pending.method == "initialize":  # it cannot be cancelled
+            return
+        params = {"requestId": request_id, "reason": "timeout"}
+        with contextlib.suppress(UpstreamFailed):
+            await self._upstream.send(wire.notification("notifications/cancelled", params))
 
     async def _send(self, message: Message) -> None:
         await self._to_client(message.raw)

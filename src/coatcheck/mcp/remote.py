@@ -296,13 +296,18 @@ class RemoteServer:
         elif message.method == "resources/unsubscribe":
             self._lasting.pop(setting.replace("unsubscribe", "subscribe", 1), None)
         elif message.method == "tools/list" and _version_of(message) is not None:
-            from mcp.shared import inbound  # slow to import, and only newer clients need it
+            self._learn_headers(result.get("tools"))
 
-            tools = result.get("tools")
-            for tool in tools if isinstance(tools, list) else []:
-                schema = tool.get("inputSchema") if isinstance(tool, dict) else None
-                if isinstance(schema, dict) and inbound.find_invalid_x_mcp_header(schema) is None:
-                    self._tool_headers[str(tool.get("name"))] = inbound.x_mcp_header_map(schema)
+    def _learn_headers(self, tools: object) -> None:
+        """Note which arguments of the listed tools are sent as headers too."""
+        from mcp.shared import inbound  # slow to import, and only newer clients need it
+
+        if not isinstance(tools, list):
+            return
+        for tool in tools:
+            schema = tool.get("inputSchema") if isinstance(tool, dict) else None
+            if isinstance(schema, dict) and inbound.find_invalid_x_mcp_header(schema) is None:
+                self._tool_headers[str(tool.get("name"))] = inbound.x_mcp_header_map(schema)
 
     async def _get(self, exchange: _Exchange) -> bool:
         """Read the event stream of an exchange after its last event. Return whether the server may

@@ -454,19 +454,12 @@ def _note(ref: Ref, shown: str, **parameters: str) -> dict[str, Any]:
 def complete(session: Session, params: types.CompleteRequestParams) -> types.CompleteResult:
     """Return completions for an argument of a template, the likeliest first, and their total
     number."""
-    template, argument, found = getattr(params.ref, "uri", ""), params.argument, list[str]()
+    template, argument = getattr(params.ref, "uri", ""), params.argument
+    found: list[str] = []
     if template == _BY_ID.uri_template and argument.name == "id":
-        wanted = argument.value.strip().lower().removeprefix("art:").lstrip("/")
-        ids = dict.fromkeys(ref.artifact_id for ref in session.list(limit=_RECENT))
-        found = [one for one in ids if one.startswith(wanted)]
+        found = _matching_ids(session, argument.value)
     elif template == _BY_NAME.uri_template and argument.name == "name":
-        wanted = unquote(argument.value).lower()
-        names = dict.fromkeys(ref.name for ref in session.list(limit=_RECENT) if ref.name)
-        matching = [name for name in names if wanted in name.lower()]
-        found = [
-            quote(one, safe=" ")
-            for one in sorted(matching, key=lambda one: not one.lower().startswith(wanted))
-        ]
+        found = _matching_names(session, argument.value)
     shown: list[str] = []
     room = _COMPLETED
     for one in found[:_COMPLETIONS]:
@@ -475,6 +468,22 @@ def complete(session: Session, params: types.CompleteRequestParams) -> types.Com
             room -= len(one)
     completion = types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
     return types.CompleteResult(completion=completion)
+
+
+def _matching_ids(session: Session, text: str) -> list[str]:
+    """Return the ids that begin with a text, with or without the scheme."""
+    wanted = text.strip().lower().removeprefix("art:").lstrip("/")
+    ids = dict.fromkeys(ref.artifact_id for ref in session.list(limit=_RECENT))
+    return [one for one in ids if one.startswith(wanted)]
+
+
+def _matching_names(session: Session, text: str) -> list[str]:
+    """Return the names that contain a text, quoted for a URI; those that begin with it first."""
+    wanted = unquote(text).lower()
+    names = dict.fromkeys(ref.name for ref in session.list(limit=_RECENT) if ref.name)
+    matching = [name for name in names if wanted in name.lower()]
+    matching.sort(key=lambda name: not name.lower().startswith(wanted))
+    return [quote(name, safe=" ") for name in matching]
 
 
 # Serving

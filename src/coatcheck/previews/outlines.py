@@ -91,8 +91,10 @@ _LANGUAGES: Final = tuple(
         ("java", r"^package [a-z][\w.]{0,80};|^import java\."),
         (
             "typescript",
-            (r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}"
-            r"|[^\n]{0,80}\): (?:void|Promise<))"),
+            (
+                r"^(?:import type |(?:export )?(?:interface|type) \w{1,80}"
+                r"|[^\n]{0,80}\): (?:void|Promise<))"
+            ),
         ),
         ("javascript", r"^(?:import [^\n]{0,200} from |(?:const|let|var) \w|(?:async )?function )"),
         ("c", r"^#include\b"),

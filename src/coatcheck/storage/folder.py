@@ -514,8 +514,10 @@ class FolderCatalog(SqliteCatalog):
             self._run("DELETE FROM meta WHERE key = :key", {"key": _LOST})
         pages = f"{found['value']} page" + ("" if found["value"] == 1 else "s")
         return [
-            ("the end of the write-ahead log was missing or damaged: "
-            f"the changes in its last {pages} are lost")
+            (
+                "the end of the write-ahead log was missing or damaged: "
+                f"the changes in its last {pages} are lost"
+            )
         ]
 
     # Read-only file systems

@@ -59,8 +59,10 @@ _TABLES = (
         PRIMARY KEY (session, digest))
         WITHOUT ROWID""",
     "CREATE INDEX held_by_session ON held (session, expires)",
-    ("CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT)"
-    " WITHOUT ROWID"),
+    (
+        "CREATE TABLE followed (session TEXT PRIMARY KEY, created REAL, seq INTEGER, digest TEXT)"
+        " WITHOUT ROWID"
+    ),
     "CREATE TABLE held_count (session TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID",
     """CREATE TRIGGER held_more AFTER INSERT ON held BEGIN
         INSERT INTO held_count VALUES (new.session, 1) ON CONFLICT

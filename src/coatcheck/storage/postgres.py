@@ -368,11 +368,15 @@ _TABLES: Final = (
         request bytea, metadata_json bytea, gone text, PRIMARY KEY (session_key, seq))""",
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, sha256(name), seq) WHERE name IS NOT NULL",
-    ("CREATE INDEX ref_by_expiry ON ref (tenant, expires)"
-    " WHERE expires IS NOT NULL AND gone IS NULL"),
+    (
+        "CREATE INDEX ref_by_expiry ON ref (tenant, expires)"
+        " WHERE expires IS NOT NULL AND gone IS NULL"
+    ),
     "CREATE INDEX ref_of_blob ON ref (tenant, digest)",
-    ("CREATE INDEX ref_by_grant ON ref (tenant, sha256(granted_by), digest)"
-    " WHERE granted_by IS NOT NULL"),
+    (
+        "CREATE INDEX ref_by_grant ON ref (tenant, sha256(granted_by), digest)"
+        " WHERE granted_by IS NOT NULL"
+    ),
     # The notes of the store itself have the session key 0.
     """CREATE TABLE note (
         tenant text NOT NULL, session_key bigint NOT NULL, key text COLLATE "C" NOT NULL,
@@ -384,11 +388,15 @@ _TABLES: Final = (
         first int NOT NULL, last int NOT NULL, start bigint NOT NULL, stop bigint NOT NULL,
         words tsvector NOT NULL)""",
     "CREATE INDEX passage_by_digest ON passage (tenant, digest)",
-    ("CREATE INDEX passage_by_session ON passage (tenant, sha256(session_id))"
-    " WHERE session_id <> ''"),
+    (
+        "CREATE INDEX passage_by_session ON passage (tenant, sha256(session_id))"
+        " WHERE session_id <> ''"
+    ),
     "CREATE INDEX passage_words ON passage USING gin (words)",
-    ("CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL,"
-    " PRIMARY KEY (tenant, digest))"),
+    (
+        "CREATE TABLE indexed (tenant text NOT NULL, digest bytea NOT NULL,"
+        " PRIMARY KEY (tenant, digest))"
+    ),
     """CREATE TABLE held (tenant text NOT NULL, session_id bytea NOT NULL, digest bytea NOT NULL,
         label bytea NOT NULL, expires float8)""",
     "CREATE UNIQUE INDEX held_by_session ON held (tenant, sha256(session_id), digest)",
@@ -631,8 +639,10 @@ _SECURED: Final = tuple(
     for statement in (
         f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
         f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
-        (f"CREATE POLICY own_tenant ON {table}"
-        " USING (tenant = current_setting('coatcheck.tenant', true))"),
+        (
+            f"CREATE POLICY own_tenant ON {table}"
+            " USING (tenant = current_setting('coatcheck.tenant', true))"
+        ),
     )
 )
 STEPS: Final[list[Step]] = [

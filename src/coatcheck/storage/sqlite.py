@@ -65,29 +65,35 @@ _DEVELOPMENT_IDS: Final = (0x434F4143, 0x434F4154)  # of stores in formats that 
 # A store is compared with these texts byte for byte, so their line breaks must not change.
 _TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
-    ("CREATE TABLE session (\n"
-    "        session_key INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE,"
-    " parent TEXT, ttl REAL, quota INTEGER,\n"
-    "        created REAL NOT NULL, used REAL NOT NULL,"
-    " used_bytes INTEGER NOT NULL DEFAULT 0,\n"
-    "        next_seq INTEGER NOT NULL DEFAULT 1)"),
-    ("CREATE TABLE blob (\n"
-    "        blob_key INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
-    " size INTEGER NOT NULL, coding TEXT NOT NULL,\n"
-    "        place TEXT NOT NULL, frames BLOB NOT NULL, refs INTEGER NOT NULL,"
-    " used REAL NOT NULL)"),
+    (
+        "CREATE TABLE session (\n"
+        "        session_key INTEGER PRIMARY KEY, session_id TEXT NOT NULL UNIQUE,"
+        " parent TEXT, ttl REAL, quota INTEGER,\n"
+        "        created REAL NOT NULL, used REAL NOT NULL,"
+        " used_bytes INTEGER NOT NULL DEFAULT 0,\n"
+        "        next_seq INTEGER NOT NULL DEFAULT 1)"
+    ),
+    (
+        "CREATE TABLE blob (\n"
+        "        blob_key INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
+        " size INTEGER NOT NULL, coding TEXT NOT NULL,\n"
+        "        place TEXT NOT NULL, frames BLOB NOT NULL, refs INTEGER NOT NULL,"
+        " used REAL NOT NULL)"
+    ),
     "CREATE INDEX blob_unreferenced ON blob (blob_key) WHERE refs = 0",
     "CREATE TABLE content (blob_key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    ("CREATE TABLE ref (\n"
-    "        session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL,"
-    " size INTEGER NOT NULL, name TEXT,\n"
-    "        codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL,"
-    " tool TEXT, call_id TEXT,\n"
-    "        producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL,"
-    " created REAL NOT NULL, expires REAL,\n"
-    "        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, metadata_json TEXT,"
-    " gone TEXT,\n"
-    "        PRIMARY KEY (session_key, seq)) WITHOUT ROWID"),
+    (
+        "CREATE TABLE ref (\n"
+        "        session_key INTEGER NOT NULL, seq INTEGER NOT NULL, digest BLOB NOT NULL,"
+        " size INTEGER NOT NULL, name TEXT,\n"
+        "        codec TEXT NOT NULL, media_type TEXT NOT NULL, kind TEXT NOT NULL,"
+        " tool TEXT, call_id TEXT,\n"
+        "        producer TEXT NOT NULL, parents TEXT NOT NULL, summary TEXT NOT NULL,"
+        " created REAL NOT NULL, expires REAL,\n"
+        "        pinned INTEGER NOT NULL, granted_by TEXT, request TEXT, metadata_json TEXT,"
+        " gone TEXT,\n"
+        "        PRIMARY KEY (session_key, seq)) WITHOUT ROWID"
+    ),
     "CREATE INDEX ref_by_digest ON ref (session_key, digest)",
     "CREATE INDEX ref_by_name ON ref (session_key, name) WHERE name IS NOT NULL",
     "CREATE INDEX ref_by_expiry ON ref (expires) WHERE expires IS NOT NULL AND gone IS NULL",
@@ -106,18 +112,20 @@ _TABLES = (
     "CREATE INDEX session_by_creation ON session (created, session_id)",
     "CREATE INDEX session_by_end ON session (used + ttl)",
     "CREATE INDEX blob_raw ON blob (blob_key) WHERE coding = 'raw'",
-    ("CREATE VIEW entry AS SELECT\n"
-    "        ref.session_key, ref.seq, ref.digest, ref.size, ref.name, ref.codec,"
-    " ref.media_type, ref.kind, ref.tool,\n"
-    "        ref.call_id, ref.producer, ref.parents, ref.summary, ref.created,"
-    " ref.expires, ref.pinned, ref.granted_by,\n"
-    "        ref.request, ref.metadata_json, ref.gone,\n"
-    "        blob.blob_key, blob.coding, blob.place, blob.frames,\n"
-    "        session.session_id, session.parent, session.ttl, session.quota,"
-    " session.created AS session_created,\n"
-    "        session.used, session.used_bytes\n"
-    "        FROM session JOIN ref ON ref.session_key = session.session_key"
-    " LEFT JOIN blob ON blob.digest = ref.digest"),
+    (
+        "CREATE VIEW entry AS SELECT\n"
+        "        ref.session_key, ref.seq, ref.digest, ref.size, ref.name, ref.codec,"
+        " ref.media_type, ref.kind, ref.tool,\n"
+        "        ref.call_id, ref.producer, ref.parents, ref.summary, ref.created,"
+        " ref.expires, ref.pinned, ref.granted_by,\n"
+        "        ref.request, ref.metadata_json, ref.gone,\n"
+        "        blob.blob_key, blob.coding, blob.place, blob.frames,\n"
+        "        session.session_id, session.parent, session.ttl, session.quota,"
+        " session.created AS session_created,\n"
+        "        session.used, session.used_bytes\n"
+        "        FROM session JOIN ref ON ref.session_key = session.session_key"
+        " LEFT JOIN blob ON blob.digest = ref.digest"
+    ),
 )
 STEPS: list[tuple[str, ...]] = [_TABLES]
 
