@@ -29,6 +29,7 @@ from coatcheck.messages.formats import spoken
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
+from coatcheck.shrink import first_that_fits
 from coatcheck.tokens import TokenCounter, counted
 
 if TYPE_CHECKING:
@@ -128,37 +129,33 @@ class TurnParts:
     def fitted(self, room: int | None) -> Additions | None:
         """Return the fullest form that fits, or None if even the smallest does not. Raises
         `BudgetExceeded` if a part cannot be counted, or cannot be reduced to its own limit."""
+        done = first_that_fits(self._forms(room), lambda form: room is None or form.tokens <= room)
+        return done if room is None or done.tokens <= room else None
+
+    def _forms(self, room: int | None) -> Iterator[Additions]:
+        """Yield what may be appended, fullest first: with less recalled, fewer chunks, and at last
+        a hot state cut to the remaining room."""
         make = References(self.budget, self.session, self.policy, list_tool=self.list_tool)
         state = self._state(self.budget, make)
         chunks = self._chunks(make)
         for recalled, most, notes in self._ladder(len(chunks.lines), make.changes):
             done = self._appended(state, chunks, recalled, most)
-            if room is None or done.tokens <= room:
-                return replace(
-                    done,
-                    refs=tuple(make.refs),
-                    changes=(*_shortened(state, make), *make.changes, *notes),
-                )
+            changes = (*_shortened(state, make), *make.changes, *notes)
+            yield replace(done, refs=tuple(make.refs), changes=changes)
         if state is None or room is None:
-            return None
+            return
         left = room - self._appended(None, chunks, None, 0).tokens
         notes = ("recall is left out", "the hot state was cut to the remaining room")
-        for share in (
-            _SHARES
-        ):  # its quotes are escaped inside a message, which costs more than the state alone
+        # Quotes of the state are escaped inside a message, which costs more than the state alone.
+        for share in _SHARES:
             most = int(min(left, state.tokens) * share)
             try:
                 smaller = self._state(replace(self.budget, max_hot_state_tokens=max(1, most)), make)
             except BudgetExceeded:
-                return None
+                return
             done = self._appended(smaller, chunks, None, 0)
-            if done.tokens <= room:
-                return replace(
-                    done,
-                    refs=tuple(make.refs),
-                    changes=(*_shortened(smaller, make), *make.changes, *notes),
-                )
-        return None
+            changes = (*_shortened(smaller, make), *make.changes, *notes)
+            yield replace(done, refs=tuple(make.refs), changes=changes)
 
     def _ladder(
         self, chunks: int, changes: list[str]

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.checks import whole
 from coatcheck.errors import BudgetExceeded, CoatcheckError
-from coatcheck.externalize import Policy, configured
+from coatcheck.externalize import Outcome, Policy, configured
 from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.intake import About
 from coatcheck.models import model
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
+from coatcheck.shrink import first_that_fits
 from coatcheck.tokens import LARGEST, TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
@@ -237,22 +238,13 @@ class References:
         limit = self.budget.max_inline_artifact_chars
         if len(text) <= limit:
             return text
-        shown = text
-        for preview in _PREVIEWS:
-            policy = self._stubs(
-                preview, max_chars=limit, max_tokens=None, max_bytes=None, tools={}
-            )
-            outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
-            shown = outcome.text
-            if outcome.ref is None:
-                break  # the store failed: this is a head and tail, and the next check decides
-            if len(shown) <= limit:
-                self.refs.append(outcome.ref)
-                self.changes.append(
-                    f"{what} of {len(text):,} characters became {outcome.ref.pointer}"
-                )
-                break
-        return shown
+        outcomes = self._stubs(text, max_chars=limit, max_tokens=None, max_bytes=None, tools={})
+        # Without a ref the store failed: it is a head and tail, and the next check decides.
+        outcome = first_that_fits(outcomes, lambda one: one.ref is None or len(one.text) <= limit)
+        if outcome.ref is not None and len(outcome.text) <= limit:
+            self.refs.append(outcome.ref)
+            self.changes.append(f"{what} of {len(text):,} characters became {outcome.ref.pointer}")
+        return outcome.text
 
     def surplus(self, chunks: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
         """Return the chunks that the budget allows, and one line of pointers for the others."""
@@ -290,22 +282,27 @@ class References:
             return fitted(budget, count=count)
         text, _ = rendered(hot_state)
         assert text is not None, "a state that cannot be rendered is ambiguous and was refused"
-        for preview in _PREVIEWS:
-            policy = self._stubs(preview, tools={_TOOL: "always"})
-            outcome = self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
+
+        def fits(outcome: Outcome) -> bool:
             tokens = counted(count, outcome.text)
-            if (
+            return (
                 outcome.ref is not None
                 and tokens is not None
                 and tokens <= budget.max_hot_state_tokens
-            ):
-                self.refs.append(outcome.ref)
-                self.changes.append(f"the hot state became {outcome.ref.pointer}")
-                return outcome.text
-        return hot_state
+            )
 
-    def _stubs(self, preview_chars: int, **changes: Any) -> Policy:
-        return replace(self.policy, enabled=True, preview_chars=preview_chars, **changes)
+        outcome = first_that_fits(self._stubs(text, tools={_TOOL: "always"}), fits)
+        if outcome.ref is None or not fits(outcome):
+            return hot_state
+        self.refs.append(outcome.ref)
+        self.changes.append(f"the hot state became {outcome.ref.pointer}")
+        return outcome.text
+
+    def _stubs(self, text: str, **changes: Any) -> Iterator[Outcome]:
+        """Yield the outcomes of externalizing a text, with shorter and shorter previews."""
+        for preview in _PREVIEWS:
+            policy = replace(self.policy, enabled=True, preview_chars=preview, **changes)
+            yield self.session.externalize(text, tool=_TOOL, policy=policy, source=UNCOUNTED)
 
 
 def log_violations(violations: Iterable[Violation], session_id: str | None = None) -> None:

@@ -30,6 +30,7 @@ from coatcheck.ids import MIN_PREFIX, clip, is_pointer, is_prefix, pointer_of, s
 from coatcheck.media import ArtifactKind
 from coatcheck.redaction import mask
 from coatcheck.refs import LAST_TIME, iso_time
+from coatcheck.shrink import least_step_that_fits
 from coatcheck.tokens import TokenCounter, counted, estimate
 
 if TYPE_CHECKING:
@@ -216,23 +217,15 @@ class HotState(BaseModel):
         budget = Budget() if budget is None else budget
         ladder = _Ladder(self.shown(), budget, count, self.least_entries)
         limit = budget.max_hot_state_tokens
-        best = ladder.rendered(0)
+        best = least_step_that_fits(
+            ladder.rendered, ladder.last, lambda found: found.tokens <= limit
+        )
         if best.tokens > limit:
-            low, high = 1, ladder.last
-            best = ladder.rendered(high) if high else best
-            if best.tokens > limit:
-                message = (
-                    f"even ids and risk alone have {best.tokens:,} tokens: "
-                    f"over max_hot_state_tokens ({limit:,})"
-                )
-                raise refusal([Violation("max_hot_state_tokens", limit, best.tokens, message)])
-            while low < high:
-                middle = (low + high) // 2
-                found = ladder.rendered(middle)
-                if found.tokens <= limit:
-                    best, high = found, middle
-                else:
-                    low = middle + 1
+            message = (
+                f"even ids and risk alone have {best.tokens:,} tokens: "
+                f"over max_hot_state_tokens ({limit:,})"
+            )
+            raise refusal([Violation("max_hot_state_tokens", limit, best.tokens, message)])
         return best
 
 

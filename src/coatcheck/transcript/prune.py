@@ -66,6 +66,7 @@ from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
+from coatcheck.shrink import first_that_fits, halves
 from coatcheck.tokens import TokenCounter, estimate
 from coatcheck.truncation import INCOMPLETE, Truncation, find_truncation, parse_truncation
 from coatcheck.values import byte_size
@@ -627,14 +628,16 @@ class _Cutter:
         pointer = stored.pointer if stored is not None else None
         found = pointers_in(lines)
         listed = self.placeholders.lines(found, _MAX_LISTED)
-        while True:
-            others = len(found) - len(listed)
-            text = _note_text(len(fold), pointer, listed, others, self.placeholders.read_tool)
+
+        def made(shown: Sequence[str]) -> Message:
+            others = len(found) - len(shown)
+            text = _note_text(len(fold), pointer, shown, others, self.placeholders.read_tool)
             note = self.fmt.user_message(text, self.messages[fold[0]])
             assert note is not None, "a format without a conversation is not folded"
-            if not listed or weigh(note, self.count) <= self._room:
-                return note, pointer
-            listed = listed[: len(listed) // 2]
+            return note
+
+        notes = map(made, halves(listed))
+        return first_that_fits(notes, lambda note: weigh(note, self.count) <= self._room), pointer
 
 
 def _long_arguments(path: Path, value: Any) -> Iterator[tuple[str, Write]]:
