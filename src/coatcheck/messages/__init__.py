@@ -14,7 +14,8 @@ from typing import Any, Final
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.messages.anthropic import AnthropicDialect, AnthropicMessages, ClaudeCode
-from coatcheck.messages.formats import Dialect, Format
+from coatcheck.messages.dialects import Dialect
+from coatcheck.messages.formats import Format
 from coatcheck.messages.hosts import LangChain, Mcp, Pi, for_provider
 from coatcheck.messages.openai import ChatDialect, OpenAIChat, OpenAIResponses, ResponsesDialect
 from coatcheck.messages.paths import Message

@@ -10,17 +10,9 @@ from itertools import groupby, pairwise, takewhile
 from typing import Any, Final
 
 from coatcheck.messages.cache import KEY, Breakpoint, marks_in
-from coatcheck.messages.formats import (
-    NO_RESULT,
-    Dialect,
-    Format,
-    SessionLines,
-    ToolResult,
-    in_line,
-    late_text,
-    repeated_text,
-    without_refs,
-)
+from coatcheck.messages.content import without_refs
+from coatcheck.messages.dialects import NO_RESULT, Dialect, late_text, repeated_text
+from coatcheck.messages.formats import Format, SessionLines, ToolResult, in_line
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})

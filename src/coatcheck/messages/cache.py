@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from coatcheck.messages.cost import Cost
-    from coatcheck.messages.formats import Dialect
+    from coatcheck.messages.dialects import Dialect
 
 KEY: Final = "cache_control"
 SMALLEST: Final = 1_024

@@ -17,7 +17,8 @@ from typing import Any, Final
 from coatcheck.checks import LARGEST, is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages.anthropic import ClaudeCode
-from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line, without_refs
+from coatcheck.messages.content import without_refs
+from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line
 from coatcheck.messages.openai import OpenAIResponses
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 

@@ -9,16 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from coatcheck.messages.cache import Breakpoint
-from coatcheck.messages.formats import (
-    NO_RESULT,
-    Call,
-    Dialect,
-    Format,
-    ToolResult,
-    is_by_program,
-    late_text,
-    repeated_text,
-)
+from coatcheck.messages.dialects import NO_RESULT, Dialect, late_text, repeated_text
+from coatcheck.messages.formats import Call, Format, ToolResult, is_by_program
 from coatcheck.messages.paths import Message, Path, at, members, text
 
 _ROLES: Final = (

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from coatcheck.messages import Format, Message, detect
 from coatcheck.messages.anthropic import ClaudeCode
+from coatcheck.messages.content import arguments_of, dumped, text_of
 from coatcheck.messages.cost import IMAGE, usage_of
-from coatcheck.messages.formats import SessionLines, arguments_of, dumped, text_of
+from coatcheck.messages.formats import SessionLines
 from coatcheck.messages.hosts import Mcp, Pi, branch
 from coatcheck.messages.paths import Path, at, blocks_of, texts
 from coatcheck.messages.paths import text as as_string
