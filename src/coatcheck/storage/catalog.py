@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from heapq import nlargest
 from itertools import product
 from math import inf
@@ -1136,7 +1136,6 @@ def _check_token(token: int | None, newest: Claimant) -> None:
         raise Fenced(f"token {token} is not that of the session's newest claim: {now}")
 
 
-@lru_cache(256)
 def _series_key(series: str) -> str:
     """Return the beginning of the keys of a series. The number of a record follows, as 16 hex
     digits."""

@@ -39,7 +39,7 @@ from coatcheck.errors import (
     development_format,
 )
 from coatcheck.ids import digest_of
-from coatcheck.storage.retry import Watch, keep_trying
+from coatcheck.storage.retry import keep_trying
 
 PATIENCE: Final = 30.0  # seconds that a call retries before it reports the database as unavailable
 _HINT: Final = "check the catalog's url, role and schema"
@@ -58,11 +58,35 @@ _AGAIN: Final = (
 )
 _CONNECTION: Final = ("08000", "08001", "08003", "08004", "08006", "57P01", "57P02", "57P03")
 _T = TypeVar("_T")
-_watch: Final = Watch()
 _inherited: list[object] = []
 
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
-Db = Connection[tuple[Any, ...]]
+
+
+class Db(Connection[tuple[Any, ...]]):
+    """A connection on which nothing waits for ever: a server that hangs, or whose machine
+    disappeared, neither answers nor closes the connection."""
+
+    _until: float | None = None
+
+    @contextmanager
+    def within(self, until: float) -> Iterator[None]:
+        """Let calls inside the context fail at this time (`time.monotonic`)."""
+        self._until = until
+        try:
+            yield
+        finally:
+            self._until = None
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        if self._until is None:
+            return super().wait(gen, interval, timeout)
+        try:
+            return super().wait(gen, interval, max(0.0, self._until - time.monotonic()))
+        except psycopg.OperationalError:
+            if time.monotonic() >= self._until:
+                self.close()  # the late answer would be taken for that to the next statement
+            raise
 
 
 class Connections:
@@ -130,7 +154,7 @@ class Connections:
     def connect(self) -> Db:
         """Open a connection outside the pool, for callers that keep it."""
         settings: dict[str, Any] = self._options()
-        return psycopg.connect(self._conninfo, autocommit=True, connect_timeout=10, **settings)
+        return Db.connect(self._conninfo, autocommit=True, connect_timeout=10, **settings)
 
     @contextmanager
     def _connected(self, until: float, *, own: bool, slow: bool) -> Iterator[Db]:
@@ -143,7 +167,7 @@ class Connections:
                 if slow:
                     yield db
                 else:
-                    with _watch.over(db, until):
+                    with db.within(until):
                         yield db
             except errors.ReadOnlySqlTransaction:
                 # the server is no longer the primary: the next connection finds the new one
@@ -191,6 +215,7 @@ class Connections:
                         )  # the parent's pool: its sockets are not ours to close
                     self._pool = ConnectionPool(
                         self._conninfo,
+                        connection_class=Db,
                         kwargs={"autocommit": True, "connect_timeout": 10, **self._options()},
                         min_size=0 if self.tenant else 1,
                         max_size=self._size,
@@ -274,7 +299,7 @@ class _Kept:
         def attempt(until: float) -> bool:
             try:
                 db = self._opened()
-                with _watch.over(db, until):
+                with db.within(until):
                     found = db.execute(sql, (key,)).fetchone()
                 return found is not None and bool(found[0])
             except psycopg.Error:
