@@ -73,6 +73,7 @@ from coatcheck.transcript.swap import (
     open_to_read,
     opened,
     pieces,
+    settled_size,
     starts_backwards,
 )
 from coatcheck.values import encode
@@ -642,7 +643,7 @@ class Appender:
             try:
                 handle = self._locked(create=True)
                 assert handle is not None
-                size = os.fstat(handle).st_size
+                size = settled_size(handle)
                 lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
                 self._write(handle, lead + data, size)
             finally:
@@ -670,7 +671,7 @@ class Appender:
                     fcntl.flock(handle, fcntl.LOCK_UN)
 
     def _recover(self, handle: int) -> Torn | None:
-        size = os.fstat(handle).st_size
+        size = settled_size(handle)
         if not size or os.pread(handle, 1, size - 1) == b"\n":
             return None
         start = next(starts_backwards(handle, size), 0)

@@ -26,7 +26,8 @@ from coatcheck.messages.formats import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.transcript.prune import format_of, line_of, pointers_in
+from coatcheck.transcript.placeholders import line_of, pointers_in
+from coatcheck.transcript.prune import format_of
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")
