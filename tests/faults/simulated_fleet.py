@@ -30,8 +30,10 @@ from obstore.exceptions import AlreadyExistsError, GenericError
 from coatcheck import Session, Store
 from coatcheck.errors import StoreUnavailable
 from coatcheck.storage import retry, s3
-from coatcheck.storage.postgres import Connections, DatabaseLeases, Db, migrate
-from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
+from coatcheck.storage.postgres import Connections, DatabaseLeases, Db
+from coatcheck.storage.postgres_catalog import PostgresCatalog
+from coatcheck.storage.postgres_passages import PostgresPassages
+from coatcheck.storage.postgres_schema import migrate
 from coatcheck.storage.s3 import S3Blobs
 from tests import servers
 from tests.faults.faulty import Crash

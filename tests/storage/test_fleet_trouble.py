@@ -23,8 +23,8 @@ from coatcheck import Session, Store, storage
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
 from coatcheck.storage.postgres import Connections
-from coatcheck.storage.postgres_catalog import _is_committed
-from coatcheck.testing.catalog_suite import entry
+from coatcheck.storage.postgres_rows import _is_committed
+from coatcheck.testing.catalog_case import entry
 from tests.backends import LARGE, Fleet
 from tests.servers import SECRET, postgres, seaweedfs, wait_for_s3
 

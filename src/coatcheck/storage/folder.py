@@ -28,12 +28,14 @@ from typing import Any, Final, TypeVar
 
 from coatcheck.deferred import logger
 from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, read_only, storage_error
-from coatcheck.storage.catalog import NO_LIMITS, Effect, Entry, Freed, Limits
 from coatcheck.storage.disk import FILES, FOLDERS, Connection, Disk, file_uri, open_root
+from coatcheck.storage.entries import NO_LIMITS, Effect, Entry, Freed, Limits
 from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.reserve import Reserve
-from coatcheck.storage.sqlite import SqliteCatalog, Values, inside_another_call, migrate, translated
+from coatcheck.storage.sqlite import SqliteCatalog
+from coatcheck.storage.sqlite_rows import Values, inside_another_call, translated
+from coatcheck.storage.sqlite_schema import migrate
 from coatcheck.storage.wal import LogIndex, lost_frames, read_index, read_salts
 
 NAME = "catalog.sqlite"

@@ -26,9 +26,9 @@ from coatcheck.errors import (
     storage_errors,
 )
 from coatcheck.storage import Held, Mark, Match, Passage
-from coatcheck.storage.catalog import InList
 from coatcheck.storage.disk import Connection
 from coatcheck.storage.forks import RLock, watch
+from coatcheck.storage.sql import InList
 
 NAME = "search.sqlite"
 _VERSION = 3
