@@ -36,8 +36,8 @@ from coatcheck.errors import BudgetExceeded, CoatcheckError, InvalidArgument
 from coatcheck.externalize.stub import is_ours, is_stub_object, stubs_in
 from coatcheck.ids import clip
 from coatcheck.messages.cache import Sent, compared
+from coatcheck.messages.content import calls_named, spoken
 from coatcheck.messages.cost import BoundedCache, Cost, Tally, Usage, usage_of
-from coatcheck.messages.formats import calls_named, spoken
 from coatcheck.redaction import mask
 from coatcheck.tokens import TokenCounter, counted, estimate
 

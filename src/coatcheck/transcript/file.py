@@ -41,7 +41,7 @@ from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import may_contain_stub, pointer_in_stub
 from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
-from coatcheck.messages.formats import unpaired
+from coatcheck.messages.pairing import unpaired
 from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import arguments_of, attachments, dumped
+from coatcheck.messages.content import arguments_of, attachments, dumped
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.parts import Part
 from coatcheck.parts import write as write_part

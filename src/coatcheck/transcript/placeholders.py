@@ -24,7 +24,7 @@ from coatcheck.externalize.shorter import expanded, is_reference
 from coatcheck.externalize.stub import is_stub, own_tag, placeholder, pointer_in_stub
 from coatcheck.ids import digest_of, parse_pointer, pointer_of
 from coatcheck.intake import About
-from coatcheck.messages.formats import plain_text
+from coatcheck.messages.content import plain_text
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref

@@ -33,16 +33,9 @@ from coatcheck.externalize.shorter import ShownResult, repaired
 from coatcheck.externalize.stub import STORED
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
 from coatcheck.messages.cache import StablePrefix
+from coatcheck.messages.content import dumped, is_replaceable, plain_text
 from coatcheck.messages.cost import weigh
-from coatcheck.messages.formats import (
-    dumped,
-    is_replaceable,
-    pair,
-    plain_text,
-    program_results,
-    side,
-    turns,
-)
+from coatcheck.messages.pairing import pair, program_results, side, turns
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session

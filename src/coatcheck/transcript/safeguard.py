@@ -22,7 +22,7 @@ from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import arguments_of, dumped, plain_text
+from coatcheck.messages.content import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
