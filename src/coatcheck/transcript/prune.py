@@ -35,13 +35,13 @@ from typing import Any, Final, Literal
 from coatcheck.checks import is_whole, one_of, share, whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, LimitExceeded, StoreError
 from coatcheck.externalize.originals import original_of
-from coatcheck.externalize.pipeline import (
+from coatcheck.externalize.policy import READ_TOOL, Policy, configured
+from coatcheck.externalize.shorter import ShownResult, expanded, is_reference, repaired
+from coatcheck.externalize.storing import (
     Prepared,
     prepared,
     put_prepared,
 )
-from coatcheck.externalize.policy import READ_TOOL, Policy, configured
-from coatcheck.externalize.shorter import ShownResult, expanded, is_reference, repaired
 from coatcheck.externalize.stub import STORED, is_stub, own_tag, placeholder, pointer_in_stub
 from coatcheck.ids import digest_of, parse_pointer, pointer_of
 from coatcheck.intake import About
