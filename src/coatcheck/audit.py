@@ -32,7 +32,7 @@ from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.externalize.policy import configured
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.externalize.shorter import ShownResult, shorter
-from coatcheck.messages.formats import dumped
+from coatcheck.messages.content import dumped
 from coatcheck.messages.recordings import (
     RecordedCall,
     RecordedConversation,

@@ -39,20 +39,10 @@ from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
+from coatcheck.messages.content import arguments_of, dumped, plain_text, text_of, text_paths
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import (
-    Call,
-    arguments_of,
-    dumped,
-    in_context,
-    pair,
-    plain_text,
-    program_results,
-    side,
-    text_of,
-    text_paths,
-    turns,
-)
+from coatcheck.messages.formats import Call
+from coatcheck.messages.pairing import in_context, pair, program_results, side, turns
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line

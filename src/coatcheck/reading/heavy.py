@@ -1,11 +1,12 @@
 """Reads that may take long: short ones run here, heavy ones in a child process with limits on CPU
 time and memory.
 
-The worst case decides, not the usual cost. JSON is parsed here up to a size. A pattern runs here if
-the size of its RE2 program times the bytes that RE2 sees at once is small. Everything else goes to
-a warm child that runs the same functions, reads the content from us piece by piece, and is killed
-if it exceeds a limit. The child keeps nothing between calls but the process, and not even that if a
-call took much memory.
+The worst case decides, not the usual cost. JSON is parsed here up to a size, and a path runs here
+if it visits no value of such a document twice: the first answer of a child takes 200 ms, the next
+ones 0.2. A pattern runs here if the size of its RE2 program times the bytes that RE2 sees at once
+is small. Everything else goes to a warm child that runs the same functions, reads the content from
+us piece by piece, and is killed if it exceeds a limit. The child keeps nothing between calls but
+the process, and not even that if a call took much memory.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ import mmap
 import os
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
 from coatcheck.content import Content
 from coatcheck.deferred import lazy_pattern
-from coatcheck.errors import CoatcheckError, LimitExceeded
+from coatcheck.errors import CoatcheckError
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
 from coatcheck.reading import grep, json_content, sandbox
@@ -38,9 +38,7 @@ MEMORY: Final = 1 << 30
 SMALL_JSON: Final = 256 << 10
 SMALL_ROWS: Final = 16 << 10
 SMALL_PART: Final = 1 << 20
-SMALL_FILTERED: Final = 4 << 10  # if a filter runs patterns
 SMALL_DIFF: Final = 256 << 10
-QUICK: Final = 0.5  # seconds for a path here before the child takes over
 WORK: Final = 100_000_000  # instructions of a pattern times bytes: three seconds at the worst
 _PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of this kind:
 _SIMPLE: Final = lazy_pattern(r"(?:[^\\{]|\\[^pPC])*")
@@ -56,10 +54,8 @@ def find(content: Content, path: str) -> QueryResult:
     from coatcheck.reading import jsonpath  # slow to import, and few reads need it
 
     _check_document(content)
-    small = SMALL_FILTERED if "match(" in path or "search(" in path else SMALL_JSON
-    if content.size <= small:
-        with suppress(LimitExceeded):  # the child has more time; other limits fail there too
-            return jsonpath.find(content, path, seconds=QUICK)
+    if jsonpath.is_linear(path) and content.size <= SMALL_JSON:
+        return jsonpath.find(content, path)
     hint = "name the keys instead of '..', or narrow the filter"
     return QueryResult(**_ask("find", [content], {"path": path}, hint=hint))
 
@@ -67,12 +63,8 @@ def find(content: Content, path: str) -> QueryResult:
 def nearest(content: Content, query: str) -> tuple[str, str]:
     """Return the path with results that a query probably means, or "" and what there is where it
     fails; two empty texts if neither is known."""
-    from coatcheck.reading import jsonpath
-
     try:
         _check_document(content)
-        if content.size <= SMALL_FILTERED:
-            return jsonpath.nearest(content, query, seconds=QUICK)
         path, there = _ask("nearest", [content], {"query": query}, hint="")["found"]
         return str(path), str(there)
     except CoatcheckError:
@@ -219,7 +211,7 @@ def main(folder: str) -> None:
 
 def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
-    from coatcheck.reading import documents, jsonpath
+    from coatcheck.reading import documents, jsonpath, near_paths
 
     def search(
         content: Content, request: Message, position: list[int] | None, base: str = ""
@@ -234,7 +226,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
     return {
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
-        "nearest": lambda content, query: {"found": jsonpath.nearest(content, query)},
+        "nearest": lambda content, query: {"found": near_paths.nearest(content, query)},
         "shape": lambda content, max_chars: asdict(
             json_content.shape(content, max_chars=max_chars)
         ),

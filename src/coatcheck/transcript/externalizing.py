@@ -47,7 +47,7 @@ from coatcheck.transcript.splice import (
     slim_all,
     whole,
 )
-from coatcheck.transcript.swap import SwapFile, batches, pieces, write_all
+from coatcheck.transcript.swap import SwapFile, batches, pieces, settled_size, write_all
 
 _SCHEME: Final = SCHEME.encode()
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
@@ -197,13 +197,13 @@ class Externalizing(LockedFile):
     def _slim_all(self, new: int | None) -> None:
         """Process all parts since the last run, and those that are appended during this one."""
         began = os.fstat(self.handle)
-        end = began.st_size
+        end = settled_size(self.handle)
         while self._at < end:
             for lines in batches(self.reader, self._at, end, is_document=self.layout.is_document):
                 self._slim_batch(lines, new)
                 if self.progress is not None:
                     self.progress(self._at, end)
-            self._at, end = end, os.fstat(self.handle).st_size
+            self._at, end = end, settled_size(self.handle)
         now = os.fstat(self.handle)
         modified = now.st_mtime_ns != began.st_mtime_ns
         if now.st_size < self._at or (

@@ -41,7 +41,7 @@ from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import may_contain_stub, pointer_in_stub
 from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
-from coatcheck.messages.formats import unpaired
+from coatcheck.messages.pairing import unpaired
 from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -73,6 +73,7 @@ from coatcheck.transcript.swap import (
     open_to_read,
     opened,
     pieces,
+    settled_size,
     starts_backwards,
 )
 from coatcheck.values import encode
@@ -642,7 +643,7 @@ class Appender:
             try:
                 handle = self._locked(create=True)
                 assert handle is not None
-                size = os.fstat(handle).st_size
+                size = settled_size(handle)
                 lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
                 self._write(handle, lead + data, size)
             finally:
@@ -670,7 +671,7 @@ class Appender:
                     fcntl.flock(handle, fcntl.LOCK_UN)
 
     def _recover(self, handle: int) -> Torn | None:
-        size = os.fstat(handle).st_size
+        size = settled_size(handle)
         if not size or os.pread(handle, 1, size - 1) == b"\n":
             return None
         start = next(starts_backwards(handle, size), 0)

@@ -22,11 +22,12 @@ from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import arguments_of, dumped, plain_text
+from coatcheck.messages.content import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.transcript.prune import format_of, line_of, pointers_in
+from coatcheck.transcript.placeholders import line_of, pointers_in
+from coatcheck.transcript.prune import format_of
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")

@@ -72,6 +72,7 @@ _STILL_OPEN: Final = (
 _UNKNOWN: Final = (
     3_600.0  # seconds that an old file is kept if the system cannot tell whether it is open
 )
+_WRITING: Final = 0.1  # seconds after its last change in which a file may be in the middle of one
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
 ATTEMPTS: Final = 100  # times to open a file that other processes replace before it is locked
@@ -601,8 +602,7 @@ class SwapFile:
                 return False, old
         moving = replace(old, end=old.moved + len(data), target=target)
         self._rename_old(old, moving)
-        is_new_line = not old.moved or os.pread(handle, 1, old.moved - 1) == b"\n"
-        self._append(data, is_new_line=is_new_line)
+        self._append(data, is_new_line=_ends_line(handle, old.moved))
         moved = _OldFile(old.id, old.size, old.moved + len(data))
         self._rename_old(moving, moved)
         return moved.moved == size, moved
@@ -653,8 +653,8 @@ class SwapFile:
         if not data:
             return
         with self._opened(self._name, _APPEND) as handle:
-            size = os.fstat(handle).st_size
-            if is_new_line and size and os.pread(handle, 1, size - 1) != b"\n":
+            size = settled_size(handle)
+            if is_new_line and not _ends_line(handle, size):
                 data = b"\n" + data
             try:
                 write_all(handle, data)
@@ -720,6 +720,26 @@ def is_open_for_writing(handle: int) -> bool | None:
         return True if error.errno == errno.EAGAIN else None
     fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
+
+
+def settled_size(handle: int) -> int:
+    """Return the size of a file. If it ends in the middle of a line, wait a moment for the rest.
+
+    A file grows page by page while one write is under way, so its size may lie within a line that
+    a process is writing. The wait is short, and only for a file that was changed just now: a line
+    that a crash cut off stays unfinished."""
+    give_up = time.monotonic() + _WRITING
+    while True:
+        info = os.fstat(handle)
+        is_recent = time.time() - info.st_mtime < _WRITING
+        if not is_recent or time.monotonic() > give_up or _ends_line(handle, info.st_size):
+            return info.st_size
+        time.sleep(0.001)
+
+
+def _ends_line(handle: int, size: int) -> bool:
+    """Whether the first `size` bytes of a file end with a line, or there are none."""
+    return not size or os.pread(handle, 1, size - 1) == b"\n"
 
 
 def keeps_changing(name: str) -> StoreUnavailable:
