@@ -32,7 +32,7 @@ from coatcheck.errors import (
 )
 from coatcheck.executor import Pointer, stays_inline
 from coatcheck.externalize import About, configured
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.ids import clip, digest_of
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import iso_time, summarize
