@@ -36,6 +36,7 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
+from coatcheck.transcript.lines import batches, pieces, settled_size
 from coatcheck.transcript.locked import LockedFile, Measured, clean_up
 from coatcheck.transcript.reports import FileReport, Status
 from coatcheck.transcript.splice import (
@@ -47,7 +48,7 @@ from coatcheck.transcript.splice import (
     slim_all,
     whole,
 )
-from coatcheck.transcript.swap import SwapFile, batches, pieces, settled_size, write_all
+from coatcheck.transcript.swap import SwapFile, write_all
 
 _SCHEME: Final = SCHEME.encode()
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
