@@ -4,6 +4,7 @@ is documented."""
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -203,6 +204,21 @@ def test_the_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
         assert loaded
         assert not [one for one in loaded if re.match(r"\w+:|//", one)], page.name
     assert (tmp_path / "examples" / "openai_agent.py").exists()
+
+
+def test_the_table_of_layers_has_every_module_and_the_names_in_it_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "coatcheck"
+    table = page.split("\n| layer |")[1].split("\n\n")[0]
+    places = [row.split("|")[2] for row in table.splitlines()[2:]]
+    named = {path for place in places for path in re.findall(r"`([\w/.]+)`", place)}
+    assert [path for path in named if not (package / path).exists()] == []
+    there = {path.name for path in package.iterdir() if path.suffix == ".py" or path.is_dir()}
+    known = {path.split("/")[0] for path in named} | {"__init__.py", "__main__.py", "__pycache__"}
+    assert sorted(there - known) == []
+    for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", page):
+        if not name.endswith((".py", ".toml")):
+            assert pkgutil.resolve_name(f"coatcheck.{name}") is not None
 
 
 def rows(picture: Path) -> list[str]:
