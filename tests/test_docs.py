@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter, defaultdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ import pytest
 
 from coatcheck import errors
 from coatcheck.cli import BROKEN_PIPE, INTERRUPTED, main
+from coatcheck.context.metrics import PromptMetrics
 from examples import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +124,11 @@ def test_the_page_of_the_command_line_names_no_command_or_option_that_does_not_e
     assert set(re.findall(r"`(--?[a-z][a-z-]*)", (ROOT / "docs" / "cli.md").read_text())) <= known | {
         "-h", "--help", "--version",
     }  # fmt: skip
+
+
+def test_every_figure_of_a_model_call_is_documented() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert [one.name for one in fields(PromptMetrics) if f"`{one.name}`" not in page] == []
 
 
 def test_every_exit_code_is_documented() -> None:
