@@ -38,7 +38,7 @@ from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import iso_time, summarize
 from coatcheck.values import as_text, decode_text, encode, encode_text
 
-ArtifactType = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
+ArtifactType = media.ArtifactKind
 Producer = Literal["dispatcher", "executor", "planner", "system"]
 
 MAX_BYTES: Final = 512 * 1024
