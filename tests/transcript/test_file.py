@@ -30,7 +30,7 @@ from coatcheck.transcript import (
     unpaired,
     verify,
 )
-from coatcheck.transcript.file import TORN
+from coatcheck.transcript.appender import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
 

@@ -237,7 +237,7 @@ def _missing_result(call_id: str) -> Message:
 
 
 def _missing_output(kind: str, call_id: str) -> Iterator[Message]:
-    """Yield what stands in for the output of a call of this kind."""
+    """Yield a placeholder for the output of a call of this kind."""
     missing = deepcopy(_NO_OUTPUT.get(kind, {"output": NO_RESULT}))
     yield {"type": f"{kind}_output", "call_id": call_id, **missing}
     if kind == "computer_call":

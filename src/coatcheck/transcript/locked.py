@@ -13,9 +13,10 @@ import xxhash
 from coatcheck.collect import Progress
 from coatcheck.store import Store
 from coatcheck.transcript.keep import Manifest, manifests
+from coatcheck.transcript.lines import batches, layout_of, opened, pieces, settled_size
 from coatcheck.transcript.reports import FileReport, Status
 from coatcheck.transcript.splice import MARK, sessions_in
-from coatcheck.transcript.swap import SwapFile, batches, layout_of, opened, pieces, settled_size
+from coatcheck.transcript.swap import SwapFile
 
 
 class LockedFile:

@@ -586,20 +586,26 @@ class _Cutter:
         comparison."""
         done, fold = _Rendering(), cut.fold if cut else ()
         gone = frozenset(fold)
-        for number, message in enumerate(self.messages[:length]):
+        for number in range(length):
             if fold and number == fold[0]:
                 note, pointer = self._note(fold, store)
                 done.shown.append(_Shown(note, None))
                 done.replaced += [Replacement(one, "turns", "", pointer) for one in fold]
-            if number in gone:
-                continue
-            for variant in self._variants_of(cut, number):
-                parts = self._stored(variant.parts) if store else variant.parts
-                message = self._with_placeholders(message, parts) if parts else variant.message
-                done.replaced += _replacements(number, variant.what, parts)
-            done.shown.append(_Shown(message, number))
+            if number not in gone:
+                done.shown.append(self._shown(cut, number, done.replaced, store=store))
         self._repair_references(done)
         return done
+
+    def _shown(
+        self, cut: _Cut | None, number: int, replaced: list[Replacement], *, store: bool
+    ) -> _Shown:
+        """Return what a cut makes of one message, and add what it replaces."""
+        message = self.messages[number]
+        for variant in self._variants_of(cut, number):
+            parts = self._stored(variant.parts) if store else variant.parts
+            message = self._with_placeholders(message, parts) if parts else variant.message
+            replaced += _replacements(number, variant.what, parts)
+        return _Shown(message, number)
 
     def _stored(self, parts: Iterable[_Replaced]) -> tuple[_Replaced, ...]:
         return tuple(
