@@ -37,6 +37,8 @@ class Session(CoreSession):
         ignore_case: bool = False,
         invert: bool = False,
         literal: bool = False,
+        count: bool = False,
+        last: bool = False,
         query: str | None = None,
         diff: str | None = None,
         exact: bool = False,
@@ -49,7 +51,8 @@ class Session(CoreSession):
         `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep`
         is a regular expression in RE2 syntax (or `literal` text), with `context` lines around each
         match; by default 2 in indented JSON and accessibility snapshots, else none, and "auto" adds
-        as many as a short page has room for. `query` is `"shape"`, a JSONPath, SQL on the table
+        as many as a short page has room for. `count` gives numbers alone, and `last` begins with
+        the last matches. `query` is `"shape"`, a JSONPath, SQL on the table
         `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. Lines are
         shown as on a terminal, without colours and with progress bars in their final state, unless
         `exact`. Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can
@@ -61,7 +64,8 @@ class Session(CoreSession):
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case,
-            invert=invert, literal=literal, query=query, diff=diff, exact=exact,
+            invert=invert, literal=literal, count=count, last=last, query=query, diff=diff,
+            exact=exact,
             max_chars=self.store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         return read(self, target, request, cursor)
