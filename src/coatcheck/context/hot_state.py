@@ -487,26 +487,34 @@ class _Shortened:
 
     def take(self, cut: _Cut, left: int) -> None:
         """Shorten a field, or the texts in the index, to what a step leaves."""
-        fields = self._fields
-        if cut.field == "summaries":
-            self._index = [_with_text(entry, "summary", left) for entry in self._index]
-        elif cut.field == "summarized":
+        name = cut.field
+        if name in ("summaries", "summarized", "labels"):
+            self._shorten_index(name, left)
+        elif name == "items":
+            self._shorten_items(left)
+        elif name in _LISTS:
+            first = max(0, len(self._fields[name]) - left)
+            self._fields[name] = self._fields[name][first:]
+        else:
+            left = left if left >= _SHORTEST else 0
+            self._fields[name] = _cut(self._fields[name], left)
+        self._taken[name] = _Taken(name, left, cut.whole)
+
+    def _shorten_index(self, what: str, left: int) -> None:
+        """Cut labels or summaries to a length, or keep the summaries of the first entries."""
+        if what == "summarized":
             others = [_with_text(entry, "summary", 0) for entry in self._index[left:]]
             self._index = [*self._index[:left], *others]
             if not left:
                 self._taken.pop("summaries", None)  # their length is irrelevant: there are none
-        elif cut.field == "labels":
-            self._index = [_with_text(entry, "label", left) for entry in self._index]
-        elif cut.field == "items":
-            for name in filter(fields.get, _LISTS):
-                fields[name] = [_cut(item, left) for item in fields[name]]
-        elif cut.field in _LISTS:
-            first = max(0, len(fields[cut.field]) - left)
-            fields[cut.field] = fields[cut.field][first:]
-        else:
-            left = left if left >= _SHORTEST else 0
-            fields[cut.field] = _cut(fields[cut.field], left)
-        self._taken[cut.field] = _Taken(cut.field, left, cut.whole)
+            return
+        name = "summary" if what == "summaries" else "label"
+        self._index = [_with_text(entry, name, left) for entry in self._index]
+
+    def _shorten_items(self, left: int) -> None:
+        for name in _LISTS:
+            if self._fields.get(name):
+                self._fields[name] = [_cut(item, left) for item in self._fields[name]]
 
     def finished(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the fields that are left, with a note of what is missing, and the steps."""
@@ -576,7 +584,9 @@ def _with_text(entry: Mapping[str, Any], name: str, limit: int) -> dict[str, Any
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…" if limit else ""
+    if len(text) <= limit:
+        return text
+    return text[: limit - 1] + "…" if limit else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,9 @@ from coatcheck.messages.cache import (
     compared,
     without_marks,
 )
+from coatcheck.messages.content import spoken
 from coatcheck.messages.cost import Cost, Tally, referenced_documents
-from coatcheck.messages.formats import in_context, spoken
+from coatcheck.messages.pairing import in_context
 from coatcheck.messages.paths import blocks_of
 from coatcheck.models import model as model_facts
 from coatcheck.refs import Ref

@@ -44,7 +44,7 @@ from coatcheck.executor.arguments import (
     want,
 )
 from coatcheck.externalize import Policy
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.ids import clip
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ import atexit
 import contextvars
 import functools
 import inspect
+import os
 import threading
 import time
 from collections import deque
@@ -23,6 +24,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
@@ -383,6 +385,7 @@ class Job:
         )
         self._attempt = attempt
         self.outcome: Future[ToolOutcome] = Future()
+        _jobs.add(self)
 
     def __call__(self) -> None:
         if self.outcome.set_running_or_notify_cancel():
@@ -391,13 +394,10 @@ class Job:
     def conduct(self) -> None:
         run, self._run = self._run, None
         assert run is not None
-        _conducted.add(self)
         try:
             self.outcome.set_result(run())
         except BaseException as error:  # noqa: BLE001 - raised again by `outcome.result()`
             self.outcome.set_exception(error)
-        finally:
-            _conducted.discard(self)
 
     def answer(self, outcome: ToolOutcome) -> None:
         """Set the outcome without running."""
@@ -410,19 +410,22 @@ class Job:
         self._attempt.stop()
 
 
-_conducted: set[Job] = set()  # the jobs that a daemon thread is running now
+_jobs: WeakSet[Job] = WeakSet()
+if hasattr(os, "register_at_fork"):  # a forked process does not have the threads
+    os.register_at_fork(after_in_child=_jobs.clear)
 
 
 @atexit.register
 def _settle() -> None:
-    """Let go of the tools and finish the store steps that have begun.
+    """Cancel all calls when the process ends, and wait for the store steps that have begun.
 
     A daemon thread that is inside a C++ library, such as re2, when the interpreter ends would
     abort the process."""
-    jobs = list(_conducted)
+    jobs = list(_jobs)
     for job in jobs:
         job.cancel()
-    wait([job.outcome for job in jobs], timeout=_SECONDS_AT_EXIT)
+    running = [job.outcome for job in jobs if job.outcome.running()]
+    wait(running, timeout=_SECONDS_AT_EXIT)
 
 
 class Workers:

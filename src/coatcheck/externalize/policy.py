@@ -258,7 +258,10 @@ class Policy(Limit):
 @lru_cache(maxsize=64)
 def configured(settings: Settings, redact: Literal["store"] | None = None) -> Policy:
     """Return the policy from the settings, which applies where code passes none. `redact` masks
-    secrets even if the settings do not."""
+    secrets even if the settings do not.
+
+    Cached, because a result of 100 bytes would take 16 µs instead of 2: callers that externalize
+    every result of a tool would notice."""
     section = settings.section("policy")
     rules = {
         tool: rule if isinstance(rule, str) else Limit(**rule)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, date, datetime
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -339,7 +339,6 @@ class SavingsCounts:
             )
 
 
-@lru_cache(maxsize=16)
 def _day(number: int) -> str:
     """Return a day, given how many days after 1970 it is."""
     return datetime.fromtimestamp(number * 86_400, UTC).date().isoformat()

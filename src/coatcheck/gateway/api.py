@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import xxhash
+from cachetools import LRUCache
 from msgspec import Raw
 
 from coatcheck.gateway.answer import Merger, OwnCall
@@ -29,7 +30,6 @@ from coatcheck.gateway.raw_json import (
 )
 from coatcheck.gateway.request import MessageFacts, Request, ResultFacts
 from coatcheck.gateway.sse import event
-from coatcheck.messages.cost import BoundedCache
 
 if TYPE_CHECKING:
     from coatcheck._toolkit import Tool
@@ -61,7 +61,7 @@ class Api(ABC):
     ping: ClassVar[bytes]
 
     def __init__(self) -> None:
-        self._facts: BoundedCache[bytes, MessageFacts] = BoundedCache(_KNOWN)
+        self._facts: LRUCache[bytes, MessageFacts] = LRUCache(_KNOWN)
         self._facts_lock = threading.Lock()
 
     def read(self, body: bytes) -> Request:
@@ -104,7 +104,8 @@ class Api(ABC):
             raise Unreadable("a message is not an object")
         facts = self._facts_of_deep(value, data) if is_deep(value) else self.facts(value, len(data))
         with self._facts_lock:
-            return self._facts.keep(key, facts)
+            self._facts[key] = facts
+        return facts
 
     def _facts_of_deep(self, message: dict[str, Any], data: bytes) -> MessageFacts:
         """Return what is known about a message that is nested too deeply: whose it is, but nothing

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cachetools import LRUCache
 from msgspec import Raw
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -29,7 +30,7 @@ from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.context.metrics import PromptMetrics
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.decision import STUB_TOKENS
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.gateway.answer import Merger
 from coatcheck.gateway.figures import Figures, candidates, figures_of
 from coatcheck.gateway.judging import Judged
@@ -46,7 +47,7 @@ from coatcheck.gateway.raw_json import (
 )
 from coatcheck.gateway.request import Request
 from coatcheck.lanes import in_thread
-from coatcheck.messages.cost import BoundedCache, Usage, usage_of
+from coatcheck.messages.cost import Usage, usage_of
 from coatcheck.models import model
 from coatcheck.redaction import mask
 from coatcheck.refs import RECORD_LIMIT
@@ -59,6 +60,7 @@ SERIES: Final = "gateway:calls"
 EVENTS: Final = "gateway:events"
 """The series with only errors and broken prefixes, each with the number of its call: small, for
 lists."""
+_Key = tuple["Store", str, str]  # the store, the session and the conversation
 _NewRecord = tuple[str, bytes, int | None]
 _Work = Callable[[Outgoing, float], "_Noted"]
 _CONVERSATIONS: Final = 1_024
@@ -95,7 +97,7 @@ class Watcher(Collector):
         self._store = store
         self._policy = policy
         self._is_enabled = is_enabled
-        self._known: BoundedCache[tuple[Store, str, str], Prefix] = BoundedCache(_CONVERSATIONS)
+        self._known: LRUCache[_Key, Prefix] = LRUCache(_CONVERSATIONS)
         self._queue: list[_Waiting] = []
         self._queued = 0
         self._is_urgent = asyncio.Event()
@@ -261,16 +263,13 @@ class Watcher(Collector):
 
     def _change(self, session: Session, request: Request, prefix: Prefix) -> Change:
         """Compare a request with the one before, and remember it."""
-        before = self._known_of(session, request)
-        self._known.keep((session.store, session.session_id, request.first), prefix)
+        key = session.store, session.session_id, request.first
+        before = self._known.get(key) or self._last_recorded(session, request)
+        self._known[key] = prefix
         return Change() if before is None else before.change_to(prefix)
 
-    def _known_of(self, session: Session, request: Request) -> Prefix | None:
-        """Return the last request of the conversation: from memory, else from the session's last
-        record."""
-        found = self._known.get((session.store, session.session_id, request.first))
-        if found is not None:
-            return found
+    def _last_recorded(self, session: Session, request: Request) -> Prefix | None:
+        """Return the last request of the conversation from the session's last record."""
         for record in session.records(SERIES, newest=True, limit=1):
             try:
                 last = fields_of(record.body)
