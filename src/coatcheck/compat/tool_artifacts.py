@@ -44,7 +44,7 @@ from coatcheck.errors import (
 )
 from coatcheck.executor import Description, Result, ToolOutcome, Turn
 from coatcheck.externalize import About, Limit, Policy, configured, put
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.externalize.stub import head_and_tail
 from coatcheck.ids import digest_of
 from coatcheck.parts import as_block, is_known

@@ -25,7 +25,6 @@ from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.originals import keep_original, original_of
-from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.shorter import (
     LEAST_REPEATED,
     ShownResult,
@@ -34,6 +33,7 @@ from coatcheck.externalize.shorter import (
     repaired,
     shorter,
 )
+from coatcheck.externalize.storing import put
 from coatcheck.externalize.stub import STUB, is_replacement, mark, pointer_in_stub
 from coatcheck.ids import clip
 from coatcheck.intake import About

@@ -25,9 +25,11 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
-from coatcheck.reading import grep, json_content, sandbox
+from coatcheck.reading import grep, json_content, matches, sandbox
 from coatcheck.reading.json_content import check_size
+from coatcheck.reading.line_groups import LONG_LINE
 from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
+from coatcheck.reading.patterns import program_size
 from coatcheck.reading.sandbox import Confinement, Message, Pool, serve
 from coatcheck.reading.text import DecodedText
 from coatcheck.refs import Ref
@@ -42,7 +44,7 @@ SMALL_DIFF: Final = 256 << 10
 WORK: Final = 100_000_000  # instructions of a pattern times bytes: three seconds at the worst
 _PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of this kind:
 _SIMPLE: Final = lazy_pattern(r"(?:[^\\{]|\\[^pPC])*")
-GREP_SECONDS: Final = grep.SEARCH_SECONDS + grep.COUNT_SECONDS
+GREP_SECONDS: Final = matches.SEARCH_SECONDS + matches.COUNT_SECONDS
 _WAIT: Final = 30.0  # seconds in total, including slow reads on a busy machine
 _LARGE: Final = 256 << 20  # a child that has grown beyond this is replaced
 
@@ -105,12 +107,12 @@ def search(
 ) -> PageDraft:
     """Return one page of a grep. `base` is the fragment of a content that is part of an
     artifact."""
-    pattern, seen = request.grep or "", min(content.ref.size_bytes, grep.LONG_LINE)
+    pattern, seen = request.grep or "", min(content.ref.size_bytes, LONG_LINE)
     is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
     if (
         request.literal
         or is_simple
-        or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
+        or program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
     ):
         return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"

@@ -31,9 +31,9 @@ from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip
 from coatcheck.media import JSON, JSONL, TEXT, is_jsonl
 from coatcheck.previews.excerpts import count
-from coatcheck.reading.grep import MAX_PATTERN, MAX_PROGRAM
 from coatcheck.reading.json_content import NOTHING, lines, load, parse
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
+from coatcheck.reading.patterns import MAX_PATTERN, MAX_PROGRAM
 from coatcheck.values import MAX_DEPTH
 
 SECONDS: Final = 5.0  # until results that are left out are no longer counted

@@ -72,9 +72,8 @@ class Catalog(Records, Upkeep):
             if reuse and (known is None or known.place != entry.blob.place):
                 return False
             self._use(entry.session, now, limits.grace)
-            known = self.blob(
-                digest
-            )  # again: if the session had expired, the blob may have been dropped
+            # Again: if the session had expired, the blob may have been dropped.
+            known = self.blob(digest)
             self._check_quotas_of(entry, limits, is_stored=known is not None)
             if known is None or heal:
                 self.save(replace(entry.blob, used=now))

@@ -87,9 +87,8 @@ class Connections:
     ) -> None:
         self._conninfo = conninfo
         self.schema = schema
-        self.tenant = (
-            digest_of(tenant.encode()) if tenant else ""
-        )  # a name may contain any character
+        # A name may contain any character.
+        self.tenant = digest_of(tenant.encode()) if tenant else ""
         self._size = size
         self.patience = patience
         self._lock = threading.Lock()
@@ -194,9 +193,8 @@ class Connections:
             with self._lock:
                 if self._pool is None or self._owner != os.getpid():
                     if self._pool is not None:
-                        _inherited.append(
-                            self._pool
-                        )  # the parent's pool: its sockets are not ours to close
+                        # The parent's pool: its sockets are not ours to close.
+                        _inherited.append(self._pool)
                     self._pool = ConnectionPool(
                         self._conninfo,
                         connection_class=Db,
@@ -248,9 +246,8 @@ class DatabaseLeases:
         try:
             yield
         finally:
-            with contextlib.suppress(
-                StoreUnavailable
-            ):  # a broken connection has already released it
+            with contextlib.suppress(StoreUnavailable):
+                # A broken connection has already released it.
                 self._holding.run("SELECT pg_advisory_unlock(%s)", place, "ending a lease")
 
     @contextmanager

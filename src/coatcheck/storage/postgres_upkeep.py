@@ -108,8 +108,9 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
         return freed
 
     def _would_expire(self, at: float) -> Freed:
-        is_due = f"""session.tenant = %(tenant)s AND {expiry.REF_MAY_EXPIRE}
-            AND ({expiry.session_is_over("%(at)s")} OR ref.expires <= %(at)s)"""
+        is_due = f"""session.tenant = %(tenant)s
+            AND ({expiry.session_is_over("%(at)s")} AND {expiry.REF_MAY_EXPIRE}
+                OR {expiry.ref_is_over("%(at)s")})"""
         (count,) = self._ask_whole(
             f"SELECT count(*) AS refs FROM session JOIN ref USING (session_key) WHERE {is_due}",
             at=at,

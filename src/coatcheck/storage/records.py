@@ -104,9 +104,8 @@ class Records(Rows):
             self._use(session, at, grace)
             newest = self._newest_records(session_id, keys)
             last = {key: 0 if note is None else _seq(note) for key, note in newest.items()}
-            if _is_written(
-                newest.values(), attempt
-            ):  # an earlier attempt succeeded, and only its answer was lost
+            # An earlier attempt succeeded, and only its answer was lost.
+            if _is_written(newest.values(), attempt):
                 return _numbered(
                     keys, {key: number - keys.count(key) for key, number in last.items()}
                 )

@@ -47,11 +47,12 @@ _AT_ONCE: Final = 32  # requests at once
 _CACHED: Final = 64 << 20  # bytes of checked frames that are cached
 _TABLES: Final = 512  # compressed blobs whose frame tables are cached
 _WINDOW: Final = 64  # maximum number of frames per request
+# Retrying does not help.
 _FINAL: Final = (
     PermissionDeniedError,
     UnauthenticatedError,
     NotSupportedError,
-)  # retrying does not help
+)
 _BEYOND: Final = re.compile(
     r"\b416\b|InvalidRange|not satisfiable|out of range|greater than length", re.IGNORECASE
 )
@@ -142,9 +143,8 @@ class S3Blobs(BlobStore):
                 source.seek(0)
             obstore.put(self._bucket, path, source, chunk_size=PART)
 
-        if (
-            size > PART
-        ):  # conditional creation does not support multiple parts; nobody else has this place
+        # Conditional creation does not support multiple parts; nobody else has this place.
+        if size > PART:
             self._asked(upload, "storing a blob")
             return blob
         if not isinstance(source, bytes):
@@ -186,9 +186,8 @@ class S3Blobs(BlobStore):
             with contextlib.suppress(Exception):
                 self.read(*one)
 
-        if (
-            len(ranges) > 1 and sum(length for *_, length in ranges) <= _CACHED // 2
-        ):  # more might push each other out
+        # More might push each other out.
+        if len(ranges) > 1 and sum(length for *_, length in ranges) <= _CACHED // 2:
             with ThreadPoolExecutor(min(len(ranges), _AT_ONCE), "coatcheck-prefetch") as pool:
                 list(pool.map(load, ranges))
 
@@ -231,9 +230,8 @@ class S3Blobs(BlobStore):
 
     def _range(self, blob: Blob, start: int, length: int) -> bytes:
         path = self._path(blob)
-        if (
-            blob.coding == "raw" and not start and length == blob.size
-        ):  # the whole object: a plain get is faster
+        # The whole object: a plain get is faster.
+        if blob.coding == "raw" and not start and length == blob.size:
             return bytes(
                 self._asked(lambda: obstore.get(self._bucket, path).bytes(), "reading a blob")
             )

@@ -288,9 +288,8 @@ class SqliteCatalog(SqliteUpkeep, Catalog):
         if newest is not None:
             if newest["size"] != values["size"]:
                 self._set_size(values["digest"], values["size"])
-            values["pinned"] = values["pinned"] or bool(
-                newest["pinned"]
-            )  # a pin covers later refs of the artifact
+            # A pin covers later refs of the artifact.
+            values["pinned"] = values["pinned"] or bool(newest["pinned"])
             if self._is_repeated(newest, values):
                 self._run(
                     "UPDATE session SET used = max(used, :at) WHERE session_key = :session_key",

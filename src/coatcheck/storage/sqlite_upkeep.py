@@ -66,9 +66,8 @@ class SqliteUpkeep(SqliteRows, Records, Upkeep):
     def expire(self, at: float, *, forget_before: float, dry_run: bool = False) -> Freed:
         if dry_run:
             return self._would_expire(at)
-        freed = self._in_steps(
-            "forgetting", self._end_next
-        )  # first the sessions whose end a crash interrupted
+        # First, sessions whose end a crash interrupted.
+        freed = self._in_steps("forgetting", self._end_next)
         freed += self._in_steps("expiring", partial(self._expire_sessions, at), _Place(0, -1))
         freed += self._in_steps("expiring", partial(self._expire_refs, at))
         self._in_steps("expiring", partial(self._drop_records, at))
@@ -229,9 +228,8 @@ class SqliteUpkeep(SqliteRows, Records, Upkeep):
             """SELECT DISTINCT ref.digest, ref.size FROM ref JOIN blob ON blob.digest = ref.digest
                 WHERE ref.gone IS NULL AND ref.size <> blob.size"""
         ):
-            if isinstance(row["digest"], bytes) and isinstance(
-                row["size"], int
-            ):  # a damaged row may have anything
+            # A damaged row may have anything.
+            if isinstance(row["digest"], bytes) and isinstance(row["size"], int):
                 found.setdefault(row["digest"].hex(), set()).add(row["size"])
         return found
 
@@ -260,9 +258,8 @@ class SqliteUpkeep(SqliteRows, Records, Upkeep):
         reported once."""
         damage = self._integrity()
         problems = [f"SQLite reports: {message}" for message in damage]
-        mends = (
-            repair and not damage
-        )  # rows read from damaged tables and indexes are not reliable enough to change
+        # Rows read from damaged tables and indexes are not reliable enough to change.
+        mends = repair and not damage
         checks: list[Callable[[], list[str]]] = [
             partial(self._check_stray_refs, mends, until),
             partial(self._check_stray_content, mends),

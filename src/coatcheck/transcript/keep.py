@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
-from coatcheck.externalize.pipeline import (
+from coatcheck.externalize.judge import leaving
+from coatcheck.externalize.policy import Policy, configured
+from coatcheck.externalize.storing import (
     Prepared,
-    leaving,
     masked,
     put_prepared,
     stub_for,
     unstored,
 )
-from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import hidden_stub
 from coatcheck.intake import About
 from coatcheck.media import JSON

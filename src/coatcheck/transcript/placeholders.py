@@ -18,9 +18,9 @@ from typing import Final, Literal
 from coatcheck.checks import is_whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, StoreError
 from coatcheck.externalize.originals import original_of
-from coatcheck.externalize.pipeline import Prepared, prepared, put_prepared
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.shorter import expanded, is_reference
+from coatcheck.externalize.storing import Prepared, prepared, put_prepared
 from coatcheck.externalize.stub import is_stub, own_tag, placeholder, pointer_in_stub
 from coatcheck.ids import digest_of, parse_pointer, pointer_of
 from coatcheck.intake import About

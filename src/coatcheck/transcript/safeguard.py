@@ -17,7 +17,8 @@ from typing import Final, Literal
 from coatcheck.checks import whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import configured
-from coatcheck.externalize.pipeline import Outcome, leaving
+from coatcheck.externalize.judge import leaving
+from coatcheck.externalize.outcome import Outcome
 from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import MIN_PREFIX, SCHEME
