@@ -24,15 +24,9 @@ def restrict(rights: Mapping[str, int]) -> bool:
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         return False
-    files = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
-    ruleset = struct.pack("=Q", files)
-    if version >= 4:
-        ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
-    if version >= 6:
-        ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
-    rules = libc.syscall(
-        _CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), ctypes.c_uint32(0)
-    )
+    ruleset = _refused_by(version)
+    size = ctypes.c_size_t(len(ruleset))
+    rules = libc.syscall(_CREATE_RULESET, ruleset, size, ctypes.c_uint32(0))
     if rules < 0:
         return False
     try:
@@ -50,3 +44,16 @@ def restrict(rights: Mapping[str, int]) -> bool:
         return bool(libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint32(0)) == 0)
     finally:
         os.close(rules)
+
+
+def _refused_by(version: int) -> bytes:
+    """Everything that a version of Landlock can refuse, as its system call takes it."""
+    file_rights = 16
+    if version < 5:
+        file_rights = {1: 13, 2: 14}.get(version, 15)
+    ruleset = struct.pack("=Q", (1 << file_rights) - 1)
+    if version >= 4:
+        ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
+    if version >= 6:
+        ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
+    return ruleset
