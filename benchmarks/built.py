@@ -22,8 +22,8 @@ from coatcheck.context import PromptBuilder
 from coatcheck.context.prompt import Prompt
 from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.messages import Message
+from coatcheck.messages.content import dumped, text_of
 from coatcheck.messages.cost import SIGNATURE
-from coatcheck.messages.formats import dumped, text_of
 from coatcheck.messages.recordings import (
     RecordedCall,
     RecordedConversation,

@@ -18,7 +18,7 @@ import coatcheck
 from benchmarks.bench import KB, Bench, text
 from benchmarks.report import Row, timed_row
 from benchmarks.timing import Side, interleaved
-from coatcheck.storage.catalog import SessionInfo
+from coatcheck.storage.entries import SessionInfo
 
 _SMALL, _LARGE, _QUICK = 1_000, 1_000_000, 50_000
 FEW, MANY, QUICK_MANY = 100, 100_000, 10_000  # sessions

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck import errors
 from coatcheck.cli.terminal import diff_lines, grep_lines, json_tokens, words_in
-from coatcheck.reading.grep import Pattern
+from coatcheck.reading.patterns import Pattern
 from tests.test_cli import HOSTILE, STEERING, answer, call, on_terminal, run
 
 LOG = "".join(f"{n:05} {'ERROR' if n % 100 == 0 else 'info'} step {n}\n" for n in range(1, 2001))

@@ -4,11 +4,13 @@ is documented."""
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 import sysconfig
 from collections import Counter, defaultdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +20,7 @@ import pytest
 
 from coatcheck import errors
 from coatcheck.cli import BROKEN_PIPE, INTERRUPTED, main
+from coatcheck.context.metrics import PromptMetrics
 from examples import pictures
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,6 +126,11 @@ def test_the_page_of_the_command_line_names_no_command_or_option_that_does_not_e
     }  # fmt: skip
 
 
+def test_every_figure_of_a_model_call_is_documented() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert [one.name for one in fields(PromptMetrics) if f"`{one.name}`" not in page] == []
+
+
 def test_every_exit_code_is_documented() -> None:
     table = sections(ROOT / "docs" / "cli.md")["Exit codes"]
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
@@ -203,6 +211,21 @@ def test_the_site_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
         assert loaded
         assert not [one for one in loaded if re.match(r"\w+:|//", one)], page.name
     assert (tmp_path / "examples" / "openai_agent.py").exists()
+
+
+def test_the_table_of_layers_has_every_module_and_the_names_in_it_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "coatcheck"
+    table = page.split("\n| layer |")[1].split("\n\n")[0]
+    places = [row.split("|")[2] for row in table.splitlines()[2:]]
+    named = {path for place in places for path in re.findall(r"`([\w/.]+)`", place)}
+    assert [path for path in named if not (package / path).exists()] == []
+    there = {path.name for path in package.iterdir() if path.suffix == ".py" or path.is_dir()}
+    known = {path.split("/")[0] for path in named} | {"__init__.py", "__main__.py", "__pycache__"}
+    assert sorted(there - known) == []
+    for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", page):
+        if not name.endswith((".py", ".toml")):
+            assert pkgutil.resolve_name(f"coatcheck.{name}") is not None
 
 
 def rows(picture: Path) -> list[str]:

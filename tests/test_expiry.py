@@ -8,7 +8,7 @@ import pytest
 
 from coatcheck import Policy, Ref, Store
 from coatcheck.errors import Expired, NotFound
-from coatcheck.storage.catalog import BATCH
+from coatcheck.storage.upkeep import BATCH
 from tests.backends import LARGE, START, Backend, Clock, digests_of_files, wait_until
 
 VALUES = pytest.mark.parametrize("value", ["small", "x" * LARGE], ids=["small", "large"])

@@ -24,8 +24,10 @@ from hypothesis import strategies as st
 import coatcheck
 import coatcheck.aio
 from coatcheck import Limit, Policy, Session, Store, approx_byte_size, errors, tokens, toolkit
-from coatcheck.externalize import FAILURES, Outcome, pipeline
+from coatcheck.externalize import FAILURES, Outcome
+from coatcheck.externalize.judge import leaving
 from coatcheck.externalize.policy import COSTLIEST
+from coatcheck.externalize.storing import Prepared, put, stub_for
 from coatcheck.intake import About
 from tests.backends import Backend, Clock
 from tests.token_samples import corpus_texts
@@ -850,12 +852,12 @@ def test_a_closed_store_does_not_stop_the_agent(session: Session) -> None:
 
 def test_the_steps_of_the_pipeline_give_the_same_result_as_externalize(store: Store) -> None:
     session, policy = store.session("s"), Policy()
-    assert pipeline.leaving(session.store, policy, [("t", LOG)]) == [True]
-    ref = pipeline.put(session, LOG, About(tool="t"), policy)
-    stub, saved = pipeline.stub_for(ref, pipeline.Prepared(LOG, LOG), policy)
+    assert leaving(session.store, policy, [("t", LOG)]) == [True]
+    ref = put(session, LOG, About(tool="t"), policy)
+    stub, saved = stub_for(ref, Prepared(LOG, LOG), policy)
     assert stub == session.externalize(LOG, tool="t", policy=policy).text
     assert 0 < saved < json.loads(stub)["tokens"]
-    assert pipeline.leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [
+    assert leaving(session.store, policy, [("t", stub), ("t", LOG)], sampling=True) == [
         False,
         True,
     ]
@@ -865,15 +867,15 @@ def test_tool_rules_and_the_enabled_switch_decide_what_is_externalized(session: 
     policy = Policy(tools={"a": "always", "n": "never", "l": Limit(max_chars=5)})
     texts = [(tool, "some words") for tool in ("a", "n", "l", "x", None)]
     for sampling in (False, True):
-        found = pipeline.leaving(session.store, policy, texts, sampling=sampling)
+        found = leaving(session.store, policy, texts, sampling=sampling)
         assert found == [True, False, True, False, False]
-    assert pipeline.leaving(session.store, replace(policy, enabled=False), [("a", LOG)]) == [False]
+    assert leaving(session.store, replace(policy, enabled=False), [("a", LOG)]) == [False]
 
 
 def test_pages_from_our_own_tools_are_not_externalized(store: Store) -> None:
     session = store.session("s")
     page = toolkit(session)[0].run(pointer=session.put(LOG).pointer)
-    assert pipeline.leaving(session.store, Policy(max_chars=100), [("whatever", page)]) == [False]
+    assert leaving(session.store, Policy(max_chars=100), [("whatever", page)]) == [False]
 
 
 @pytest.mark.parametrize("policy", [Policy(redact="store"), None])
@@ -885,6 +887,6 @@ def test_a_put_through_the_pipeline_is_masked_according_to_the_policy_or_the_set
     store = backend.open()
     session = store.session("s")
     for value in (f"token {KEY}", {"token": KEY}):
-        ref = pipeline.put(session, value, About(name="a"), policy)
+        ref = put(session, value, About(name="a"), policy)
         assert KEY not in str(session.get(ref))
-    assert session.get(pipeline.put(session, KEY, About(), Policy())) == KEY
+    assert session.get(put(session, KEY, About(), Policy())) == KEY

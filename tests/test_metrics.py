@@ -19,17 +19,8 @@ import coatcheck
 from coatcheck import Policy, Session, Store, ToolCall, ToolExecutor, config, toolkit
 from coatcheck.context import Budget, HotState, artifact_index
 from coatcheck.context._bootstrap import bootstrap
-from coatcheck.context.metrics import (
-    CALLS,
-    FLOORS,
-    Baseline,
-    Meter,
-    PromptMetrics,
-    calls_of,
-    labels_of,
-    session_rises,
-    usage_of,
-)
+from coatcheck.context.baselines import CALLS, FLOORS, labels_of, session_rises
+from coatcheck.context.metrics import Baseline, Meter, PromptMetrics, calls_of, usage_of
 from coatcheck.context.prompt import PromptBuilder
 from coatcheck.messages import FORMATS
 from coatcheck.tokens import estimate

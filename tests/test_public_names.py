@@ -85,6 +85,7 @@ def test_importing_coatcheck_loads_no_extras_and_no_unused_modules() -> None:
     }
     assert not {
         "coatcheck.storage.sqlite",
+        "coatcheck.storage.sqlite_rows",
         "coatcheck.storage.folder",
         "coatcheck.storage.memory",
     } & set(loaded)

@@ -34,9 +34,9 @@ from coatcheck.errors import (
     TooLarge,
 )
 from coatcheck.externalize.decision import rates_of
-from coatcheck.externalize.pipeline import masked, put
 from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.savings import counts_of
+from coatcheck.externalize.storing import masked, put
 from coatcheck.externalize.stub import LENGTH, mark
 from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About

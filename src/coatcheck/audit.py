@@ -21,7 +21,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
@@ -33,7 +32,7 @@ from coatcheck.externalize.decision import QUESTION_TOKENS
 from coatcheck.externalize.policy import configured
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.externalize.shorter import ShownResult, shorter
-from coatcheck.messages.formats import dumped
+from coatcheck.messages.content import dumped
 from coatcheck.messages.recordings import (
     RecordedCall,
     RecordedConversation,
@@ -207,7 +206,7 @@ class _Replay:
             if self._stubs and (pages := self._pages(call)):
                 self._call(QUESTION_TOKENS * len(pages), is_cold)
                 is_cold = False
-                self._new += sum(map(_tokens, pages))
+                self._new += sum(map(estimate, pages))
                 self._known += pages
                 self._bill.reads += len(pages)
                 self._bill.extra_calls += 1
@@ -225,13 +224,13 @@ class _Replay:
             shown = self._offloading.show(given, situation)
             text = shown.text
             if text is not given.text:
-                self._bill.kept_out += max(0, _tokens(given.text) - _tokens(text))
+                self._bill.kept_out += max(0, estimate(given.text) - estimate(text))
             if shown.pointer is not None:
                 self._new += tool_tokens
                 self._stubs.append(shown)
                 self._bill.stubs += 1
         self._known.append(text)
-        self._new += _tokens(text) + given.image_tokens
+        self._new += estimate(text) + given.image_tokens
 
     def _call(self, output: int, is_cold: bool) -> None:
         prices, bill, whole = self._prices, self._bill, self._sent + self._new
@@ -245,8 +244,10 @@ class _Replay:
     def _pages(self, call: RecordedCall) -> list[str]:
         """Return the pages that a model has to ask for before it can write this answer."""
         pages: list[str] = []
+        used = things_in(call.written)
         for stub in self._stubs:
-            if not (things := self._unseen(stub, things_in(call.written))):
+            things = self._unseen(stub, used)
+            if not things:
                 continue
             self._seen.update(things)
             if stub.pointer:
@@ -272,17 +273,11 @@ class _Replay:
         return found
 
 
-@lru_cache(maxsize=1_024)
 def things_in(written: str) -> tuple[str, ...]:
     """Return what an answer visibly uses: whole lines, and names, numbers and addresses."""
     lines = (line.strip() for line in written.split("\n"))
     words = (word for word in THING.findall(written) if DISTINCT.search(word))
     return tuple(dict.fromkeys([*(line for line in lines if len(line) >= _LINE), *words]))
-
-
-@lru_cache(maxsize=4_096)
-def _tokens(text: str) -> int:
-    return estimate(text)
 
 
 @dataclass(frozen=True, slots=True)

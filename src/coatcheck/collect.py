@@ -38,9 +38,8 @@ unknown."""
 
 _Kind = Literal["damaged", "missing", "unreadable", "orphan", "foreign", "catalog"]
 TOMBSTONES_KEPT = 7 * 86_400.0
-QUARANTINE = (
-    7 * 86_400.0
-)  # seconds to keep copies that a repair set aside, or that nothing refers to
+# Seconds to keep copies that a repair set aside, or that nothing refers to.
+QUARANTINE = 7 * 86_400.0
 COLD_AFTER = 86_400.0
 _PIECE = 1 << 20
 _SOME = 500  # copies in one query to the catalog
@@ -166,9 +165,8 @@ def collect(
     over_since = now - grace
     freed = catalog.expire(over_since, forget_before=over_since - TOMBSTONES_KEPT, dry_run=dry_run)
     if not dry_run:
-        work.try_each(
-            work.unnamed(freed.blobs), blobs.remove
-        )  # copies that stay have no row: a sweep finds them
+        # Copies that stay have no row: a sweep finds them.
+        work.try_each(work.unnamed(freed.blobs), blobs.remove)
     swept = leftovers = 0
     if orphans:
         swept = work.clear_orphans(act=not dry_run)
@@ -397,9 +395,8 @@ class _Upkeep:
             self._apart = [one.blob for one in self.quarantined()]
         for one in [one for one in self._apart if one.digest == blob.digest]:
             copy = replace(blob, coding=one.coding, place=one.place)
-            self.attempt(
-                partial(self._blobs.take_back, one), False, blob.digest
-            )  # another repair may be faster
+            # Another repair may be faster.
+            self.attempt(partial(self._blobs.take_back, one), False, blob.digest)
             if self._failure(copy, None) is None and (
                 copy.place == blob.place or self._catalog.relocate(blob, copy)
             ):

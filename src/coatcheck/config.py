@@ -524,23 +524,30 @@ def _flattened(
             key = re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key)
         setting = BY_KEY.get(key)
         if setting is not None:
-            try:
-                yield setting, check(setting, value)
-            except ValueError:
-                given = (
-                    clip(str(value), 60)
-                    if isinstance(value, str)
-                    else clip(repr(value), 60).strip("'\"")
-                )
-                raise InvalidArgument(
-                    f"{where(key)}{key} is {given}", hint=f"it takes {setting.takes}"
-                ) from None
-        elif isinstance(value, Mapping) and any(
-            one == key or one.startswith(f"{key}.") for one in SECTIONS
-        ):
+            yield setting, _checked(setting, value, check, where(key))
+        elif isinstance(value, Mapping) and _is_section(key):
             yield from _flattened(value, check, where, f"{key}.")
         else:
             raise InvalidArgument(f"{where(key)}unknown setting {clip(key)}", hint=_nearest(key))
+
+
+def _checked(
+    setting: Setting, value: object, check: Callable[[Setting, object], Any], where: str
+) -> Any:
+    try:
+        return check(setting, value)
+    except ValueError:
+        if isinstance(value, str):
+            given = clip(value, 60)
+        else:
+            given = clip(repr(value), 60).strip("'\"")
+        raise InvalidArgument(
+            f"{where}{setting.key} is {given}", hint=f"it takes {setting.takes}"
+        ) from None
+
+
+def _is_section(key: str) -> bool:
+    return any(one == key or one.startswith(f"{key}.") for one in SECTIONS)
 
 
 def _line(text: str, key: str) -> str:

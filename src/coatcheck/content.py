@@ -140,25 +140,28 @@ def is_stream(value: object) -> TypeGuard[IO[bytes]]:
 def chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
     """Read a binary stream in chunks of one megabyte. Only the last one is shorter, whatever `read`
     returns."""
-    while True:
-        piece = bytearray()
-        while len(piece) < CHUNK:
-            got: object = stream.read(CHUNK - len(piece))
-            if isinstance(got, str):
-                raise UnsupportedValue(
-                    "the stream returns text, not bytes", hint="open the file in binary mode ('rb')"
-                )
-            if got is None:
-                raise UnsupportedValue("the stream has no data yet", hint="pass a blocking stream")
-            if not got:
-                break
-            if not isinstance(got, bytes | bytearray | memoryview):
-                raise UnsupportedValue(f"the stream returns a {type(got).__name__}, not bytes")
-            piece += got
-        if piece:
-            yield bytes(piece)
-        if len(piece) < CHUNK:
-            return
+    chunk = bytearray()
+    while data := _read_some(stream, CHUNK - len(chunk)):
+        chunk += data
+        if len(chunk) >= CHUNK:
+            yield bytes(chunk)
+            chunk.clear()
+    if chunk:
+        yield bytes(chunk)
+
+
+def _read_some(stream: IO[bytes], length: int) -> bytes | bytearray | memoryview:
+    """What one read returns, empty at the end. Raises `UnsupportedValue` if it is not bytes."""
+    got: object = stream.read(length)
+    if isinstance(got, bytes | bytearray | memoryview):
+        return got
+    if isinstance(got, str):
+        raise UnsupportedValue(
+            "the stream returns text, not bytes", hint="open the file in binary mode ('rb')"
+        )
+    if got is None:
+        raise UnsupportedValue("the stream has no data yet", hint="pass a blocking stream")
+    raise UnsupportedValue(f"the stream returns a {type(got).__name__}, not bytes")
 
 
 class ArtifactStream(io.RawIOBase):
@@ -187,9 +190,8 @@ class ArtifactStream(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        room = min(
-            len(view), FRAME - self._at % FRAME
-        )  # up to the end of the frame, so that no frame is read twice
+        # up to the end of the frame, so that no frame is read twice
+        room = min(len(view), FRAME - self._at % FRAME)
         data = self._content.read(self._at, room)
         view[: len(data)] = data
         self._at += len(data)
@@ -223,9 +225,8 @@ class Files:
 
     def _note(self, session_id: str, path: Path) -> None:
         paths = self._made.setdefault(session_id, set())
-        if (
-            len(paths) % _CHECKED_EVERY == _CHECKED_EVERY - 1
-        ):  # a tool may have removed its temporary folder
+        if len(paths) % _CHECKED_EVERY == _CHECKED_EVERY - 1:
+            # a tool may have removed its temporary folder
             paths.intersection_update({one for one in paths if one.exists()})
         paths.add(path)
 

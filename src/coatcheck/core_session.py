@@ -8,14 +8,12 @@ artifacts.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import hashlib
 import io
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
@@ -23,45 +21,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 from coatcheck import media
 from coatcheck.checks import check_name, seconds, whole
 from coatcheck.content import ArtifactStream, BlobReader, Content
-from coatcheck.errors import (
-    AmbiguousPointer,
-    Damaged,
-    Expired,
-    Fenced,
-    InvalidArgument,
-    InvalidPointer,
-    NotFound,
-    TooLarge,
-)
-from coatcheck.ids import (
-    MIN_PREFIX,
-    SCHEME,
-    clip,
-    is_encodable,
-    is_pointer,
-    is_prefix,
-    parse_pointer,
-    pointer_of,
-)
+from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
+from coatcheck.ids import clip, is_pointer, parse_pointer
 from coatcheck.intake import About, Onlooker, Parts, Scope, metadata_text
 from coatcheck.refs import FENCED_SERIES, RECORD_LIMIT, Coverage, Ref
-from coatcheck.storage import (
-    TRANSCRIPT,
-    Claimant,
-    Entry,
-    Ranges,
-    Record,
-    SessionInfo,
-    expiry,
-    merged,
-)
+from coatcheck.storage import TRANSCRIPT, Claimant, Entry, Ranges, Record, SessionInfo, merged
+from coatcheck.visible import Visible
 
 if TYPE_CHECKING:
     from coatcheck.search import Hit
     from coatcheck.store import Store
     from coatcheck.values import Encoded
 
-_PAGE = 128  # refs in one query
 _MAX_LENDERS = 500  # transcripts that one search covers, those that were used last
 
 
@@ -72,12 +43,13 @@ class CoreSession(ABC):
     Created by `store.session(…)`. A session object is cheap, has no connection, and can be shared
     between threads."""
 
-    __slots__ = ("_parts", "_scope", "session_id", "store")
+    __slots__ = ("_parts", "_scope", "_visible", "session_id", "store")
 
     def __init__(self, store: Store, parts: Parts, scope: Scope) -> None:
         self.store = store
         self._parts = parts
         self._scope = scope
+        self._visible = Visible(parts, scope)
         self.session_id = scope.info.session_id
 
     @property
@@ -159,7 +131,7 @@ class CoreSession(ABC):
         A pointer with a fragment (`art:…#/rows/0`) returns that part of a JSON value. That raises
         `LimitExceeded` if the whole value has more than 64 MiB or ten million values."""
         try:
-            entry, fragment = self._resolve(target, content=True)
+            entry, fragment = self._visible.resolve(target, content=True)
             if fragment:
                 self._note(entry)
                 part = self._part_or_error(self._content(entry), fragment)
@@ -178,7 +150,7 @@ class CoreSession(ABC):
 
         Raises `NotFound`, `Expired`, `InvalidPointer` if the fragment does not exist, and
         `LimitExceeded` if the artifact is too large for a fragment."""
-        entry, fragment = self._resolve(target, content=True)
+        entry, fragment = self._visible.resolve(target, content=True)
         self._note(entry)
         if fragment:
             return io.BytesIO(self.part(self._content(entry), fragment))
@@ -191,17 +163,17 @@ class CoreSession(ABC):
     def content(self, target: Ref | str) -> Content:
         """The bytes of an artifact, by range; a fragment is ignored. Either this call or the first
         read raises what `open` raises."""
-        entry, _ = self._resolve(target, content=True)
+        entry, _ = self._visible.resolve(target, content=True)
         self._note(entry)
         return self._content(entry)
 
     def ref(self, target: Ref | str) -> Ref | None:
         """Return the current ref, or None if the artifact is not found."""
         try:
-            entry, _ = self._resolve(target)
+            entry, _ = self._visible.resolve(target)
         except NotFound:
             return None
-        return self._refs([entry])[0]
+        return self._visible.refs([entry])[0]
 
     def materialize(self, target: Ref | str, folder: str | Path) -> Path:
         """Write an artifact to a read-only file, for a tool that needs one: jq, a sandbox, a
@@ -222,7 +194,7 @@ class CoreSession(ABC):
 
     def coverage(self, target: Ref | str) -> Coverage:
         """Return which part of an artifact this session has been shown by `read`."""
-        entry, _ = self._resolve(target)
+        entry, _ = self._visible.resolve(target)
         session_id, digest = self.session_id, entry.ref.artifact_id
         known = self._parts.catalog.shown(session_id, [digest]).get(digest, ())
         return Coverage(
@@ -251,9 +223,9 @@ class CoreSession(ABC):
     def survey(self, words: str, limit: int) -> tuple[int, builtins.list[Hit]]:
         """Return what `count` and `search` return, with less work; no hits for empty words."""
         parts, lent = self._parts, self._follow()
-        alive = [each for each in self._scope.lineage if self._is_alive(each)]
+        alive = [each for each in self._scope.lineage if self._visible.is_alive(each)]
         own = parts.passages.count(alive, parts.clock()) if alive else 0
-        total = own + sum(1 for _ in (self._only_lent(lent) if own else lent))
+        total = own + sum(1 for _ in (self._visible.only_lent(lent) if own else lent))
         return total, self._search(words, limit, lent) if total and words.strip() else []
 
     def _follow(self) -> dict[str, Entry]:
@@ -263,11 +235,17 @@ class CoreSession(ABC):
 
         parts = self._parts
         for session_id in self._scope.lineage:
-            follow(parts.passages, parts.catalog, session_id, self._live, self._content)
-        lent = self._lent()
+            follow(parts.passages, parts.catalog, session_id, self._visible.live, self._content)
+        lent = self._visible.lent()
         for session_id in _lenders(lent):
             transcript = self.store.session(session_id)
-            follow(parts.passages, parts.catalog, session_id, transcript._live, transcript._content)
+            follow(
+                parts.passages,
+                parts.catalog,
+                session_id,
+                transcript._visible.live,
+                transcript._content,
+            )
         return lent
 
     def _search(self, words: str, limit: int, lent: Mapping[str, Entry]) -> builtins.list[Hit]:
@@ -278,7 +256,7 @@ class CoreSession(ABC):
             (*self._scope.lineage, *_lenders(lent)),
             words[:4000],
             limit=limit,
-            live=self._live,
+            live=self._visible.live,
             content=self._content,
         )
         if hits:
@@ -300,30 +278,7 @@ class CoreSession(ABC):
         first, then those that only transcripts still have. `after` is the id of the last artifact
         of the previous page. A page costs the same wherever it begins. Raises `NotFound` for an
         unknown id."""
-        lent = self._lent()
-        last = None if after is None else self._nearest(prefix=after)
-        is_over = last is not None and not self._parts.is_live(last)
-        if after in lent and (last is None or is_over):
-            ids = builtins.list(lent)
-            return self._refs(self._of_lent(lent, ids[ids.index(after) + 1 :], limit))
-        if after is not None and last is None:
-            raise NotFound(
-                f"no artifact found for {pointer_of(after, 64)!r}", hint="list from the beginning"
-            )
-        found: dict[str, Entry] = {}
-        for entry in self._seen(after=last):
-            if len(found) == limit:
-                break
-            digest = entry.ref.artifact_id
-            # An artifact is listed where its nearest ref is, so that a page does not repeat those
-            # before it.
-            nearest = None if digest in found else self._nearest(prefix=digest)
-            if nearest is not None and (nearest.ref.session_id, nearest.seq) == (
-                entry.ref.session_id,
-                entry.seq,
-            ):
-                found[digest] = nearest
-        return self._refs([*found.values(), *self._of_lent(lent, lent, limit - len(found))])
+        return self._visible.refs(self._visible.page(after, limit))
 
     def list(
         self, *, name: str | None = None, kind: str | None = None, limit: int | None = None
@@ -331,58 +286,15 @@ class CoreSession(ABC):
         """List what this session sees, newest first, each artifact once under its newest name. With
         `name`, list every artifact that was put under that name."""
         if name is not None:
-            return self._refs(self._named(name, kind, limit))
-        listing = _Listing(kind, limit)
-        listing.add(self._seen())
-        if listing.is_full:  # older refs, which may have a name, were not looked at
-            return self._refs([self._with_newest_name(entry) for entry in listing.entries.values()])
-        listing.add(self._lent().values())
-        is_all = kind is None and limit is None
-        return self._refs(listing.entries.values(), listing.entries if is_all else None)
-
-    def _named(self, name: str, kind: str | None, limit: int | None) -> builtins.list[Entry]:
-        """Return the refs under a name, newest first, of one kind if it is given."""
-        if not is_encodable(name):
-            return []
-        found = (entry for entry in self._seen(name=name) if kind in (None, entry.ref.kind))
-        return builtins.list(islice(found, limit))
-
-    def _with_newest_name(self, entry: Entry) -> Entry:
-        """Return a ref with the newest name that its session gives to the artifact, if it has none
-        itself."""
-        if entry.ref.name is None:
-            for older in self._parts.catalog.refs(entry.ref.session_id, entry.ref.artifact_id):
-                if self._parts.is_live(older):
-                    entry = _named_like(older, entry)
-        return entry
+            return self._visible.refs(self._visible.named(name, kind, limit))
+        return self._visible.listing(kind, limit)
 
     def names(self, *, prefix: str = "") -> builtins.list[str]:
         """Return the names that begin with `prefix` and resolve in this session, the most recent
         put first."""
-        found: dict[str, None] = {}
-        for entry in self._seen():
-            if entry.ref.name is not None and entry.ref.name.startswith(prefix):
-                found[entry.ref.name] = None
-        return [*found]
-
-    def _seen(self, *, name: str | None = None, after: Entry | None = None) -> Iterator[Entry]:
-        """Yield every live ref of this session and its ancestors: nearest session first, newest
-        first. With `name`, those under that name; with `after`, those that come after this ref."""
-        lineage = self._scope.lineage
-        before: int | None = None
-        if after is not None:
-            lineage = lineage[lineage.index(after.ref.session_id) :]
-            before = after.seq
-        for session_id in lineage:
-            while True:
-                page = self._parts.catalog.find(
-                    session_id, name=name, before=before, limit=None if name else _PAGE
-                )
-                yield from filter(self._parts.is_live, page)
-                if name is not None or len(page) < _PAGE:
-                    break
-                before = page[-1].seq
-            before = None
+        names = (entry.ref.name for entry in self._visible.seen())
+        found = (name for name in names if name is not None and name.startswith(prefix))
+        return builtins.list(dict.fromkeys(found))
 
     def claim(self, holder: str, *, idle: float = 0, instead_of: int | None = None) -> int:
         """Claim this session for a dispatcher and return a fencing token, larger than every earlier
@@ -486,7 +398,7 @@ class CoreSession(ABC):
         now = parts.clock()
         receiver = parts.catalog.session(to) or SessionInfo(to, None, parts.ttl, None, now, now)
         while True:
-            entry, _ = self._resolve(target)
+            entry, _ = self._visible.resolve(target)
             granted = replace(
                 entry.ref,
                 session_id=to,
@@ -504,7 +416,7 @@ class CoreSession(ABC):
         transcript has it. Raises `NotFound`."""
         parts = self._parts
         while True:
-            entry, _ = self._resolve(target)
+            entry, _ = self._visible.resolve(target)
             ref = replace(entry.ref, created=parts.clock(), granted_by=to.session_id)
             if parts.add(replace(entry, ref=ref, content=None), reuse=True):
                 return
@@ -522,10 +434,10 @@ class CoreSession(ABC):
 
     def _pin(self, target: Ref | str, pinned: bool) -> Ref:
         parts = self._parts
-        entry, _ = self._resolve(target)
+        entry, _ = self._visible.resolve(target)
         if self._is_lent(entry) and pinned:
             self.grant(entry.ref, to=self.session_id)
-            entry, _ = self._resolve(entry.ref)
+            entry, _ = self._visible.resolve(entry.ref)
         if entry.ref.session_id != self.session_id:
             raise InvalidArgument(
                 f"the artifact belongs to the session {clip(entry.ref.session_id)}",
@@ -533,7 +445,7 @@ class CoreSession(ABC):
             )
         parts.catalog.pin(self.session_id, entry.ref.artifact_id, pinned)
         entry = replace(entry, ref=replace(entry.ref, pinned=pinned))
-        return self._refs([entry])[0]
+        return self._visible.refs([entry])[0]
 
     def annotate(self, target: Ref | str, summary: str) -> Ref:
         """Write a summary beside an artifact of this session, for example one that a model made
@@ -541,7 +453,7 @@ class CoreSession(ABC):
         from coatcheck.redaction import mask
 
         while True:
-            entry, _ = self._resolve(target)
+            entry, _ = self._visible.resolve(target)
             if entry.ref.session_id != self.session_id:
                 raise InvalidArgument(
                     f"the artifact belongs to the session {clip(entry.ref.session_id)}",
@@ -550,7 +462,7 @@ class CoreSession(ABC):
             About(summary=summary).check()
             entry = replace(entry, ref=replace(entry.ref, summary=mask(summary)), content=None)
             if self._parts.add(entry, reuse=True):
-                return self._refs([entry])[0]
+                return self._visible.refs([entry])[0]
 
     def forget(self, target: Ref | str) -> bool:
         """Drop an artifact from this session and return whether there was one. Its bytes are
@@ -560,7 +472,7 @@ class CoreSession(ABC):
         pointer or a `Ref` drops the artifact under all of its names."""
         parts, session_id = self._parts, self.session_id
         try:
-            entry, _ = self._resolve(target)
+            entry, _ = self._visible.resolve(target)
         except NotFound:
             return False
         digest = entry.ref.artifact_id
@@ -610,146 +522,6 @@ class CoreSession(ABC):
                 f"{clip(what)} has a fragment, but the artifact is not JSON", hint=""
             ) from error
 
-    def _resolve(self, target: Ref | str, *, content: bool = False) -> tuple[Entry, str]:
-        """Return the live entry for a ref, pointer, id or name, and the fragment of the pointer.
-
-        Every read goes through here. A digest is not a capability: an id that neither the session
-        nor an ancestor has is answered exactly like one that does not exist. Raises `NotFound`,
-        `Expired`, `AmbiguousPointer`, `InvalidPointer`."""
-        if isinstance(target, Ref):
-            entry = self._by_prefix(target.artifact_id, content)
-            if entry.ref.codec != target.codec:
-                entry = replace(entry, ref=replace(entry.ref, codec=target.codec))
-            return entry, ""
-        if not isinstance(target, str):
-            raise InvalidArgument(
-                f"cannot look up a {type(target).__name__}", hint="pass a pointer, a name or a Ref"
-            )
-        if target.startswith(SCHEME) and is_pointer(target):
-            prefix, _, fragment = target[len(SCHEME) :].partition("#")
-            return self._by_prefix(prefix, content), fragment
-        named = (
-            self._nearest(name=target, content=content, limit=1) if is_encodable(target) else None
-        )
-        if named is not None:
-            if not self._parts.is_live(named):
-                raise _gone(named, target)
-            return named, ""
-        if is_prefix(target):
-            return self._by_prefix(target, content), ""
-        if target.startswith(SCHEME):
-            parse_pointer(target)  # raises
-        raise NotFound(f"no artifact found for {clip(target)}")
-
-    def _by_prefix(self, prefix: str, content: bool) -> Entry:
-        """Return the live entry of the one artifact whose id begins with a prefix. Raises like
-        `_resolve`."""
-        found = self._matches(prefix, content)
-        live = found.live
-        if (
-            not live or found.dead is not None
-        ):  # a transcript may still refer to an expired artifact
-            self._add_lent(live, prefix, content)
-        if len(live) == 1:
-            return next(iter(live.values()))
-        if live:
-            pointers = [self._parts.ref_for_caller(entry, live).pointer for entry in live.values()]
-            raise AmbiguousPointer(
-                f"{pointer_of(prefix, 64)} matches {len(live)} artifacts", pointers
-            )
-        if found.dead is not None:
-            raise _gone(found.dead, pointer_of(prefix, 64))
-        raise NotFound(f"no artifact found for {pointer_of(prefix, 64)!r}")
-
-    def _matches(self, prefix: str, content: bool) -> _Matches:
-        """Return the refs in this session and its ancestors whose artifact id begins with a
-        prefix."""
-        found = _Matches()
-        for session_id in self._scope.lineage:
-            for entry in self._parts.catalog.find(session_id, prefix=prefix, content=content):
-                if self._parts.is_live(entry):
-                    found.live.setdefault(entry.ref.artifact_id, entry)
-                elif found.dead is None:
-                    found.dead = entry
-            if prefix in found.live:  # a whole id matches one artifact: take its nearest ref
-                break
-        return found
-
-    def _add_lent(self, live: dict[str, Entry], prefix: str, content: bool) -> None:
-        for session_id in self._scope.lineage:
-            for entry in self._parts.catalog.lent(session_id, prefix=prefix, content=content):
-                live.setdefault(entry.ref.artifact_id, entry)
-
-    def _nearest(self, **which: Any) -> Entry | None:
-        """Return the first ref that `find` finds in this session or its ancestors: a live one, if
-        there is any."""
-        dead: Entry | None = None
-        for session_id in self._scope.lineage:
-            for entry in self._parts.catalog.find(session_id, **which):
-                if self._parts.is_live(entry):
-                    return entry
-                dead = dead or entry
-        return dead
-
-    def _lent(self) -> dict[str, Entry]:
-        """The artifacts that transcripts lend to the sessions of a scope, by id, newest first."""
-        found: dict[str, Entry] = {}
-        for entry in (
-            one
-            for session_id in self._scope.lineage
-            for one in self._parts.catalog.lent(session_id)
-        ):
-            found.setdefault(entry.ref.artifact_id, entry)
-        return found
-
-    def _only_lent(self, lent: Iterable[str]) -> Iterator[str]:
-        """Yield the lent artifacts that no longer have a live ref in the scope."""
-        ids = builtins.list(lent)
-        for some in (ids[start : start + _PAGE] for start in range(0, len(ids), _PAGE)):
-            found = self._parts.catalog.find_many(self._scope.lineage, some)
-            held = {entry.ref.artifact_id for entry in found if self._parts.is_live(entry)}
-            yield from (digest for digest in some if digest not in held)
-
-    def _of_lent(
-        self, lent: Mapping[str, Entry], ids: Iterable[str], limit: int
-    ) -> builtins.list[Entry]:
-        """Return the first of these lent artifacts that no longer have a live ref in the scope."""
-        return [lent[digest] for digest in islice(self._only_lent(ids), max(0, limit))]
-
-    def _live(self, digests: Collection[str]) -> dict[str, Entry]:
-        """Return the live entries of these artifacts that the session sees, with their content if
-        it is small and with their refs as callers see them. One query serves all of them, unless
-        some have expired."""
-        starts = {digest[:MIN_PREFIX] for digest in digests}
-        entries = self._parts.catalog.find_many(self._scope.lineage, starts, content=True)
-        found: dict[str, Entry] = {}
-        for entry in entries:
-            if entry.ref.artifact_id in digests and self._parts.is_live(entry):
-                found.setdefault(entry.ref.artifact_id, entry)
-        for digest in digests:
-            if digest not in found:
-                with contextlib.suppress(NotFound):  # a transcript may still refer to it
-                    found[digest] = self._by_prefix(digest, True)
-        refs = self._refs(found.values(), {entry.ref.artifact_id for entry in entries})
-        return {ref.artifact_id: replace(found[ref.artifact_id], ref=ref) for ref in refs}
-
-    def _refs(
-        self, entries: Collection[Entry], ids: Iterable[str] | None = None
-    ) -> builtins.list[Ref]:
-        """Return the refs of entries as users see them, with pointers that are unique among these
-        ids; by default among all that the session sees."""
-        if ids is None:
-            ids = self._parts.catalog.near(
-                self._scope.lineage, {entry.ref.artifact_id for entry in entries}
-            )
-        near: dict[str, set[str]] = {}
-        for one in ids:
-            near.setdefault(one[:MIN_PREFIX], set()).add(one)
-        ref_of = self._parts.ref_for_caller
-        return [
-            ref_of(entry, near.get(entry.ref.artifact_id[:MIN_PREFIX], ())) for entry in entries
-        ]
-
     def _content(self, entry: Entry) -> Content:
         data = self._bytes(entry)[1] if entry.blob.coding == "inline" else None
         ref = entry.ref if entry.ref.content_uri else self._parts.ref_for_caller(entry)
@@ -782,15 +554,10 @@ class CoreSession(ABC):
     def _moved(self, entry: Entry) -> Entry:
         """Return the entry as the catalog has it now: its copy may have been compressed or repaired
         meanwhile."""
-        now, _ = self._resolve(entry.ref, content=True)
+        now, _ = self._visible.resolve(entry.ref, content=True)
         if now.blob.place == entry.blob.place:
             raise _missing(entry)
         return now
-
-    def _is_alive(self, session_id: str) -> bool:
-        info = self._parts.catalog.session(session_id)
-        end = info.expires(self._parts.activity.last_uses.get(session_id, 0.0)) if info else None
-        return not expiry.is_over(end, self._parts.clock())
 
     def _is_lent(self, entry: Entry) -> bool:
         """Whether this session has the artifact only because a transcript lends it."""
@@ -808,44 +575,6 @@ class CoreSession(ABC):
         )
 
 
-@dataclass(slots=True)
-class _Matches:
-    """What a prefix matches: the nearest live ref of each artifact, by id, and the first ref that
-    has expired."""
-
-    live: dict[str, Entry] = field(default_factory=dict)
-    dead: Entry | None = None
-
-
-class _Listing:
-    """The newest refs of artifacts of one kind, or of all kinds, at most `limit`, by artifact
-    id."""
-
-    def __init__(self, kind: str | None, limit: int | None) -> None:
-        self._kind = kind
-        self._limit = limit
-        self._others: set[str] = set()  # artifacts whose newest ref is of another kind
-        self.entries: dict[str, Entry] = {}
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.entries) == self._limit
-
-    def add(self, refs: Iterable[Entry]) -> None:
-        """Add refs, newest first, until the listing is full."""
-        for entry in refs:
-            if self.is_full:
-                return
-            digest = entry.ref.artifact_id
-            newer = self.entries.get(digest)
-            if newer is not None:
-                self.entries[digest] = _named_like(entry, newer)
-            elif self._kind not in (None, entry.ref.kind):
-                self._others.add(digest)
-            elif digest not in self._others:
-                self.entries[digest] = entry
-
-
 def _check_record(series: str, body: bytes, keep: int | None) -> None:
     check_name(series, "series")
     if not isinstance(body, bytes):
@@ -854,18 +583,6 @@ def _check_record(series: str, body: bytes, keep: int | None) -> None:
         text = f"a record must have at most {RECORD_LIMIT} bytes, got {len(body)}"
         raise TooLarge(text, hint="put it as an artifact")
     whole(keep, "keep", least=1, optional=True)
-
-
-def _named_like(older: Entry, newer: Entry) -> Entry:
-    """Return the newer ref of an artifact, with the name of the older one of the same session if it
-    has none."""
-    if (
-        newer.ref.name is not None
-        or older.ref.name is None
-        or newer.ref.session_id != older.ref.session_id
-    ):
-        return newer
-    return replace(newer, ref=replace(newer.ref, name=older.ref.name))
 
 
 def _lenders(lent: Mapping[str, Entry]) -> builtins.list[str]:
@@ -879,19 +596,3 @@ def _missing(entry: Entry) -> NotFound:
         f"the bytes of {entry.ref.pointer} are missing from the store",
         hint="put the same content again",
     )
-
-
-def _gone(entry: Entry, asked: str) -> NotFound:
-    ref = entry.ref
-    try:
-        created = datetime.fromtimestamp(ref.created, UTC).isoformat(timespec="seconds")
-    except (TypeError, ValueError, OverflowError, OSError):  # a damaged row may have anything here
-        raise Damaged(f"the row of {clip(asked)} in the catalog is damaged") from None
-    label = clip(ref.name) if ref.name else clip(ref.media_type)
-    what = f"{clip(asked)} was {ref.kind} {label} of {ref.size_bytes} bytes, put {created}"
-    if entry.gone == "damaged":
-        return NotFound(
-            f"{what}; its bytes were damaged and set aside",
-            hint="put the same content again to restore it",
-        )
-    return Expired(f"{what}; it has expired")

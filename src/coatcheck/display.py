@@ -8,7 +8,8 @@ obey or hide (controls, escapes, bidirectional marks, invisible formats) become 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Final
 
@@ -82,67 +83,99 @@ def plot(
     mark, and what it says; `unit` is what a turn is called."""
     columns = zip(*series.values(), strict=True)
     heights: list[Value] = [sum(max(0, value or 0) for value in column) for column in columns]
-    known = [one for one in (heights if stacked else [*chain(*series.values())]) if one is not None]
-    ticks = _ticks(min([0, *known]), max([1, *known, limit or 0]))
-    room = (_WIDTH - _LEFT - _RIGHT) / max(1, len(turns))
-    width = max(0.5, min(28, room * 0.8))
-    radius = 3 if len(turns) <= _FEW_POINTS else 1.5
+    shown = heights if stacked else chain(*series.values())
+    known = [one for one in shown if one is not None]
+    axes = _Axes(turns, _ticks(min([0, *known]), max([1, *known, limit or 0])), unit)
+    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">']
+    parts += axes.grid()
+    if stacked:
+        parts += axes.bars(series, colour)
+    else:
+        for style, (label, values) in enumerate(series.items(), colour):
+            parts += axes.lines(values, style)
+            parts += axes.dots(label, values, style)
+    if limit is not None:
+        parts.append(axes.rule("limit", limit))
+    parts += axes.marks(marked or {})
+    return "".join([*parts, "</svg>"])
 
-    def x(at: int) -> float:
-        return round(_LEFT + room * (at + 0.5), 1)
 
-    def y(value: float) -> float:
-        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+@dataclass(frozen=True)
+class _Axes:
+    """Where turns and values are in a plot, and what is drawn there."""
+
+    turns: Sequence[int | str]
+    ticks: Sequence[float]
+    unit: str
+
+    @property
+    def room(self) -> float:
+        """The width of a turn."""
+        return (_WIDTH - _LEFT - _RIGHT) / max(1, len(self.turns))
+
+    def x(self, at: int) -> float:
+        return round(_LEFT + self.room * (at + 0.5), 1)
+
+    def y(self, value: float) -> float:
+        share = (value - self.ticks[0]) / (self.ticks[-1] - self.ticks[0])
         return round(_HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM), 1)
 
-    def rule(style: str, value: float) -> str:
-        return (
-            f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value)}" '
-            f'y2="{y(value)}"/>'
-        )
+    def grid(self) -> Iterator[str]:
+        """A line for each tick, the numbers beside them, and about ten turns below."""
+        for tick in self.ticks:
+            yield self.rule("grid", tick)
+            yield _text(_LEFT - 6, self.y(tick) + 4, "end", _short(tick))
+        for at in range(0, len(self.turns), max(1, math.ceil(len(self.turns) / 10))):
+            yield _text(self.x(at), _HEIGHT - 8, "middle", self.turns[at])
 
-    def text(left: float, top: float, anchor: str, shown: object) -> str:
-        return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
+    def rule(self, style: str, value: float) -> str:
+        y = self.y(value)
+        return f'<line class="{style}" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
 
-    parts = [f'<svg class="plot" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">']
-    parts += [
-        rule("grid", tick) + text(_LEFT - 6, y(tick) + 4, "end", _short(tick)) for tick in ticks
-    ]
-    every = max(1, math.ceil(len(turns) / 10))
-    parts += [text(x(at), _HEIGHT - 8, "middle", turns[at]) for at in range(0, len(turns), every)]
-    below = [0.0] * len(turns)
-    for style, (label, values) in enumerate(series.items(), colour):
-        for _, run in groupby(
-            enumerate(values), key=lambda point: point[1] is None
-        ):  # a missing value splits a line
-            points = [f"{x(at)},{y(value)}" for at, value in run if value is not None]
-            if len(points) > 1 and not stacked:
-                parts.append(f'<polyline class="line s{style}" points="{" ".join(points)}"/>')
+    def lines(self, values: Sequence[Value], style: int) -> Iterator[str]:
+        """A line through the values. A missing value splits it."""
+        for _, run in groupby(enumerate(values), key=lambda point: point[1] is None):
+            points = [f"{self.x(at)},{self.y(value)}" for at, value in run if value is not None]
+            if len(points) > 1:
+                yield f'<polyline class="line s{style}" points="{" ".join(points)}"/>'
+
+    def dots(self, label: str, values: Sequence[Value], style: int) -> Iterator[str]:
+        radius = 3 if len(self.turns) <= _FEW_POINTS else 1.5
         for at, value in enumerate(values):
-            if value is None:
-                continue
-            hint = f"<title>{label}, {unit} {turns[at]}: {value:,.0f}</title>"
-            if not stacked:
-                parts.append(
-                    f'<circle class="dot s{style}" cx="{x(at)}" cy="{y(value)}" '
-                    f'r="{radius}">{hint}</circle>'
+            if value is not None:
+                yield (
+                    f'<circle class="dot s{style}" cx="{self.x(at)}" cy="{self.y(value)}" '
+                    f'r="{radius}">{self._hint(label, at, value)}</circle>'
                 )
-            elif value > 0:
-                top, bottom = y(below[at] + value), y(below[at])
+
+    def bars(self, series: Mapping[str, Sequence[Value]], colour: int) -> Iterator[str]:
+        """The bars of all series, each above the one before it."""
+        width = max(0.5, min(28, self.room * 0.8))
+        below = [0.0] * len(self.turns)
+        for style, (label, values) in enumerate(series.items(), colour):
+            for at, value in enumerate(values):
+                if value is None or value <= 0:
+                    continue
+                top, bottom = self.y(below[at] + value), self.y(below[at])
                 below[at] += value
-                parts.append(
-                    f'<rect class="bar s{style}" x="{round(x(at) - width / 2, 1)}" y="{top}" '
-                    f'width="{round(width, 1)}" height="{round(bottom - top, 1)}">{hint}</rect>'
+                yield (
+                    f'<rect class="bar s{style}" x="{round(self.x(at) - width / 2, 1)}" y="{top}" '
+                    f'width="{round(width, 1)}" height="{round(bottom - top, 1)}">'
+                    f"{self._hint(label, at, value)}</rect>"
                 )
-    if limit is not None:
-        parts.append(rule("limit", limit))
-    for at, turn in enumerate(turns):
-        if turn in (marked or {}):
-            shape = f"M{x(at) - 4} {_TOP - 10}h8l-4 7z"
-            parts.append(
-                f'<path class="mark" d="{shape}"><title>{(marked or {})[turn]}</title></path>'
-            )
-    return "".join([*parts, "</svg>"])
+
+    def marks(self, marked: Mapping[int | str, str]) -> Iterator[str]:
+        for at, turn in enumerate(self.turns):
+            if turn in marked:
+                shape = f"M{self.x(at) - 4} {_TOP - 10}h8l-4 7z"
+                yield f'<path class="mark" d="{shape}"><title>{marked[turn]}</title></path>'
+
+    def _hint(self, label: str, at: int, value: float) -> str:
+        return f"<title>{label}, {self.unit} {self.turns[at]}: {value:,.0f}</title>"
+
+
+def _text(left: float, top: float, anchor: str, shown: object) -> str:
+    return f'<text class="tick" x="{left}" y="{top}" text-anchor="{anchor}">{shown}</text>'
 
 
 def _ticks(low: float, high: float) -> list[float]:

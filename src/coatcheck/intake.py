@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -52,10 +53,8 @@ if TYPE_CHECKING:
     from coatcheck.values import Encoded
 
 _TAIL = 64
-_SUMMARIZED, _LOOKED_AT = (
-    201,
-    320,
-)  # characters; the text after a summary shows a secret that the summary would cut
+_SUMMARIZED = 201  # characters
+_LOOKED_AT = 320  # the text after a summary shows a secret that the summary would cut
 _T = TypeVar("_T")
 _HEAD = 1024  # bytes, enough for the 200 characters of a summary in any script
 _SLOWEST, _QUICKEST = 30.0, 0.05  # seconds until uses are written
@@ -99,6 +98,18 @@ class About(NamedTuple):
             )
         if self.ttl is not None:
             seconds(self.ttl, "ttl", optional=True)
+
+    def describes(self, ref: Ref) -> bool:
+        """Whether a ref has everything that the caller says, and nothing that it would detect
+        differently."""
+        is_same = all(getattr(self, field) == getattr(ref, field) for field in _IDENTICAL)
+        return is_same and all(
+            getattr(self, field) in (None, getattr(ref, field)) for field in _DETECTED
+        )
+
+
+_IDENTICAL = ("name", "tool", "call_id", "parents", "request", "granted_by", "metadata_json")
+_DETECTED = ("kind", "media_type", "producer", "summary")
 
 
 class Scope(NamedTuple):
@@ -237,10 +248,8 @@ class Parts(NamedTuple):
     make_room: Callable[[], object]
 
     def put(self, scope: Scope, value: object, about: About) -> Ref:
-        from coatcheck.values import (
-            Encoded,
-            encode,
-        )  # here and below, so that a command that only reads starts quickly
+        # Here and below, so that a command that only reads starts quickly.
+        from coatcheck.values import Encoded, encode
 
         if type(value) is bytes:
             return self.put_encoded([scope], Encoded("bytes", value), about)
@@ -302,9 +311,9 @@ class Parts(NamedTuple):
             )
 
         def is_repeat(entry: Entry) -> bool:
-            if not self._is_repeat(entry, digest, codec, about) or entry.ref.size_bytes != len(
-                data
-            ):
+            if not self._is_repeat(entry, digest, codec, about):
+                return False
+            if entry.ref.size_bytes != len(data):
                 return False
             if entry.blob.coding != "inline":
                 return bool(self._is_sound(entry.blob, data))
@@ -341,40 +350,22 @@ class Parts(NamedTuple):
             codec = _codec_of(stream)
             value = Encoded(codec, head, decode_text(head) if codec == "text" else None)
             return self._put_bytes(scope, value, about, hashlib.sha256(head).hexdigest())
-        tail = head[-_TAIL:]
-        parsed = bytearray()  # all of it, if it may be JSON and is not too large
-        is_kept = about.media_type is None and media.may_be_json(head, about.name)
-
-        def measured() -> Iterator[bytes]:
-            nonlocal tail, is_kept
-            size, chunk = 0, head
-            while chunk:
-                size += len(chunk)
-                self.check_size(size)
-                self._check_quotas(scope.info, size)
-                tail = (tail + chunk)[-_TAIL:]
-                is_kept = is_kept and size <= media.CHECKED
-                if is_kept:
-                    parsed.extend(chunk)
-                else:
-                    parsed.clear()
-                yield chunk
-                chunk = next(chunks, b"")
-
-        with self.blobs.stage(measured()) as staged:
+        measured = _Measured(self, scope.info, itertools.chain([head], chunks), about)
+        with self.blobs.stage(measured.chunks()) as staged:
             digest, codec = staged.digest, _codec_of(stream)
             blob = self.catalog.blob(digest)  # first, so that what follows is complete
             known = self.catalog.look(digest, scope.lineage, blob=False)._replace(blob=blob)
             is_sound = None if blob is None else self._is_sound(blob)
-            for entry in known.entries if is_sound else ():
-                # Put it again, so that it is durable. Nothing is stored twice.
-                again = replace(entry, content=None)
-                if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
-                    return self.ref_for_caller(entry, known.ids)
-            text = (head[:_HEAD] + tail).decode("utf-8", "ignore") if codec == "text" else None
-            whole = bytes(parsed) if is_kept else None
+            if is_sound:
+                for entry in known.entries:
+                    # Put it again, so that it is durable. Nothing is stored twice.
+                    again = replace(entry, content=None)
+                    if self._is_repeat(entry, digest, codec, about) and self.add(again, reuse=True):
+                        return self.ref_for_caller(entry, known.ids)
+            start, tail = head[:_HEAD], measured.tail
+            text = (start + tail).decode("utf-8", "ignore") if codec == "text" else None
             ref = self._describe(
-                scope, codec, digest, staged.size, head[:_HEAD], tail, about, text, whole
+                scope, codec, digest, staged.size, start, tail, about, text, measured.whole
             )
             return self._put_copy(
                 ref, scope.info, known, is_sound, lambda: contextlib.nullcontext(staged)
@@ -425,36 +416,34 @@ class Parts(NamedTuple):
         text: str | None,
         whole: bytes | None,
     ) -> Ref:
-        if text is not None:
-            start = text[: media.HEAD]
-            media_type = about.media_type or media.sniff_text(
-                start, text[-_TAIL:], about.name, whole
-            )
-        else:
-            media_type = about.media_type or (
-                media.JSON
-                if codec == "json"
-                else media.sniff_bytes(head[: media.HEAD], tail, about.name, whole)
-            )
-            start = media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
-        kind = about.kind or media.sniff_kind(media_type, start, name=about.name)
+        """The ref of a value: what the caller says about it, and what is detected."""
+        media_type, start = _recognized(codec, head, tail, about, text, whole)
         summary = about.summary
-        if summary is None and (start or not size):
-            from coatcheck.redaction import mask
-
-            shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)[:_SUMMARIZED]
-            summary = " ".join(shown.splitlines())[: _SUMMARIZED - 1]
-        elif summary is None:
-            summary = f"{media_type}, {size} bytes"
-        now = self.clock()
+        if summary is None:
+            is_shown = start or not size
+            summary = _summary_of(start) if is_shown else f"{media_type}, {size} bytes"
         if not summary.isascii():
             summary = summary.encode("utf-8", "replace").decode()
+        now = self.clock()
         return Ref(
-            digest, scope.info.session_id, size, media_type, kind, codec, about.name, about.tool,
-            about.call_id, about.producer or ("executor" if about.tool else "system"),
-            about.parents, summary, now, None if about.ttl is None else now + about.ttl,
-            granted_by=about.granted_by, request=about.request, metadata_json=about.metadata_json,
-        )  # fmt: skip
+            artifact_id=digest,
+            session_id=scope.info.session_id,
+            size_bytes=size,
+            media_type=media_type,
+            kind=about.kind or media.sniff_kind(media_type, start, name=about.name),
+            codec=codec,
+            name=about.name,
+            tool=about.tool,
+            call_id=about.call_id,
+            producer=about.producer or ("executor" if about.tool else "system"),
+            parents=about.parents,
+            summary=summary,
+            created=now,
+            expires=None if about.ttl is None else now + about.ttl,
+            granted_by=about.granted_by,
+            request=about.request,
+            metadata_json=about.metadata_json,
+        )
 
     def _is_repeat(self, entry: Entry, digest: str, codec: Codec, about: About) -> bool:
         """Whether this put would add nothing to an entry that the session has."""
@@ -462,27 +451,11 @@ class Parts(NamedTuple):
         if ref.artifact_id != digest or ref.codec != codec or not self.is_live(entry):
             return False
         if ref.pinned and not self.is_live(replace(entry, ref=replace(ref, pinned=False))):
-            return (
-                False  # its session is over, so the catalog decides what becomes of the other refs
-            )
+            # Its session is over, so the catalog decides what becomes of the other refs.
+            return False
         if about.ttl is not None or ref.expires is not None:
             return False
-        if about.name != ref.name or about.tool != ref.tool or about.call_id != ref.call_id:
-            return False
-        if (
-            about.parents != ref.parents
-            or about.request != ref.request
-            or about.granted_by != ref.granted_by
-        ):
-            return False
-        if about.metadata_json != ref.metadata_json or about.kind not in (None, ref.kind):
-            return False
-        if about.media_type not in (None, ref.media_type) or about.producer not in (
-            None,
-            ref.producer,
-        ):
-            return False
-        if about.summary not in (None, ref.summary):
+        if not about.describes(ref):
             return False
         if ref.name is None:
             return True
@@ -530,7 +503,7 @@ class Parts(NamedTuple):
             ref.metadata_json,
         )  # fmt: skip
 
-    def _check_quotas(self, info: SessionInfo, size: int) -> None:
+    def check_quotas(self, info: SessionInfo, size: int) -> None:
         """Raise `QuotaExceeded` if an artifact of this size would not fit into an empty store or
         session. This stops a stream before it fills the disk."""
         for whose, quota in (("store", self.limits.store_quota), ("session", info.quota)):
@@ -547,6 +520,60 @@ class Parts(NamedTuple):
                 f"{self.max_artifact_bytes}",
                 hint="split it, or open the store with a larger max_artifact_bytes",
             )
+
+
+class _Measured:
+    """The chunks of a stream that is put, checked against the limits as they come."""
+
+    def __init__(
+        self, parts: Parts, info: SessionInfo, stream: Iterable[bytes], about: About
+    ) -> None:
+        self._parts, self._info, self._stream, self._about = parts, info, stream, about
+        self.tail = b""
+        self.whole: bytes | None = None
+        """All of it, if it may be JSON and is not too large."""
+
+    def chunks(self) -> Iterator[bytes]:
+        size = 0
+        kept: bytearray | None = None
+        for chunk in self._stream:
+            if not size and self._about.media_type is None:
+                kept = bytearray() if media.may_be_json(chunk, self._about.name) else None
+            size += len(chunk)
+            self._parts.check_size(size)
+            self._parts.check_quotas(self._info, size)
+            self.tail = (self.tail + chunk)[-_TAIL:]
+            if size > media.CHECKED:
+                kept = None
+            if kept is not None:
+                kept += chunk
+            yield chunk
+        self.whole = None if kept is None else bytes(kept)
+
+
+def _recognized(
+    codec: Codec, head: bytes, tail: bytes, about: About, text: str | None, whole: bytes | None
+) -> tuple[str, str]:
+    """The media type of a value, and the start of its text, which is empty if it is binary."""
+    if text is not None:
+        start = text[: media.HEAD]
+        media_type = about.media_type
+        return media_type or media.sniff_text(start, text[-_TAIL:], about.name, whole), start
+    if about.media_type is not None:
+        media_type = about.media_type
+    elif codec == "json":
+        media_type = media.JSON
+    else:
+        media_type = media.sniff_bytes(head[: media.HEAD], tail, about.name, whole)
+    return media_type, media.decode_head(head)[: media.HEAD] if media.is_text(media_type) else ""
+
+
+def _summary_of(start: str) -> str:
+    """The start of a text as one line, with secrets masked."""
+    from coatcheck.redaction import mask
+
+    shown = mask(start[:_LOOKED_AT], 0, _SUMMARIZED)[:_SUMMARIZED]
+    return " ".join(shown.splitlines())[: _SUMMARIZED - 1]
 
 
 def metadata_text(metadata: object) -> str:

@@ -121,7 +121,7 @@ class Session(CoreSession):
         """Decorate a function so that its results are externalized; small values pass unchanged.
         With or without arguments. The function keeps its name and signature; a coroutine function
         stays one."""
-        from coatcheck.externalize.pipeline import offloaded
+        from coatcheck.externalize.functions import offloaded
 
         if call is None:
             return lambda function: offloaded(self.externalize, function, tool, policy)

@@ -266,11 +266,12 @@ class Store:
         To find such files (`orphans`), every stored copy is listed; in a very large store, do that
         only now and then. Expired artifacts are kept for the grace period of the store (two hours)
         or for `grace` seconds, so that a wrong clock removes nothing that is alive."""
+        # Here and below: most processes never need it.
         from coatcheck.collect import (
             COLD_AFTER,
             StoreProblem,
             collect,
-        )  # here and below: most processes never need it
+        )
 
         self._activity.flush()
         report = collect(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from operator import index
 from typing import Any, Final, TypeVar
 from zlib import adler32
@@ -35,7 +35,6 @@ _PIECE: Final = 512
 _FEW, _SHORT = 24, 48  # the same for `roughly`
 _END: Final = 64 * 1_024  # bytes at each end of a text that `Weighed` looks at
 _SAMPLED: Final = 24  # characters of each piece for `sampled`
-_CACHED_CHARS: Final = 16_384  # longest text whose sample is cached: hosts often write a text twice
 CLEARLY: Final = 1.5
 """How far an estimate from samples must be from a limit to count."""
 
@@ -215,10 +214,6 @@ class Weighed:
 def sampled(text: str, pieces: int = 16) -> float:
     """Estimate the tokens of a text from very few pieces: for many texts of which most are far from
     a limit."""
-    return _cached_sample(text, pieces) if len(text) <= _CACHED_CHARS else _sample(text, pieces)
-
-
-def _sample(text: str, pieces: int) -> float:
     if len(text) <= 2 * pieces * _SAMPLED:
         return estimate(text)
     return estimate("".join(_spread(text, pieces, _SAMPLED))) * len(text) / (pieces * _SAMPLED)
@@ -229,9 +224,6 @@ def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
     end."""
     step = len(text) - size
     return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
-
-
-_cached_sample = lru_cache(256)(_sample)
 
 
 def at_most(data: bytes, tokens: int) -> bool:

@@ -62,41 +62,68 @@ def export_lines(
     blobs: BlobStore, catalog: Catalog, target: IO[bytes], *, progress: Progress | None = None
 ) -> int:
     """Write a store as JSON lines and return the number of refs."""
+    return _Export(blobs, catalog, target, progress).write_all()
 
-    def write(kind: str, value: object, names: Iterable[str] = ()) -> None:
-        line = {kind: {name: getattr(value, name) for name in names} or value}
-        target.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
 
-    written: set[str] = set()
-    total, count = catalog.totals().refs, 0
-    write("coatcheck", FORMAT)
-    # Transcripts come last: they lend artifacts only to sessions that the import has seen already.
-    for session in sorted(
-        catalog.sessions(), key=lambda one: one.session_id.startswith(TRANSCRIPT)
-    ):
-        write("session", session, _SESSION)
-        for entry in reversed(catalog.find(session.session_id, content=True)):
-            if entry.gone:
+@dataclass
+class _Export:
+    """Writes the lines of an export."""
+
+    blobs: BlobStore
+    catalog: Catalog
+    target: IO[bytes]
+    progress: Progress | None
+    refs: int = 0
+    _written: set[str] = field(default_factory=set)  # digests of blobs
+
+    def write_all(self) -> int:
+        total = self.catalog.totals().refs
+        self._write("coatcheck", FORMAT)
+        for session in self._sessions():
+            self._write("session", _fields(session, _SESSION))
+            for entry in reversed(self.catalog.find(session.session_id, content=True)):
+                if entry.gone:
+                    continue
+                self._write_entry(entry)
+                if self.progress:
+                    self.progress(self.refs, max(self.refs, total))
+            self._write_records(session)
+        self._write("end", self.refs)
+        return self.refs
+
+    def _sessions(self) -> list[SessionInfo]:
+        """The sessions. Transcripts come last: they lend artifacts only to sessions that the import
+        has seen already."""
+        return sorted(
+            self.catalog.sessions(), key=lambda one: one.session_id.startswith(TRANSCRIPT)
+        )
+
+    def _write_entry(self, entry: Entry) -> None:
+        """Write a ref, after its blob if that was not written before."""
+        if entry.blob.digest not in self._written:
+            self._write("blob", _fields(entry.blob, _BLOB))
+            for piece in _pieces(self.blobs, entry, _PIECE):
+                self._write("data", base64.b64encode(piece).decode())
+            self._written.add(entry.blob.digest)
+        names = (*_REF, "metadata_json") if entry.ref.metadata_json else _REF
+        self._write("ref", _fields(entry.ref, names))
+        self.refs += 1
+
+    def _write_records(self, session: SessionInfo) -> None:
+        for series in self.catalog.series(session.session_id):
+            if series == ORIGIN:
                 continue
-            if entry.blob.digest not in written:
-                write("blob", entry.blob, _BLOB)
-                for piece in _pieces(blobs, entry, _PIECE):
-                    write("data", base64.b64encode(piece).decode())
-                written.add(entry.blob.digest)
-            write("ref", entry.ref, (*_REF, "metadata_json") if entry.ref.metadata_json else _REF)
-            count += 1
-            if progress:
-                progress(count, max(count, total))
-        for series in catalog.series(session.session_id):
-            for one in (
-                _all_records(catalog, session.session_id, series) if series != ORIGIN else ()
-            ):
-                write(
-                    "record",
-                    {"series": series, "at": one.at, "body": base64.b64encode(one.body).decode()},
-                )
-    write("end", count)
-    return count
+            for one in _all_records(self.catalog, session.session_id, series):
+                body = base64.b64encode(one.body).decode()
+                self._write("record", {"series": series, "at": one.at, "body": body})
+
+    def _write(self, kind: str, value: object) -> None:
+        line = json.dumps({kind: value}, ensure_ascii=False)
+        self.target.write(line.encode("utf-8", "surrogatepass") + b"\n")
+
+
+def _fields(value: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
 
 
 def import_lines(
@@ -187,6 +214,11 @@ class _Lines:
             f"line {self.number} of the export: {what}",
             hint=hint or "everything before this line was imported; fix it and import again",
         )
+
+
+def _origin(info: SessionInfo) -> bytes:
+    """What marks a session as imported: its creation time in the archive."""
+    return repr(info.created).encode()
 
 
 def _session(given: Any) -> SessionInfo:
@@ -397,13 +429,10 @@ class _Import:
     def _open(self, info: SessionInfo) -> tuple[SessionInfo, _Earlier | None]:
         """Return the session of this store for the lines that follow, created if it is new, and the
         earlier import that restricts what they may add."""
-        catalog, target = self.store.catalog, self.mapped.get(info.session_id, info.session_id)
-        known, origin = catalog.session(target), repr(info.created).encode()
+        target = self.mapped.get(info.session_id, info.session_id)
+        known = self.store.catalog.session(target)
         allowed = self.merge or info.session_id in self.mapped
-        marks = [] if known is None else catalog.records(target, ORIGIN, limit=2)
-        earlier: _Earlier | None = None
-        if marks and marks[0].body == origin:
-            earlier = "interrupted" if len(marks) == 1 else "complete"
+        earlier = None if known is None else self._earlier_import(known, info)
         if known is not None and not (allowed or earlier):
             raise self._exists(target)
         if allowed or earlier != "complete":
@@ -411,16 +440,28 @@ class _Import:
             if info.parent is not None and (known is None or earlier):
                 self._parents[target] = self.mapped.get(info.parent, info.parent)
                 self._check_lineage(target)
-        if known is not None:
-            if earlier == "interrupted":
-                self._unfinished.append(known)
-            return known, None if allowed else earlier
+        if known is None:
+            return self._created(info, target), None
+        if earlier == "interrupted":
+            self._unfinished.append(known)
+        return known, None if allowed else earlier
+
+    def _earlier_import(self, known: SessionInfo, info: SessionInfo) -> _Earlier | None:
+        """The earlier import that created a session, if it was one of this session of the
+        archive."""
+        marks = self.store.catalog.records(known.session_id, ORIGIN, limit=2)
+        if not marks or marks[0].body != _origin(info):
+            return None
+        return "interrupted" if len(marks) == 1 else "complete"
+
+    def _created(self, info: SessionInfo, session_id: str) -> SessionInfo:
+        """Create a session, marked as imported."""
         created, used = min(info.created, self.now), min(info.used, self.now)
-        new = replace(info, session_id=target, parent=None, created=created, used=used)
-        catalog.record(new, ORIGIN, origin, at=created)
-        catalog.touch({target: used}, {})
+        new = replace(info, session_id=session_id, parent=None, created=created, used=used)
+        self.store.catalog.record(new, ORIGIN, _origin(info), at=created)
+        self.store.catalog.touch({session_id: used}, {})
         self._unfinished.append(new)
-        return new, None
+        return new
 
     def _exists(self, session_id: str) -> InvalidArgument:
         return self.lines.wrong(
@@ -453,10 +494,8 @@ class _Import:
 
     def _placed(self, into: _Target, ref: Ref) -> Ref:
         """Return a ref of the archive as one of the session."""
-        session_id, by = (
-            into.info.session_id,
-            ref.granted_by and self.mapped.get(ref.granted_by, ref.granted_by),
-        )
+        session_id = into.info.session_id
+        by = ref.granted_by and self.mapped.get(ref.granted_by, ref.granted_by)
         if session_id.startswith(TRANSCRIPT) and by not in self._ids:
             by = None
         return replace(ref, session_id=session_id, granted_by=by)
@@ -479,9 +518,8 @@ class _Import:
 
     def _add_ref(self, into: _Target, ref: Ref) -> int:
         """Add a ref whose bytes came earlier."""
-        if (
-            ref.artifact_id not in self._brought
-        ):  # checked first: the answer must not depend on what the store has
+        # Checked first: the answer must not depend on what the store has.
+        if ref.artifact_id not in self._brought:
             raise self.lines.wrong(f"the bytes of {clip(ref.artifact_id)} are not in the export")
         if self._is_known(into, ref):
             return 0
@@ -531,7 +569,9 @@ class CopyReport:
 def copy(source: Parts, target: Parts, *, progress: Progress | None = None) -> CopyReport:
     """Copy every session and every live ref. Raises what the target raises; bytes that the source
     has lost are listed in the report."""
-    total, counts, lost = source.catalog.totals().refs, Counter[str](), list[str]()
+    total = source.catalog.totals().refs
+    counts = Counter[str]()
+    lost: list[str] = []
     for session in source.catalog.sessions():
         counts["sessions"] += 1
         if target.catalog.session(session.session_id) is None:
@@ -540,26 +580,32 @@ def copy(source: Parts, target: Parts, *, progress: Progress | None = None) -> C
         for entry in reversed(list(_all_refs(source.catalog, session.session_id))):
             if entry.gone:
                 continue
-            if into.has(entry.ref):
-                counts["known"] += 1
-            else:
-                try:
-                    counts += _copy_ref(source, into, entry.ref)
-                except (Damaged, NotFound):
-                    lost.append(entry.ref.artifact_id)
-                    continue
+            try:
+                counts += _copy_ref(source, into, entry.ref)
+            except (Damaged, NotFound):
+                lost.append(entry.ref.artifact_id)
+                continue
             if progress:
                 done = counts["refs"] + counts["known"]
                 progress(done, max(done, total))
-        for series in source.catalog.series(session.session_id):
-            for one in _all_records(source.catalog, session.session_id, series):
-                if into.is_new(series, one):
-                    target.catalog.record(session, series, one.body, at=one.at)
+        _copy_records(source.catalog, into, target.catalog)
     return CopyReport(**counts, lost=tuple(lost))
 
 
+def _copy_records(source: Catalog, into: _Target, target: Catalog) -> None:
+    """Copy the records of a session that the target does not have."""
+    session_id = into.info.session_id
+    for series in source.series(session_id):
+        for one in _all_records(source, session_id, series):
+            if into.is_new(series, one):
+                target.record(into.info, series, one.body, at=one.at)
+
+
 def _copy_ref(source: Parts, into: _Target, ref: Ref) -> Counter[str]:
-    """Add a ref to the target, with its bytes if they are missing there. Return what was copied."""
+    """Add a ref to the target, unless it is there, with its bytes if they are missing there. Return
+    what was copied."""
+    if into.has(ref):
+        return Counter(known=1)
     if into.add_known(ref):
         return Counter(refs=1)
 

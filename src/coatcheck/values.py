@@ -140,35 +140,44 @@ def _why_not(value: object) -> InvalidArgument:
     stack: list[tuple[object, str, int]] = [(value, "", 0)]
     while stack:
         at, path, depth = stack.pop()
-        where = f"at {clip(path)}" if path else "as the whole value"
         if depth > MAX_DEPTH:
             return UnsupportedValue(
                 f"cannot store a value nested deeper than {MAX_DEPTH} levels", hint="flatten it"
             )
+        error = _unsuitable(at, f"at {clip(path)}" if path else "as the whole value")
+        if error is not None:
+            return error
         if isinstance(at, dict):
-            for key, item in at.items():
-                if not isinstance(key, str):
-                    return UnsupportedValue(
-                        f"cannot store a dict with a key of type {type(key).__name__} {where}",
-                        hint="JSON keys are strings: convert them",
-                    )
-                stack.append((item, f"{path}/{key}", depth + 1))
+            stack.extend((item, f"{path}/{key}", depth + 1) for key, item in at.items())
         elif isinstance(at, list):
-            stack.extend((item, f"{path}/{i}", depth + 1) for i, item in enumerate(at))
-        elif isinstance(at, float) and not math.isfinite(at):
-            return UnsupportedValue(
-                f"cannot store {at!r} {where}: JSON has no such number", hint="use None or a string"
-            )
-        elif isinstance(at, tuple):
-            return UnsupportedValue(
-                f"cannot store a tuple {where}: it would come back as a list",
-                hint="convert it to a list",
-            )
-        elif at is not None and not isinstance(at, str | int | float | bool):
-            return UnsupportedValue(f"cannot store a {type(at).__name__} {where}")
+            stack.extend((item, f"{path}/{index}", depth + 1) for index, item in enumerate(at))
     return UnsupportedValue(
         f"cannot store a {type(value).__name__}: it does not survive a round trip through JSON"
     )
+
+
+def _unsuitable(value: object, where: str) -> UnsupportedValue | None:
+    """The error for a value that JSON does not have, whatever is inside it."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                return UnsupportedValue(
+                    f"cannot store a dict with a key of type {type(key).__name__} {where}",
+                    hint="JSON keys are strings: convert them",
+                )
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return UnsupportedValue(
+            f"cannot store {value!r} {where}: JSON has no such number", hint="use None or a string"
+        )
+    if isinstance(value, tuple):
+        return UnsupportedValue(
+            f"cannot store a tuple {where}: it would come back as a list",
+            hint="convert it to a list",
+        )
+    if value is None or isinstance(value, str | int | float | bool | list):
+        return None
+    return UnsupportedValue(f"cannot store a {type(value).__name__} {where}")
 
 
 def _jsonable(value: object) -> Any:
@@ -238,21 +247,23 @@ def largest_array(value: object) -> Array | None:
 def find_largest(value: object) -> tuple[tuple[str, ...], list[Any]]:
     """The array of a JSON value with the most items, and the keys that lead to it; empty if it has
     none. Arrays of objects come before others, and outer ones before those inside their items."""
-    best: tuple[tuple[bool, int], tuple[str, ...], list[Any]] = (False, 0), (), []
+    best: list[Any] = []
+    best_path: tuple[str, ...] = ()
+    best_rank = (False, 0)
     stack: list[tuple[object, tuple[str, ...]]] = [(value, ())]
-    seen = 0
-    while stack and seen < _MOST_PLACES:
+    for _ in range(_MOST_PLACES):
+        if not stack:
+            break
         at, path = stack.pop()
-        seen += 1
         if isinstance(at, dict):
             stack.extend((item, (*path, str(key))) for key, item in reversed(at.items()))
         elif isinstance(at, list):
-            rank = (any(isinstance(item, dict) for item in at[:_SAMPLED]), len(at))
-            if rank > best[0]:
-                best = rank, path, at
+            has_objects = any(isinstance(item, dict) for item in at[:_SAMPLED])
+            if (has_objects, len(at)) > best_rank:
+                best_rank, best_path, best = (has_objects, len(at)), path, at
             if len(at) == 1:
                 stack.append((at[0], (*path, "0")))
-    return best[1:]
+    return best_path, best
 
 
 # Python's repr
@@ -275,13 +286,8 @@ _ESCAPES: Final = {
     "0": "\0",
 }
 _WORDS: Final[dict[str, Any]] = {
-    "None": None,
-    "True": True,
-    "False": False,
-    "nan": None,
-    "inf": None,
-    "-inf": None,
-}
+    "None": None, "True": True, "False": False, "nan": None, "inf": None, "-inf": None,
+}  # fmt: skip
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 _TIMES: Final[dict[str, Callable[..., Any]]] = {
     "datetime": datetime.datetime, "date": datetime.date, "time": datetime.time,
@@ -297,44 +303,94 @@ def read_repr(text: str, start: int = 0, *, most: int = 1 << 62) -> tuple[Any, i
     Nothing is evaluated. Tuples and sets become lists, keys become strings, a Decimal becomes a
     number; NaN and infinities become None. Dates and times stay what they are. An object with named
     fields becomes a dict, one with a single argument becomes that argument, and any other becomes
-    its text. Raises ValueError for anything else, or more than `most` tokens."""
-    stack: list[_Open] = []
-    at, value, has_value = start, None, False
-    while (match := _TOKEN.match(text, at)) and (most := most - 1):
-        kind, written, at = str(match.lastgroup), match[match.lastgroup or 0], match.end()
-        if not stack and (kind != "open" or has_value):
-            break
-        if kind in ("mark", "close"):
-            if has_value:
-                stack[-1].take(value, is_key=written == ":")
-                has_value = False
+    its text. Raises ValueError for anything else, or `most` tokens and more."""
+    return _ReprReader(text, start, most).read()
+
+
+_NOTHING: Final = object()
+
+
+class _ReprReader:
+    """Reads the repr of one value, token by token."""
+
+    def __init__(self, text: str, start: int, most: int) -> None:
+        self._text, self._at, self._left = text, start, most
+        self._stack: list[_Open] = []
+        self._value: Any = _NOTHING  # read, but not yet part of what is open
+
+    def read(self) -> tuple[Any, int]:
+        while True:
+            match = self._next()
+            if match is None:
+                raise self._wrong()
+            written = match[str(match.lastgroup)]
+            kind = match.lastgroup
+            if not self._stack and kind != "open":
+                raise self._wrong()
+            if kind == "text":
+                self._set(self._string(written))
+            elif kind == "open":
+                self._open(written, match.start())
+            elif kind == "close":
+                self._close(written, match.end("close"))
+                if not self._stack:
+                    return self._value, match.end("close")
             elif kind == "mark":
-                break
-            if kind == "close":
-                if _CLOSING[stack[-1].opening[-1]] != written:
-                    break
-                value, has_value = stack.pop().closed(text, match.end("close")), True
-                if not stack:
-                    return value, match.end("close")
-        elif kind == "keyword":
-            if has_value:  # `str` of a model has spaces between its fields
-                stack[-1].take(value, is_key=False)
-            stack[-1].keyword, has_value = written[:-1], False
-        elif has_value or len(stack) == MAX_DEPTH:
-            break
-        elif kind == "open":
-            stack.append(_Open(written, match.start()))
-        elif kind == "text":
-            pieces = [unquoted(written)]  # `pprint` writes long strings in pieces
-            while (
-                (more := _TOKEN.match(text, at)) and more.lastgroup == "text" and (most := most - 1)
-            ):
-                pieces.append(unquoted(more["text"]))
-                at = more.end()
-            value, has_value = "".join(pieces), True
-        else:
-            value, has_value = _word(written), True
-    raise ValueError(f"this is not a repr: character {at + 1}")
+                self._take(is_key=written == ":")
+            elif kind == "keyword":
+                if self._value is not _NOTHING:  # `str` of a model has spaces between its fields
+                    self._take(is_key=False)
+                self._stack[-1].keyword = written[:-1]
+            else:
+                self._set(_word(written))
+
+    def _next(self) -> re.Match[str] | None:
+        self._left -= 1
+        match = _TOKEN.match(self._text, self._at)
+        if match is None or self._left <= 0:
+            return None
+        self._at = match.end()
+        return match
+
+    def _wrong(self) -> ValueError:
+        return ValueError(f"this is not a repr: character {self._at + 1}")
+
+    def _set(self, value: Any) -> None:
+        if self._value is not _NOTHING:
+            raise self._wrong()
+        self._value = value
+
+    def _take(self, *, is_key: bool) -> None:
+        """Add the value to what is open."""
+        if self._value is _NOTHING:
+            raise self._wrong()
+        self._stack[-1].take(self._value, is_key=is_key)
+        self._value = _NOTHING
+
+    def _open(self, opening: str, start: int) -> None:
+        if self._value is not _NOTHING or len(self._stack) == MAX_DEPTH:
+            raise self._wrong()
+        self._stack.append(_Open(opening, start))
+
+    def _close(self, closing: str, end: int) -> None:
+        if self._value is not _NOTHING:
+            self._take(is_key=False)
+        if _CLOSING[self._stack[-1].opening[-1]] != closing:
+            raise self._wrong()
+        self._value = self._stack.pop().closed(self._text, end)
+
+    def _string(self, written: str) -> str:
+        """The text of a string. `pprint` writes long ones in pieces."""
+        pieces = [unquoted(written)]
+        while True:
+            match = _TOKEN.match(self._text, self._at)
+            if match is None or match.lastgroup != "text":
+                return "".join(pieces)
+            self._left -= 1
+            if self._left <= 0:
+                raise self._wrong()
+            pieces.append(unquoted(match["text"]))
+            self._at = match.end()
 
 
 class _Open:
@@ -359,30 +415,38 @@ class _Open:
             self.items.append(value)
 
     def closed(self, text: str, end: int) -> Any:
+        """The value, now that its text has ended."""
         if self.keyword is not None or (self.opening == "{" and self.items and self.named):
             raise ValueError("a key without a value")
-        if self.opening in ("[", "(", "{"):
-            return (
-                self.named if self.named or (self.opening == "{" and not self.items) else self.items
-            )
+        if self.opening == "{":
+            return self.items or self.named
+        if self.opening in ("[", "("):
+            return self.named or self.items
         name = self.opening[:-1].rpartition(".")[2]
         if name in _TIMES:
-            zone = {"tzinfo": datetime.UTC} if self.named.get("tzinfo") in _UTC else {}
-            try:
-                return _TIMES[name](*self.items, **self.named | zone)
-            except (TypeError, ValueError, OverflowError):
-                return text[self.start : end]
+            moment = self._time(name)
+            return text[self.start : end] if moment is None else moment
+        return self._object(name, text[self.start : end])
+
+    def _time(self, name: str) -> Any:
+        """A date or a time; None if it is not valid."""
+        named = dict(self.named)
+        if named.get("tzinfo") in _UTC:
+            named["tzinfo"] = datetime.UTC
+        try:
+            return _TIMES[name](*self.items, **named)
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    def _object(self, name: str, written: str) -> Any:
         if not self.items:
             return self.named or []
         if isinstance(self.items[-1], dict):
             return self.items[-1]  # defaultdict, Counter
         if len(self.items) > 1 or self.named:
-            return text[self.start : end]
-        return (
-            _word(self.items[0])
-            if name == "Decimal" and isinstance(self.items[0], str)
-            else self.items[0]
-        )
+            return written
+        only = self.items[0]
+        return _word(only) if name == "Decimal" and isinstance(only, str) else only
 
 
 def unquoted(written: str) -> str:

@@ -53,7 +53,7 @@ import coatcheck
 from coatcheck import Limit, Policy, Session, Store, ToolCall, is_pointer, toolkit
 from coatcheck.models import ANY_PROVIDER
 from coatcheck.parts import Part
-from coatcheck.testing.blob_suite import Suite
+from coatcheck.testing.suite import Suite
 from coatcheck.tokens import estimate
 
 Ability = Literal[

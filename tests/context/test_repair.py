@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.provider_rules import refused
 from coatcheck.image_size import pixels
 from coatcheck.messages import dialect
-from coatcheck.messages.formats import NO_RESULT
+from coatcheck.messages.dialects import NO_RESULT
 
 Message = dict[str, Any]
 FIELDS = {"anthropic": "messages", "openai": "messages", "openai-responses": "input"}

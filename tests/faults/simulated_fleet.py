@@ -24,13 +24,16 @@ from typing import IO, Any, TypeVar
 from unittest.mock import patch
 
 import psycopg
+import tenacity
 from obstore.exceptions import AlreadyExistsError, GenericError
 
 from coatcheck import Session, Store
 from coatcheck.errors import StoreUnavailable
-from coatcheck.storage import postgres, retry, s3
-from coatcheck.storage.postgres import Connections, DatabaseLeases, Db, migrate
-from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
+from coatcheck.storage import retry, s3
+from coatcheck.storage.postgres import Connections, DatabaseLeases, Db
+from coatcheck.storage.postgres_catalog import PostgresCatalog
+from coatcheck.storage.postgres_passages import PostgresPassages
+from coatcheck.storage.postgres_schema import migrate
 from coatcheck.storage.s3 import S3Blobs
 from tests import servers
 from tests.faults.faulty import Crash
@@ -93,8 +96,9 @@ class FleetWorld(World):
         with ExitStack() as stack:
             for owner, name, value in (
                 (retry, "time", time),
-                (retry, "random", self._pauses),
-                (postgres, "_watch", SimpleNamespace(over=lambda connection, until: nullcontext())),
+                (tenacity, "time", time),
+                (tenacity.nap, "time", time),
+                (tenacity.wait, "random", self._pauses),
                 (s3, "obstore", self.objects),
                 (s3, "datetime", _clock(self)),
                 (PostgresCatalog, "inline_limit", INLINE),
@@ -233,6 +237,9 @@ class _LeaseConnection:
         holder = leases.setdefault(key, self)
         return True if holder is self else (False if "try" in sql else None)
 
+    def within(self, until: float) -> nullcontext[None]:
+        return nullcontext()
+
     def fetchone(self) -> tuple[bool]:
         return (self._answer,)
 
@@ -333,7 +340,7 @@ def prepared_database(url: str) -> Iterator[Db]:
     finally:
         connections.close()
     options = f"-c search_path={_SCHEMA} -c jit=off -c enable_seqscan=off"
-    with psycopg.connect(url, autocommit=True, options=options) as database:
+    with Db.connect(url, autocommit=True, options=options) as database:
         yield database
 
 

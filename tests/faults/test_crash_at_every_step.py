@@ -23,7 +23,7 @@ import pytest
 import coatcheck
 from coatcheck import Store
 from coatcheck.errors import StoreError, StoreFull
-from coatcheck.storage import sqlite
+from coatcheck.storage import sqlite_schema
 from tests.counting import Counts
 from tests.faults.conftest import folder_in_memory
 from tests.faults.faulty import Crash, Cut, open_on
@@ -391,8 +391,8 @@ def test_a_crash_at_any_step_of_a_migration_leaves_the_old_version_or_the_new(
     case = Case("migrating", lambda store: None, _put_some)
     start = in_memory / "start"
     before = _prepare(case, start)
-    old = sqlite.STEPS
-    monkeypatch.setattr(sqlite, "STEPS", [*old, MIGRATION])
+    old = sqlite_schema.STEPS
+    monkeypatch.setattr(sqlite_schema, "STEPS", [*old, MIGRATION])
     counted = FaultyDisk(_copied(start, in_memory / "counted"))
     assert Run(case, in_memory / "counted", counted).go() == before
     versions = set()

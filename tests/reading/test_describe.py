@@ -16,7 +16,7 @@ import pytest
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.reading import pdf
-from coatcheck.reading.documents import describe
+from coatcheck.reading.descriptions import describe
 from coatcheck.reading.pdf import pdf_text
 from tests.reading.framed import make_content
 

@@ -10,7 +10,7 @@ import pytest
 import coatcheck
 from coatcheck import Session
 from coatcheck.errors import InvalidArgument, LimitExceeded
-from coatcheck.reading import documents, heavy, pdf
+from coatcheck.reading import documents, heavy, office, pdf
 from tests.reading.framed import make_content
 
 PDFS, OFFICE = Path(__file__).parent / "pdfs", Path(__file__).parent / "office"
@@ -242,7 +242,7 @@ def test_a_document_with_entities_is_refused(prolog: str) -> None:
 
 
 def test_a_document_that_unpacks_to_too_much_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr(office, "MAX_UNPACKED", 1 << 20)
     with pytest.raises(LimitExceeded, match="unpacks to more"):
         documents.extract(make_content(word("<w:p/>" * 300_000), DOCX), "office")
 

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument, LimitExceeded
-from coatcheck.reading import Page, Request, grep
-from coatcheck.reading.grep import LONG
+from coatcheck.reading import Page, Request, grep, line_groups, matches
+from coatcheck.reading.line_groups import LONG_LINE
+from coatcheck.reading.matches import LONG
+from coatcheck.reading.patterns import alternatives
 from coatcheck.reading.text import PIECE
 from coatcheck.storage.frames import FRAME
 from tests.reading.framed import Framed, content_of, make_content, pages, read
@@ -59,8 +61,8 @@ PATTERNS = st.sampled_from(
 def unhurried() -> Iterator[None]:
     """Counts are exact here, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("COUNT_SECONDS", "DENSE_SECONDS", "SEARCH_SECONDS", "SLOW_SECONDS"):
-            patch.setattr(grep, name, 300.0)
+        for name in ("COUNT_SECONDS", "DENSE_SECONDS", "SEARCH_SECONDS"):
+            patch.setattr(matches, name, 300.0)
         yield
 
 
@@ -266,7 +268,7 @@ def test_grep_of_json_still_finds_the_source_text() -> None:
 
 
 def test_an_escape_at_the_border_of_two_parts_of_a_line_is_found() -> None:
-    size = grep.LONG_LINE + (1 << 20)
+    size = LONG_LINE + (1 << 20)
     for shift in range(8):
         filler = "-" * ((1 << 20) - 20 - shift)
         text = json.dumps([filler + "\u00e9" * 10 + "-" * (size - len(filler))])
@@ -350,7 +352,7 @@ def test_all_matches_are_counted_even_if_few_are_shown() -> None:
 
 
 def test_a_count_that_takes_too_long_says_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grep, "DENSE_SECONDS", -1.0)
+    monkeypatch.setattr(matches, "DENSE_SECONDS", -1.0)
     found = list(pages(content_of(LOG), Request(grep="line")))
     first, second, *_, last = found
     assert not first.matches_exact
@@ -366,7 +368,7 @@ def test_a_count_that_takes_too_long_says_at_least(monkeypatch: pytest.MonkeyPat
 def test_many_occurrences_on_few_long_lines_are_counted_to_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grep, "DENSE_SECONDS", -1.0)
+    monkeypatch.setattr(matches, "DENSE_SECONDS", -1.0)
     line = "import one " * 60 + "x" * 400 + "\n"
     text = (line + "short\n" * 3) * 200 + "import import\n"
     found = list(pages(content_of(text), Request(grep="import")))
@@ -376,12 +378,12 @@ def test_many_occurrences_on_few_long_lines_are_counted_to_the_end(
 
 def test_a_search_that_takes_too_long_continues_by_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ("x" * 99 + "\n") * 40_000 + "needle\n"
-    monkeypatch.setattr(grep, "SEARCH_SECONDS", 0.0)
+    monkeypatch.setattr(matches, "SEARCH_SECONDS", 0.0)
     first = read(content_of(text), Request(grep="needle"))
     assert first.text == ""
     assert not first.matches_exact
     assert re.search(r"searched up to line \d+ so far, the cursor continues", first.shown)
-    monkeypatch.setattr(grep, "SEARCH_SECONDS", 10.0)
+    monkeypatch.setattr(matches, "SEARCH_SECONDS", 10.0)
     second = read(content_of(text), cursor=first.cursor)
     assert (second.text, second.matches, second.matches_exact) == ("40001:needle", 1, True)
 
@@ -505,14 +507,14 @@ def test_very_long_lines_are_searched_in_parts() -> None:
     assert re.fullmatch(r"4-x+\[[\d,]+ bytes left out\]", fourth)
     assert page.matches == 2
     assert "lines over 2 MiB were searched in parts" in page.shown
-    for pattern, matches in (
+    for pattern, number in (
         ("^x", 2),
         ("x$", 2),
         ("^needle", 0),
         ("needle$", 1),
         (r"\bneedle", 1),
     ):
-        assert read(content, Request(grep=pattern)).matches == matches
+        assert read(content, Request(grep=pattern)).matches == number
     assert read(content, Request(grep="needle", invert=True)).matches == 2
 
 
@@ -528,7 +530,7 @@ def test_a_match_at_the_border_of_two_parts_of_a_line_is_found() -> None:
 def test_a_line_that_takes_too_long_is_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grep, "LINE_SECONDS", -1.0)
+    monkeypatch.setattr(line_groups, "LINE_SECONDS", -1.0)
     with pytest.raises(
         LimitExceeded, match="line 2 has 4,194,304 bytes, too many for this pattern"
     ):
@@ -705,7 +707,7 @@ def test_each_alternative_of_a_pattern_is_counted_and_one_without_a_match_named(
     ],
 )
 def test_a_pattern_is_split_only_where_it_has_alternatives(pattern: str, parts: list[str]) -> None:
-    assert grep.alternatives(pattern) == parts
+    assert alternatives(pattern) == parts
 
 
 def test_auto_context_fills_a_short_page_around_few_matches() -> None:
@@ -718,11 +720,3 @@ def test_auto_context_fills_a_short_page_around_few_matches() -> None:
     assert numbers([read(content_of(LOG), Request(grep="line 500 "))], "-") == []
     found = list(pages(content_of(LOG), Request(grep="ERROR", context="auto", max_chars=1_000)))
     assert numbers(found, ":") == list(range(100, 12_001, 100))
-
-
-def test_a_slow_search_is_not_repeated_for_a_better_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grep, "SLOW_SECONDS", -1.0)
-    found = list(pages(content_of(LOG), Request(grep="ERROR|panic", context="auto")))
-    assert numbers(found, ":") == list(range(100, 12_001, 100))
-    assert not found[0].matches_exact
-    assert found[-1].matches == 120

@@ -73,7 +73,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture
 def all_in_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SMALL_JSON", "SMALL_PART", "SMALL_FILTERED", "SMALL_DIFF", "WORK"):
+    for name in ("SMALL_JSON", "SMALL_PART", "SMALL_DIFF", "WORK"):
         monkeypatch.setattr(heavy, name, -1)
 
 
@@ -108,6 +108,25 @@ def test_a_slow_pattern_is_stopped_by_its_cpu_time(
     assert cpu_of_children() - before < 8  # it would take minutes
     brief.undo()
     assert session.read(ref, query="shape" if "query" in asked else None, max_chars=500).text
+
+
+@linux_only
+@pytest.mark.parametrize(
+    "path",
+    [
+        "$" + "..[*,*,*,*]" * 5 + ".zz",
+        "$" + "[*,*,*,*,*,*,*,*]" * 8 + ".zz",
+        "$..[?count($..*) == 1]",
+        "$..[?count($..[?@ > 1]) == 1]",
+    ],
+)
+def test_a_path_that_takes_forever_is_stopped_by_its_cpu_time(
+    session: Session, brief: pytest.MonkeyPatch, path: str
+) -> None:
+    tree = [[[n, [n, [n, n]]] for n in range(100)] for _ in range(100)]
+    with pytest.raises(LimitExceeded, match=r"0.5 s of CPU time") as raised:
+        session.read(session.put(tree), query=path)
+    assert "narrow the filter" in raised.value.hint
 
 
 @pytest.mark.parametrize("pattern", [r"(\p{L}{30}){5}", r"((\pL|\pN){100})+"])

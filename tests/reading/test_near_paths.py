@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coatcheck.reading import jsonpath
+from coatcheck.reading.jsonpath import find
+from coatcheck.reading.near_paths import nearest
 from tests.reading.framed import make_content
 
 VALUES = st.recursive(
@@ -56,23 +57,23 @@ DOCUMENT = {
 )
 def test_the_intended_path_of_a_query_is_computed_from_the_content(query: str, path: str) -> None:
     content = make_content(json.dumps(DOCUMENT).encode(), "application/json")
-    assert jsonpath.nearest(content, query) == (path, "")
-    assert jsonpath.find(content, path).text
+    assert nearest(content, query) == (path, "")
+    assert find(content, path).text
 
 
 def test_a_query_that_fits_nowhere_is_answered_with_the_available_keys() -> None:
     content = make_content(json.dumps(DOCUMENT).encode(), "application/json")
-    assert jsonpath.nearest(content, "$.foo.bar") == ("", "$ has total, Items, meta, labels")
-    assert jsonpath.nearest(content, "$.Items[?@.x == 'y']") == (
+    assert nearest(content, "$.foo.bar") == ("", "$ has total, Items, meta, labels")
+    assert nearest(content, "$.Items[?@.x == 'y']") == (
         "",
         "$.Items[*] has id, title, a-b",
     )
-    assert jsonpath.nearest(content, "two words") == ("", "")
-    assert jsonpath.nearest(content, "word") == ("", "")
+    assert nearest(content, "two words") == ("", "")
+    assert nearest(content, "word") == ("", "")
 
 
 @given(st.text(max_size=40), VALUES)
 def test_any_query_gets_a_path_with_results_or_none(query: str, value: Any) -> None:
     content = make_content(json.dumps(value).encode(), "application/json")
-    path, _ = jsonpath.nearest(content, query)
-    assert not path or jsonpath.find(content, path).text
+    path, _ = nearest(content, query)
+    assert not path or find(content, path).text

@@ -420,7 +420,7 @@ def test_tables_over_the_size_limit_are_refused_before_they_are_read() -> None:
 
 def test_a_missing_extra_is_reported() -> None:
     with pytest.raises(MissingExtra, match=r"coatcheck\[sql\]"):
-        Pool("coatcheck.reading.sql", extra="sql", package="no_such_package_here").ask(
+        Pool("coatcheck.reading.sql_child", extra="sql", package="no_such_package_here").ask(
             {}, seconds=1, max_chars=1
         )
 
@@ -557,10 +557,10 @@ def test_the_database_refuses_each_statement_by_itself(tmp_path: Path) -> None:
     tree."""
     script = f"""
 import os, sys
-from coatcheck.reading import sql
+from coatcheck.reading import sql_child
 open({str(tmp_path / "0.data")!r}, "w").write("a\\n1\\n")
 given = [{{"name": "artifact", "format": "csv", "file": "0.data", "same_as": ""}}]
-database, _ = sql._load(given, {{"memory": 1 << 28, "threads": 1}}, {str(tmp_path)!r})
+database, _ = sql_child._load(given, {{"memory": 1 << 28, "threads": 1}}, {str(tmp_path)!r})
 database.execute("BEGIN TRANSACTION READ ONLY")
 for statement in ("SELECT * FROM read_text('/etc/hostname')", "SET threads=8", "COPY artifact TO '/tmp/x'",
                   "LOAD httpfs", "SELECT getenv('PATH')", "FROM glob('/*')", "ATTACH '/tmp/x.db'",
@@ -653,7 +653,7 @@ def _crash_children() -> None:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if (
                 parent == os.getpid()
-                and b"coatcheck.reading.sql" in (entry / "cmdline").read_bytes()
+                and b"coatcheck.reading.sql_child" in (entry / "cmdline").read_bytes()
             ):
                 os.kill(int(entry.name), signal.SIGSEGV)
         except OSError:

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml: start its object store with exactly the command, rights and bucket from the
+"""examples/compose.yaml: start its object store with exactly the command, rights and bucket from the
 file."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.backends import LARGE, Fleet
 from tests.conftest import ROOT
 from tests.servers import Server, find_weed, free_port, wait_until_healthy
 
-COMPOSE = (ROOT / "deploy" / "compose.yaml").read_text()
+COMPOSE = (ROOT / "examples" / "compose.yaml").read_text()
 
 
 def found(pattern: str) -> str:

@@ -20,8 +20,8 @@ import pytest
 import coatcheck
 from coatcheck.errors import Fenced
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog, postgres_catalog
-from coatcheck.storage.catalog import Freed
+from coatcheck.storage import BlobStore, Catalog, postgres_upkeep
+from coatcheck.storage.entries import Freed
 from coatcheck.storage.fleet import open_fleet, parse
 from coatcheck.storage.postgres_catalog import PostgresCatalog
 from coatcheck.storage.s3 import S3Blobs
@@ -316,7 +316,7 @@ def test_a_search_fetches_large_artifacts_all_at_once(
 
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return released_by(PostgresCatalog, postgres_catalog, monkeypatch)
+    return released_by(PostgresCatalog, postgres_upkeep, monkeypatch)
 
 
 def test_a_large_session_ends_in_bounded_transactions(fleet: Fleet, released: list[int]) -> None:

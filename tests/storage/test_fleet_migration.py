@@ -16,9 +16,10 @@ import pytest
 import coatcheck
 from coatcheck.errors import UnsupportedFormat
 from coatcheck.ids import digest_of
-from coatcheck.storage import postgres
+from coatcheck.storage import postgres_schema
 from coatcheck.storage.fleet import Place, parse
-from coatcheck.storage.postgres import STEPS, Connections, Step
+from coatcheck.storage.postgres import Connections
+from coatcheck.storage.postgres_schema import STEPS, Step
 from tests.backends import Fleet
 
 # A new table that a trigger fills for processes of both versions, a column with a default, and an
@@ -59,7 +60,7 @@ def first(fleet: Fleet) -> str:
 def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A function that makes this process open stores like the next version. Stores already open
     stay at the first."""
-    return lambda: monkeypatch.setattr(postgres, "STEPS", [*STEPS, *MADE_UP])
+    return lambda: monkeypatch.setattr(postgres_schema, "STEPS", [*STEPS, *MADE_UP])
 
 
 def version(url: str) -> int:

@@ -22,8 +22,9 @@ import coatcheck.storage.postgres
 from coatcheck import Session, Store, storage
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.fleet import Place, open_fleet, parse
-from coatcheck.storage.postgres_catalog import _is_committed
-from coatcheck.testing.catalog_suite import entry
+from coatcheck.storage.postgres import Connections
+from coatcheck.storage.postgres_rows import _is_committed
+from coatcheck.testing.catalog_case import entry
 from tests.backends import LARGE, Fleet
 from tests.servers import SECRET, postgres, seaweedfs, wait_for_s3
 
@@ -234,6 +235,17 @@ def test_a_call_to_a_database_that_hangs_times_out(fleet: Fleet) -> None:
                 database.signal(signal.SIGCONT)
             assert store.session("s").get("small") == "x"
             assert store.session("s").get("large") == "x" * LARGE
+
+
+def test_a_statement_ends_at_its_deadline_and_the_next_one_gets_its_own_answer(
+    fleet: Fleet,
+) -> None:
+    connections = Connections(fleet.database.url, schema="public", patience=0.5)
+    with pytest.raises(StoreUnavailable) as caught:
+        connections.ask("SELECT 'late' FROM pg_sleep(3)")
+    assert caught.value.may_retry
+    assert connections.ask("SELECT 'in time'") == [("in time",)]
+    connections.close()
 
 
 def test_a_lease_whose_answer_was_lost_is_taken_again_at_once(

@@ -12,7 +12,7 @@ import pytest
 import coatcheck
 from coatcheck.reading.text import sample_of
 from coatcheck.refs import Blob
-from coatcheck.storage import BlobStore, Catalog, catalog, frames
+from coatcheck.storage import BlobStore, Catalog, frames, upkeep
 from coatcheck.storage.disk import Disk, file_uri
 from coatcheck.storage.folder import FolderCatalog, open_folder_store
 from coatcheck.testing import BlobStoreSuite, CatalogSuite
@@ -68,7 +68,7 @@ class TestProcessCatalog(_FolderCatalog):
 
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    return released_by(FolderCatalog, catalog, monkeypatch)
+    return released_by(FolderCatalog, upkeep, monkeypatch)
 
 
 def test_a_large_session_expires_in_bounded_changes(tmp_path: Path, released: list[int]) -> None:

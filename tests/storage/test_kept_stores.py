@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from coatcheck.storage.sqlite import STEPS
+from coatcheck.storage.sqlite_schema import STEPS
 from tests.stores.make import COLD, LOG, ROWS, SMALL, STATES
 
 KEPT = sorted((Path(__file__).parent.parent / "stores").glob("format-*.tar.gz"))

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import coatcheck
-from coatcheck.storage.sqlite import STEPS
+from coatcheck.storage.sqlite_schema import STEPS
 
 SMALL = "small text, with é and 你好\n"
 ROWS = {"rows": [{"id": 1}, {"id": 2, "name": None}]}

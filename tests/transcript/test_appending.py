@@ -8,8 +8,8 @@ import pytest
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.storage.disk import Disk
-from coatcheck.transcript import file, swap
-from coatcheck.transcript.file import Appender
+from coatcheck.transcript import appender, swap
+from coatcheck.transcript.appender import Appender
 from coatcheck.transcript.swap import SwapFile
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_is_always_replaced_before_it_is_locked_is_an_error(
 ) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"{}\n")
-    monkeypatch.setattr(file, "is_at", lambda *_: False)
+    monkeypatch.setattr(appender, "is_at", lambda *_: False)
     monkeypatch.setattr(swap, "is_at", lambda *_: False)
     with pytest.raises(StoreUnavailable, match=r"'t\.jsonl' keeps being replaced or removed"):
         Appender(path, Disk(durable=False)).append(b"{}\n")

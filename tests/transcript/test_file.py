@@ -30,7 +30,7 @@ from coatcheck.transcript import (
     unpaired,
     verify,
 )
-from coatcheck.transcript.file import TORN
+from coatcheck.transcript.appender import TORN
 from tests.backends import Backend, run_python
 from tests.transcript import samples
 
@@ -456,6 +456,27 @@ def test_appends_go_to_the_file_that_replaced_the_old_one(session: Session, path
         path.unlink()
         transcript.append(result("three"))
         assert [one["content"] for one in transcript.messages()] == ["three"]
+
+
+@pytest.mark.parametrize("act", ["open", "append"])
+def test_a_line_that_a_host_is_still_writing_is_neither_cut_nor_moved_aside(
+    session: Session, path: Path, act: str
+) -> None:
+    """A file grows page by page while one write is under way."""
+    line = b'{"role":"user","content":"one"}\n'
+    transcript = Transcript(path, session)
+    path.write_bytes(line * 9)
+    with path.open("ab", buffering=0) as host:
+        host.write(line[:20])
+        rest = threading.Timer(0.03, host.write, [line[20:]])
+        rest.start()
+        if act == "open":
+            Transcript(path, session).close()
+        else:
+            transcript.append({"role": "user", "content": "one"})
+        rest.join()
+    transcript.close()
+    assert path.read_bytes() == line * (11 if act == "append" else 10)
 
 
 def test_a_migration_and_appends_at_the_same_time_lose_nothing(

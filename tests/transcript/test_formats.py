@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages import FORMATS, detect, dialect, for_provider
-from coatcheck.messages.formats import attachments, is_replaceable, text_of
+from coatcheck.messages.content import attachments, is_replaceable, text_of
 from coatcheck.messages.paths import at, replaced
 from tests.transcript.samples import CODE, IMAGE, LARGE, ROWS, SAMPLES
 

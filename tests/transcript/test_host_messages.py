@@ -15,7 +15,8 @@ from coatcheck import Policy, Session, transcript
 from coatcheck.context import Budget, PromptBuilder
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages import FORMATS
-from coatcheck.messages.formats import text_of, unpaired
+from coatcheck.messages.content import text_of
+from coatcheck.messages.pairing import unpaired
 from coatcheck.messages.paths import at
 from coatcheck.transcript import check_summary, detect, prune, safeguard
 from examples.standins import anthropic, openai_chat, openai_responses

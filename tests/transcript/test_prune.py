@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import coatcheck
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.messages.cost import IMAGE, weigh
-from coatcheck.messages.formats import pair, side, turns
+from coatcheck.messages.pairing import pair, side, turns
 from coatcheck.tokens import estimate
 from coatcheck.transcript import FORMATS, Pruned, Transcript, prune, unpaired
 from tests.backends import Backend

@@ -392,7 +392,7 @@ def _highlighted(
 ) -> Iterable[terminal.Piece] | None:
     """The text of a page in styled pieces, or None if nothing is highlighted."""
     from coatcheck.media import essence, is_json, is_jsonl
-    from coatcheck.reading.grep import Pattern
+    from coatcheck.reading.patterns import Pattern
 
     if page.matches is not None:
         pattern = None

@@ -28,7 +28,7 @@ from coatcheck.display import one_line as one_line
 from coatcheck.display import visible as visible
 
 if TYPE_CHECKING:
-    from coatcheck.reading.grep import Pattern
+    from coatcheck.reading.patterns import Pattern
 
 Piece = tuple[str, str]
 """Text and its style."""

@@ -32,13 +32,13 @@ from coatcheck.errors import (
 )
 from coatcheck.executor import Pointer, stays_inline
 from coatcheck.externalize import About, configured
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.ids import clip, digest_of
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import iso_time, summarize
 from coatcheck.values import as_text, decode_text, encode, encode_text
 
-ArtifactType = Literal["repo", "doc", "code", "log", "data", "plan", "result"]
+ArtifactType = media.ArtifactKind
 Producer = Literal["dispatcher", "executor", "planner", "system"]
 
 MAX_BYTES: Final = 512 * 1024

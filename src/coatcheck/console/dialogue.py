@@ -17,8 +17,8 @@ import msgspec
 from coatcheck.externalize.stub import may_begin_with_stub
 from coatcheck.gateway.watching import SERIES
 from coatcheck.ids import is_pointer
+from coatcheck.messages.content import dumped, text_of
 from coatcheck.messages.cost import Usage, usage_of
-from coatcheck.messages.formats import dumped, text_of
 from coatcheck.session import Session
 from coatcheck.storage import Record
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from coatcheck.checks import one_of, whole
 from coatcheck.errors import InvalidArgument, LimitExceeded, StoreError
 from coatcheck.externalize import Policy, configured
-from coatcheck.externalize.pipeline import put
+from coatcheck.externalize.storing import put
 from coatcheck.ids import clip, digest_of
 from coatcheck.intake import About
 from coatcheck.previews.excerpts import line as one_line

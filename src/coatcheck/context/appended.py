@@ -25,7 +25,7 @@ from coatcheck.errors import BudgetExceeded, StoreError
 from coatcheck.externalize import Policy
 from coatcheck.externalize.stub import is_ours, mark
 from coatcheck.messages import Message
-from coatcheck.messages.formats import spoken
+from coatcheck.messages.content import spoken
 from coatcheck.previews.excerpts import line as one_line
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref

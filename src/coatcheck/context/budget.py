@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck.checks import whole
 from coatcheck.errors import BudgetExceeded, CoatcheckError
 from coatcheck.externalize import Outcome, Policy, configured
-from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.savings import UNCOUNTED
+from coatcheck.externalize.storing import put
 from coatcheck.intake import About
 from coatcheck.models import model
 from coatcheck.redaction import mask

@@ -25,7 +25,6 @@ from coatcheck.errors import CoatcheckError, LimitExceeded
 from coatcheck.externalize import Decision, Outcome, Policy, Situation
 from coatcheck.externalize.decision import PAGE_TOKENS, QUESTION_TOKENS
 from coatcheck.externalize.originals import keep_original, original_of
-from coatcheck.externalize.pipeline import put
 from coatcheck.externalize.shorter import (
     LEAST_REPEATED,
     ShownResult,
@@ -34,25 +33,16 @@ from coatcheck.externalize.shorter import (
     repaired,
     shorter,
 )
+from coatcheck.externalize.storing import put
 from coatcheck.externalize.stub import STUB, is_replacement, mark, pointer_in_stub
 from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.messages import Dialect, Format, Message
 from coatcheck.messages.cache import with_marks_of, without_marks
+from coatcheck.messages.content import arguments_of, dumped, plain_text, text_of, text_paths
 from coatcheck.messages.cost import Cost, Tally
-from coatcheck.messages.formats import (
-    Call,
-    arguments_of,
-    dumped,
-    in_context,
-    pair,
-    plain_text,
-    program_results,
-    side,
-    text_of,
-    text_paths,
-    turns,
-)
+from coatcheck.messages.formats import Call
+from coatcheck.messages.pairing import in_context, pair, program_results, side, turns
 from coatcheck.messages.paths import Path, at, replaced
 from coatcheck.models import USUAL_PRICES, Prices
 from coatcheck.previews.excerpts import line as one_line

@@ -15,6 +15,7 @@ import atexit
 import contextvars
 import functools
 import inspect
+import os
 import threading
 import time
 from collections import deque
@@ -23,13 +24,14 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from coatcheck.checks import seconds
 from coatcheck.content import is_stream
 from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
-    from coatcheck.executor.run import ToolOutcome
+    from coatcheck.executor.outcomes import ToolOutcome
 
 BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
@@ -89,27 +91,34 @@ class Attempt:
         try:
             with ExitStack() as resources:
                 result = call(resources)
-                if type(result) not in _PLAIN:
-                    if hand_over is not None and (
-                        isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)
-                    ):
-                        held = resources.pop_all()
-                        if not hand_over(
-                            lambda: self.run(
-                                lambda fresh: (fresh.enter_context(held), result)[1], loop
-                            )
-                        ):
-                            held.close()
-                        return
-                    if isinstance(result, _AWAITED):
-                        self._await(result, resources.pop_all(), loop)
-                        return
+                if hand_over is not None and _goes_on(result):
+                    self._hand_over(result, resources.pop_all(), loop, hand_over)
+                    return
+                if isinstance(result, _AWAITED):
+                    self._await(result, resources.pop_all(), loop)
+                    return
                 ending: Ending = Returned(self._pumped(result))
         except BaseException as error:  # every exception of a tool is an outcome, even SystemExit
             if hand_over and isinstance(error, KeyboardInterrupt) and _in_main_thread():
                 raise
             ending = Failed(error)
         self._finish(ending)
+
+    def _hand_over(
+        self,
+        result: Any,
+        resources: ExitStack,
+        loop: asyncio.AbstractEventLoop | None,
+        hand_over: Callable[[Callable[[], None]], bool],
+    ) -> None:
+        """Finish a coroutine or generator in another thread, which closes the resources."""
+
+        def resumed(fresh: ExitStack) -> Any:
+            fresh.enter_context(resources)
+            return result
+
+        if not hand_over(lambda: self.run(resumed, loop)):
+            resources.close()
 
     def _await(
         self, result: Any, resources: ExitStack, loop: asyncio.AbstractEventLoop | None
@@ -145,7 +154,7 @@ class Attempt:
 
     def _pumped(self, result: Any) -> Any:
         """Pass on the chunks of an iterator or stream; return any other result."""
-        if type(result) in _PLAIN or (not isinstance(result, Iterator) and not is_stream(result)):
+        if not isinstance(result, Iterator) and not is_stream(result):
             return result
         self.yields = True
         try:
@@ -383,6 +392,7 @@ class Job:
         )
         self._attempt = attempt
         self.outcome: Future[ToolOutcome] = Future()
+        _jobs.add(self)
 
     def __call__(self) -> None:
         if self.outcome.set_running_or_notify_cancel():
@@ -391,13 +401,10 @@ class Job:
     def conduct(self) -> None:
         run, self._run = self._run, None
         assert run is not None
-        _conducted.add(self)
         try:
             self.outcome.set_result(run())
         except BaseException as error:  # noqa: BLE001 - raised again by `outcome.result()`
             self.outcome.set_exception(error)
-        finally:
-            _conducted.discard(self)
 
     def answer(self, outcome: ToolOutcome) -> None:
         """Set the outcome without running."""
@@ -410,19 +417,22 @@ class Job:
         self._attempt.stop()
 
 
-_conducted: set[Job] = set()  # the jobs that a daemon thread is running now
+_jobs: WeakSet[Job] = WeakSet()
+if hasattr(os, "register_at_fork"):  # a forked process does not have the threads
+    os.register_at_fork(after_in_child=_jobs.clear)
 
 
 @atexit.register
 def _settle() -> None:
-    """Let go of the tools and finish the store steps that have begun.
+    """Cancel all calls when the process ends, and wait for the store steps that have begun.
 
     A daemon thread that is inside a C++ library, such as re2, when the interpreter ends would
     abort the process."""
-    jobs = list(_conducted)
+    jobs = list(_jobs)
     for job in jobs:
         job.cancel()
-    wait([job.outcome for job in jobs], timeout=_SECONDS_AT_EXIT)
+    running = [job.outcome for job in jobs if job.outcome.running()]
+    wait(running, timeout=_SECONDS_AT_EXIT)
 
 
 class Workers:
@@ -471,6 +481,14 @@ def start_thread(work: Callable[[], None]) -> bool:
 
 def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
+
+
+def _goes_on(result: Any) -> bool:
+    """Whether a tool has returned something that still has to run: a coroutine, a generator or a
+    stream."""
+    if type(result) in _PLAIN:
+        return False
+    return isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)
 
 
 def _chunks(stream: Any) -> Iterator[Any]:

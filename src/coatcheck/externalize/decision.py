@@ -26,7 +26,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -152,7 +152,6 @@ class Decision:
         )
 
 
-@lru_cache(maxsize=1_024)
 def use_of(tool: str | None) -> Use:
     """Return what agents do with results of a tool, by its name. The prefix of an MCP server does
     not count."""
@@ -406,9 +405,11 @@ def expected_costs(
         calls = situation.calls_to_come
         known = call_id and _Judged(session.session_id, tool, call_id, situation)
         rate = rates.rate_for(known, session) if known else rates.rate(session, tool)
-    return _estimated(
-        use, _rounded(context), calls, prices, tools, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS)
+    situation = Situation(
+        context_tokens=_rounded(context), calls_to_come=calls, prices=prices, tool_tokens=tools
     )
+    found = Estimate(use, situation, max(_BOUNDS[0], round(rate * _STEPS) / _STEPS))
+    return found, found.break_even()
 
 
 def note_result(
@@ -429,20 +430,7 @@ def bound(table: dict[Any, Any]) -> None:
         table.pop(next(iter(table)), None)
 
 
-@lru_cache(maxsize=4_096)
-def _estimated(
-    use: Use, context: int, calls: float | None, prices: Prices, tools: int, rate: float
-) -> tuple[Estimate, int]:
-    """Return the expected costs of a result in a situation, and the size in tokens from which a
-    stub pays off."""
-    situation = Situation(
-        context_tokens=context, calls_to_come=calls, prices=prices, tool_tokens=tools
-    )
-    found = Estimate(use, situation, rate)
-    return found, found.break_even()
-
-
 def _rounded(tokens: int) -> int:
-    """Round to two digits, so that few different situations are computed."""
+    """Round to two digits, so that a little more context does not change a decision."""
     step: int = 10 ** max(0, len(str(tokens)) - 2)
     return tokens // step * step

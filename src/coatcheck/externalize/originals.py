@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from coatcheck.errors import CoatcheckError
-from coatcheck.externalize.pipeline import prepared, put_prepared
+from coatcheck.externalize.storing import prepared, put_prepared
 from coatcheck.ids import digest_of, pointer_of
 from coatcheck.intake import About
 

@@ -20,7 +20,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, Final
 
 from coatcheck.ids import clip
@@ -62,7 +62,7 @@ class Listing:
         return start >= 0 and other.lines == self.lines[start : start + len(other.lines)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShownResult:
     """A result in a conversation: its text as it was sent, the call that it answers, and the call's
     arguments."""
@@ -76,8 +76,12 @@ class ShownResult:
     def place(self) -> str:
         return f"{clip(self.tool, _LABEL) or 'a tool'} (call {clip(self.call_id, _LABEL)})"
 
+    @cached_property
+    def listing(self) -> Listing | None:
+        """The listing that the text begins with. Each later result is compared with it."""
+        return listing(self.text)
 
-@lru_cache(maxsize=128)
+
 def listing(text: str) -> Listing | None:
     """Return the listing that a text begins with, whether all of its lines are numbered or only
     some. None if it has too few lines."""
@@ -181,18 +185,16 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
     if len(text) < LEAST_REPEATED or text.startswith((_SAME, _CHANGED)):
         return None
     lines = listing(text)
+    if lines is not None and lines.rest.strip():
+        lines = None
     for one in shown:
+        if text == one.text:
+            return f"{_SAME}this is what {one.place} returned, shown above.]"
         if text in one.text:
-            part = "" if text == one.text else " as a part of it"
-            return f"{_SAME}this is what {one.place} returned, shown above{part}.]"
-        if lines is not None and not lines.rest.strip():
-            other = listing(one.text)
-            if other is not None and other.shows(lines):
-                last = lines.first + len(lines.lines) - 1
-                return (
-                    f"{_SAME}these are lines {lines.first}-{last} that {one.place} returned, "
-                    "shown above.]"
-                )
+            return f"{_SAME}this is what {one.place} returned, shown above as a part of it.]"
+        if lines is not None and one.listing is not None and one.listing.shows(lines):
+            which = f"lines {lines.first}-{lines.first + len(lines.lines) - 1}"
+            return f"{_SAME}these are {which} that {one.place} returned, shown above.]"
     return None
 
 

@@ -30,7 +30,7 @@ from coatcheck.context.metrics import SERIES as METRICS
 from coatcheck.context.metrics import PromptMetrics
 from coatcheck.externalize import Policy, Situation, configured
 from coatcheck.externalize.decision import STUB_TOKENS, expected_costs
-from coatcheck.externalize.pipeline import masked
+from coatcheck.externalize.storing import masked
 from coatcheck.gateway.api import (
     FIRST,
     Api,

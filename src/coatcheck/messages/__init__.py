@@ -7,14 +7,14 @@ how a provider takes a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import compress, islice
-from operator import not_
+from itertools import islice
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument
 from coatcheck.ids import clip
 from coatcheck.messages.anthropic import AnthropicDialect, AnthropicMessages, ClaudeCode
-from coatcheck.messages.formats import Dialect, Format
+from coatcheck.messages.dialects import Dialect
+from coatcheck.messages.formats import Format
 from coatcheck.messages.hosts import LangChain, Mcp, Pi, for_provider
 from coatcheck.messages.openai import ChatDialect, OpenAIChat, OpenAIResponses, ResponsesDialect
 from coatcheck.messages.paths import Message
@@ -59,28 +59,21 @@ def detect(lines: Iterable[object], *, enough: int = _MAX_OBJECTS) -> Format | N
     a message. `lines` are parsed lines, or one parsed document; no more are read after `enough`
     lines that clearly have a format."""
     votes = dict.fromkeys(FORMATS, 0)
-    rest, left, plain = iter(lines), _MAX_OBJECTS, False
-    while (
-        left > 0
-        and sum(votes.values()) < enough
-        and (some := list(islice(rest, min(left, enough))))
-    ):
-        unknown = [one for one in some if isinstance(one, dict)]
-        left -= len(unknown)
-        for fmt in FORMATS.values():  # the first one that fits counts
-            fitting = list(map(fmt.fits, unknown))
-            votes[fmt.name] += sum(fitting)
-            unknown = list(compress(unknown, map(not_, fitting)))
-        plain = plain or any(map(PLAIN.is_message, unknown))
-        documents = [one for one in unknown if "role" not in one] + [
-            one for one in some if isinstance(one, list)
-        ]
-        for one, found in islice(_objects(documents, 0), left):
+    is_plain = False
+    left = _MAX_OBJECTS
+    for line in lines:
+        for one, found in islice(_objects(line, 0), left):
             left -= 1
-            plain = plain or PLAIN.is_message(one)
-            votes.update({found.name: votes[found.name] + 1} if found else {})
+            if found is not None:
+                votes[found.name] += 1
+            elif PLAIN.is_message(one):
+                is_plain = True
+        if left <= 0 or sum(votes.values()) >= enough:
+            break
     best = max(votes, key=lambda name: votes[name])
-    return FORMATS[best] if votes[best] else PLAIN if plain else None
+    if votes[best]:
+        return FORMATS[best]
+    return PLAIN if is_plain else None
 
 
 def named_format(given: Format | str | None) -> Format | None:
@@ -105,12 +98,13 @@ def dialect(provider: str) -> Dialect:
 
 
 def _objects(value: Any, depth: int) -> Iterator[tuple[Message, Format | None]]:
-    """Yield the objects inside a document that may be messages, each with its format."""
+    """Yield a line, or the objects in a document, that may be messages, each with its format."""
+    if isinstance(value, dict):
+        found = next((fmt for fmt in FORMATS.values() if fmt.fits(value)), None)
+        yield value, found
+        if found is not None or "role" in value:
+            return
+    if not isinstance(value, dict | list) or depth > _MAX_DEPTH:
+        return
     for one in value.values() if isinstance(value, dict) else value:
-        if isinstance(one, dict):
-            found = next((fmt for fmt in FORMATS.values() if fmt.fits(one)), None)
-            yield one, found
-            if found is not None or "role" in one:
-                continue
-        if isinstance(one, dict | list) and depth < _MAX_DEPTH:
-            yield from _objects(one, depth + 1)
+        yield from _objects(one, depth + 1)

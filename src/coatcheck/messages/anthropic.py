@@ -6,21 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise, takewhile
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any, Final
 
 from coatcheck.messages.cache import KEY, Breakpoint, marks_in
-from coatcheck.messages.formats import (
-    NO_RESULT,
-    Dialect,
-    Format,
-    SessionLines,
-    ToolResult,
-    in_line,
-    late_text,
-    repeated_text,
-    without_refs,
-)
+from coatcheck.messages.content import without_refs
+from coatcheck.messages.dialects import NO_RESULT, Dialect, late_text, repeated_text
+from coatcheck.messages.formats import Format, SessionLines, ToolResult, in_line
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
 _THINKING: Final = frozenset({"thinking", "redacted_thinking"})
@@ -99,34 +92,49 @@ class ClaudeCode(SessionLines, AnthropicMessages):
     def for_model(self, lines: Iterable[object], *, compacted: bool = True) -> list[Message]:
         """Return the main conversation since the last compaction, without side chains and the
         host's own errors."""
-        sent: list[Message] = []
-        answer, answer_id = -1, None  # index of the model's last message, and its id
+        conversation = _Conversation()
         for line in lines:
             if not isinstance(line, dict):
                 continue
             if line.get("subtype") == "compact_boundary" and line.get("type") == "system":
-                answer_id = None
+                conversation.answer_id = None
                 if compacted:
-                    sent = []
+                    conversation.sent = []
                 continue
             found = self.message(line)
-            if found is None or _is_left_out(line):
-                continue
-            shown = without_refs({"role": found["role"], "content": found.get("content")})
-            is_answer = found["role"] == "assistant"
-            continued = -1  # index of the message that this one may continue
-            if is_answer and answer_id is not None and found.get("id") == answer_id:
-                continued = answer  # results of its first calls may come before the rest
-            elif not is_answer and _has_results(shown):
-                continued = len(sent) - 1  # results of parallel calls
-            if continued >= 0 and _can_join(sent, continued, shown):
-                before = sent[continued]
-                sent[continued] = {**before, "content": [*before["content"], *shown["content"]]}
-                continue
-            sent.append(shown)
-            if is_answer:
-                answer, answer_id = len(sent) - 1, found.get("id")
-        return sent
+            if found is not None and not _is_left_out(line):
+                conversation.add(found)
+        return conversation.sent
+
+
+class _Conversation:
+    """The messages that a provider is sent for the lines of Claude Code, where one message may
+    span several lines."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.answer_id: object = None  # of the model's last message
+        self._answer = -1  # its index in `sent`
+
+    def add(self, message: Message) -> None:
+        shown = without_refs({"role": message["role"], "content": message.get("content")})
+        continued = self._continued(message, shown)
+        if continued is not None and _can_join(self.sent, continued, shown):
+            before = self.sent[continued]
+            joined = {**before, "content": [*before["content"], *shown["content"]]}
+            self.sent[continued] = joined
+            return
+        self.sent.append(shown)
+        if message["role"] == "assistant":
+            self._answer, self.answer_id = len(self.sent) - 1, message.get("id")
+
+    def _continued(self, message: Message, shown: Message) -> int | None:
+        """Return the index of the message that this one may continue."""
+        if message["role"] == "assistant":  # results of its first calls may come before the rest
+            is_same = self.answer_id is not None and message.get("id") == self.answer_id
+            return self._answer if is_same else None
+        is_next = bool(self.sent) and _has_results(shown)  # results of parallel calls
+        return len(self.sent) - 1 if is_next else None
 
 
 class AnthropicDialect(Dialect):
@@ -190,9 +198,9 @@ class AnthropicDialect(Dialect):
             for one in blocks
             if not (isinstance(one, dict) and text(one.get("type")) in _THINKING)
         ]
-        return (
-            message if len(kept) == len(blocks) else {**message, "content": kept or [_text(_EMPTY)]}
-        )
+        if len(kept) == len(blocks):
+            return message
+        return {**message, "content": kept or [_text(_EMPTY)]}
 
     def must_join(self, before: Message, message: Message) -> bool:
         return before.get("role") == message.get("role") == "user"
@@ -216,25 +224,48 @@ class AnthropicDialect(Dialect):
         the run are merged."""
         if messages and messages[0].get("role") == "assistant":
             yield {"role": "user", "content": [_text(_OPENING)]}
-        given = [_without_blanks(one, blocks_of(one)) for one in messages]
-        runs = [
-            (role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))
-        ]
+        runs = _runs(messages)
         seen: set[str] = set()
         asked: list[str] = []  # ids of calls that the next run must answer
-        for (role, run), (next_role, replies) in pairwise([*runs, (None, [])]):
-            yield from _answered(run if role == "user" else [], asked)
+        for number, run in enumerate(runs):
+            yield from _answered(run.messages if run.role == "user" else [], asked)
             asked = []
-            if role == "assistant":
-                spoken = [_without_repeats(message, blocks, seen) for message, blocks in run]
-                first = _first_answered(spoken, replies if next_role == "user" else [])
-                yield from _interrupted(spoken[:first])
-                last = [message for message, _ in spoken[first:]]
-                yield last[0] if len(last) == 1 else self.joined(*last)
-                asked = [call_id for _, blocks in spoken[first:] for call_id in _call_ids(blocks)]
-            elif role != "user":
-                yield from (message for message, _ in run)
+            if run.role == "assistant":
+                following = runs[number + 1 : number + 2]
+                answer, asked = self._mended_answer(run, following, seen)
+                yield from answer
+            elif run.role != "user":
+                yield from (message for message, _ in run.messages)
         yield from _answered([], asked)
+
+    def _mended_answer(
+        self, run: _Run, following: Sequence[_Run], seen: set[str]
+    ) -> tuple[list[Message], list[str]]:
+        """Return the messages for a run of the assistant, and the ids of the calls that the run
+        after it must answer. `seen` are the ids of earlier calls."""
+        spoken = [_without_repeats(message, blocks, seen) for message, blocks in run.messages]
+        replies = [reply for one in following if one.role == "user" for reply in one.messages]
+        first = _first_answered(spoken, replies)
+        answered = spoken[first:]
+        last = [message for message, _ in answered]
+        asked = [call_id for _, blocks in answered for call_id in _call_ids(blocks)]
+        joined = last[0] if len(last) == 1 else self.joined(*last)
+        return [*_interrupted(spoken[:first]), joined], asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Messages of one role that follow each other, with their blocks, none of which is blank."""
+
+    role: object
+    messages: list[_Blocks]
+
+
+def _runs(messages: Sequence[Message]) -> list[_Run]:
+    given = [_without_blanks(one, blocks_of(one)) for one in messages]
+    return [
+        _Run(role, list(run)) for role, run in groupby(given, key=lambda one: one[0].get("role"))
+    ]
 
 
 def _is_own(block: Message) -> bool:
@@ -330,11 +361,11 @@ def _without_repeats(message: Message, blocks: list[Any], seen: set[str]) -> _Bl
     kept = list(blocks)
     for index, one in enumerate(blocks):
         call_id = one.get("id") if isinstance(one, dict) and one.get("type") == "tool_use" else None
-        if isinstance(call_id, str):
-            if call_id in seen:
-                repeated = repeated_text(call_id, one.get("name"), one.get("input"))
-                kept[index] = {"type": "text", "text": repeated}
-            seen.add(call_id)
+        if not isinstance(call_id, str):
+            continue
+        if call_id in seen:
+            kept[index] = _text(repeated_text(call_id, one.get("name"), one.get("input")))
+        seen.add(call_id)
     return (message, blocks) if kept == blocks else ({**message, "content": kept}, kept)
 
 
@@ -373,16 +404,24 @@ def _answered(run: Sequence[_Blocks], asked: Sequence[str]) -> Iterator[Message]
     if asked and not run:
         run = [({"role": "user", "content": []}, [])]
     given = _first_results(run, asked)
-    missing = [_missing(call_id) for call_id in asked if call_id not in given]
-    content: list[Any] = [*given.values(), *missing]
+    lead: list[Any] = [*given.values()]
+    lead += [_missing(call_id) for call_id in asked if call_id not in given]
     for message, blocks in run:
-        for one in blocks:
-            if _answers(one, asked) and given[one["tool_use_id"]] == one:
-                continue
-            content.append(_late(one) if _is_result(one) else one)
+        content = [*lead, *_others(blocks, asked, given)]
+        lead = []
         if content or not blocks:
             yield message if content == blocks else {**message, "content": content}
-        content = []
+
+
+def _others(
+    blocks: Sequence[Any], asked: Sequence[str], given: Mapping[str, Message]
+) -> Iterator[Any]:
+    """Yield the blocks besides the results that were given. Other results become text."""
+    for one in blocks:
+        if not _is_result(one):
+            yield one
+        elif not _answers(one, asked) or given[one["tool_use_id"]] != one:
+            yield _late(one)
 
 
 def _first_results(run: Sequence[_Blocks], asked: Sequence[str]) -> dict[str, Message]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from coatcheck.messages.cost import Cost
-    from coatcheck.messages.formats import Dialect
+    from coatcheck.messages.dialects import Dialect
 
 KEY: Final = "cache_control"
 SMALLEST: Final = 1_024
@@ -75,23 +75,26 @@ def with_marks_of(value: Any, other: Any, depth: int = 0) -> Any:
     """Return a value with exactly the breakpoints that another value has in the same places: the
     same object if it already has just these."""
     if isinstance(value, list):
-        others = other if isinstance(other, list) else []
-        parts = [
-            with_marks_of(*pair, depth + 1) for pair in zip_longest(value, others[: len(value)])
-        ]
-        return parts if any(map(operator.is_not, parts, value)) else value
+        return _list_with_marks_of(value, other if isinstance(other, list) else [], depth + 1)
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value
     same = other if isinstance(other, dict) and other.get("type") == value.get("type") else {}
     marks = {KEY: same[KEY]} if KEY in same else {}
-    changed = {
-        key: new
-        for key, old in _block_lists(value)
-        if (new := with_marks_of(old, same.get(key), depth + 1)) is not old
-    }
+    changed: dict[str, Any] = {}
+    for key, old in _block_lists(value):
+        new = with_marks_of(old, same.get(key), depth + 1)
+        if new is not old:
+            changed[key] = new
     if not changed and not marks and KEY not in value:
         return value
     return {key: changed.get(key, one) for key, one in value.items() if key != KEY} | marks
+
+
+def _list_with_marks_of(values: list[Any], others: list[Any], depth: int) -> list[Any]:
+    found = []
+    for value, other in zip_longest(values, others[: len(values)]):
+        found.append(with_marks_of(value, other, depth))
+    return found if any(map(operator.is_not, found, values)) else values
 
 
 def marks_in(value: Any, depth: int = 0) -> Iterator[tuple[tuple[str | int, ...], Any]]:
@@ -140,4 +143,4 @@ def breakpoints(
 
 
 def _block_lists(value: dict[str, Any]) -> list[tuple[str, list[Any]]]:
-    return [(key, inner) for key in _BLOCK_LISTS if isinstance(inner := value.get(key), list)]
+    return [(key, value[key]) for key in _BLOCK_LISTS if isinstance(value.get(key), list)]

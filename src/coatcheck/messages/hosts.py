@@ -17,7 +17,8 @@ from typing import Any, Final
 from coatcheck.checks import LARGEST, is_whole
 from coatcheck.errors import InvalidArgument
 from coatcheck.messages.anthropic import ClaudeCode
-from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line, without_refs
+from coatcheck.messages.content import without_refs
+from coatcheck.messages.formats import Call, Format, SessionLines, ToolResult, in_line
 from coatcheck.messages.openai import OpenAIResponses
 from coatcheck.messages.paths import Message, Path, at, blocks_of, members, replaced, text
 
@@ -140,12 +141,7 @@ class Pi(SessionLines):
 
     def fits(self, line: Message) -> bool:
         if "type" not in line:
-            role, content = line.get("role"), line.get("content")
-            if role == "bashExecution" or (role == "toolResult" and "toolCallId" in line):
-                return True
-            if not isinstance(content, list) or role not in (*_PI_ROLES, *_SPEAKERS):
-                return False
-            return any(isinstance(one, dict) and one.get("type") == "toolCall" for one in content)
+            return _is_bare_pi(line)
         kind = text(line.get("type"))
         if kind == "message":
             return isinstance(at(line, ("message", "role")), str)
@@ -205,21 +201,26 @@ class Pi(SessionLines):
             return _user_text(_LEFT_BRANCH + text(entry.get("summary")))
         if kind == "custom_message":
             content = entry.get("content")
-            return (
-                without_refs({"role": "user", "content": content})
-                if isinstance(content, str | list)
-                else None
-            )
+            if not isinstance(content, str | list):
+                return None
+            return without_refs({"role": "user", "content": content})
         message = self.message(entry)
         if message is None:
             return None
         if message.get("role") == "bashExecution":
-            return (
-                None
-                if message.get("excludeFromContext") is True
-                else _user_text(_command_text(message))
-            )
+            is_hidden = message.get("excludeFromContext") is True
+            return None if is_hidden else _user_text(_command_text(message))
         return without_refs({key: message[key] for key in _PI_SENT if key in message})
+
+
+def _is_bare_pi(message: Message) -> bool:
+    """Whether a message without an envelope is in a form that only pi writes."""
+    role, content = message.get("role"), message.get("content")
+    if role == "bashExecution" or (role == "toolResult" and "toolCallId" in message):
+        return True
+    if not isinstance(content, list) or role not in (*_PI_ROLES, *_SPEAKERS):
+        return False
+    return any(isinstance(one, dict) and one.get("type") == "toolCall" for one in content)
 
 
 class Mcp(Format):
@@ -259,11 +260,8 @@ class Mcp(Format):
         return None
 
     def body_path(self, message: Message) -> Path:
-        return (
-            ("result",)
-            if message.get("jsonrpc") == "2.0" and isinstance(message.get("result"), dict)
-            else ()
-        )
+        is_response = message.get("jsonrpc") == "2.0" and isinstance(message.get("result"), dict)
+        return ("result",) if is_response else ()
 
 
 def _langchain_type(message: Message) -> str:
@@ -338,28 +336,32 @@ def for_provider(messages: Sequence[Any], provider: str) -> list[Any]:
     objects. Lines of a session file give what the host would send; messages may come before them.
 
     Raises `InvalidArgument` for lines of Claude Code with a provider other than Anthropic."""
+    given = _without_lines(messages, provider)
+    if any(_is_pi(one, provider) for one in given):
+        return list(_converted(given, provider))
+    return given
+
+
+def _without_lines(messages: Sequence[Any], provider: str) -> list[Any]:
+    """Return the messages, with what the host would send in place of lines of a session file."""
     first = next((at for at, one in enumerate(messages) if _is_line(one)), len(messages))
-    given, lines = (
-        list(messages),
-        [one for one in messages[first:] if isinstance(one, dict) and "role" not in one],
-    )
+    lines = [one for one in messages[first:] if isinstance(one, dict) and "role" not in one]
     if any(map(_PI.message, lines)):
-        given = [*messages[:first], *_PI.for_model(messages[first:])]
-    elif any(map(_CLAUDE_CODE.message, lines)):
+        return [*messages[:first], *_PI.for_model(messages[first:])]
+    if any(map(_CLAUDE_CODE.message, lines)):
         if provider != "anthropic":
             raise InvalidArgument(
                 f"lines of Claude Code are in Anthropic's format, but the provider is {provider}",
                 hint='use provider="anthropic", or convert the messages first',
             )
-        given = [*messages[:first], *_CLAUDE_CODE.for_model(messages[first:])]
-    elif provider == "anthropic":  # which refuses the other fields of its own answers
-        given = [
-            {"role": one["role"], "content": one.get("content")} if _is_answer(one) else one
-            for one in messages
-        ]
-    return (
-        list(_converted(given, provider)) if any(_is_pi(one, provider) for one in given) else given
-    )
+        return [*messages[:first], *_CLAUDE_CODE.for_model(messages[first:])]
+    if provider == "anthropic":  # which refuses the other fields of its own answers
+        return [_bare_answer(one) if _is_answer(one) else one for one in messages]
+    return list(messages)
+
+
+def _bare_answer(message: Message) -> Message:
+    return {"role": message["role"], "content": message.get("content")}
 
 
 def _is_line(value: Any) -> bool:
@@ -381,30 +383,29 @@ def _is_pi(message: Any, provider: str) -> bool:
     if not _may_be_pi(message):
         return False
     content = message.get("content")
-    for block in content if isinstance(content, list) else ():
-        if not isinstance(block, Mapping):
-            continue
-        kind = block.get("type")
-        if (
-            kind == "toolCall"
-            or "thinkingSignature" in block
-            or (kind == "image" and "mimeType" in block)
-        ):
-            return True
-        if kind == "text" and provider == "openai-responses":
-            return True
+    if isinstance(content, list) and any(_is_pi_block(one, provider) for one in content):
+        return True
     if message["role"] == "assistant":
         return "stopReason" in message and "api" in message
     return message["role"] in _PI_ROLES or set(message) == {"role", "content", "timestamp"}
 
 
+def _is_pi_block(block: object, provider: str) -> bool:
+    if not isinstance(block, Mapping):
+        return False
+    kind = block.get("type")
+    if kind == "toolCall" or "thinkingSignature" in block:
+        return True
+    if kind == "image" and "mimeType" in block:
+        return True
+    return kind == "text" and provider == "openai-responses"
+
+
 def _may_be_pi(message: Any) -> bool:
-    is_bare = isinstance(message, Mapping) and _PROVIDER_KEYS.isdisjoint(message)
-    return (
-        is_bare
-        and isinstance(role := message.get("role"), str)
-        and (role in _PI_ROLES or role in _SPEAKERS)
-    )
+    if not isinstance(message, Mapping) or not _PROVIDER_KEYS.isdisjoint(message):
+        return False
+    role = message.get("role")
+    return isinstance(role, str) and (role in _PI_ROLES or role in _SPEAKERS)
 
 
 def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
@@ -416,21 +417,25 @@ def _converted(messages: Sequence[Any], provider: str) -> Iterator[Any]:
         message = _PI.shown(dict(given)) if is_pi else given
         if message is None:
             continue
-        is_result = is_pi and _PI.role(message) == "tool"
-        if images and not is_result:
+        if is_pi and _PI.role(message) == "tool":
+            parts = _parts(message, "tool", provider)
+            images += _images(parts, provider)
+            yield _result(message, parts, provider, has_images=bool(images))
+            continue
+        if images:
             yield {"role": "user", "content": images}
             images = []
-        if is_result:
-            parts = _parts(message, "tool", provider)
-            if provider == "openai":
-                images += [one for one in parts if one.get("type") != "text"]
-            yield _result(message, parts, provider, has_images=bool(images))
-        elif is_pi:
+        if is_pi:
             yield from _spoken(message, provider)
         else:
             yield message
     if images:
         yield {"role": "user", "content": images}
+
+
+def _images(parts: Sequence[Message], provider: str) -> list[Message]:
+    """Return the parts of a result that OpenAI's chat accepts only in a message of the user."""
+    return [one for one in parts if provider == "openai" and one.get("type") != "text"]
 
 
 def _parts(message: Message, role: str, provider: str) -> list[Message]:
@@ -478,10 +483,9 @@ def _result(message: Message, parts: list[Message], provider: str, *, has_images
     call_id = _call_id(message, provider)
     if provider == "anthropic":
         result: Message = {"type": "tool_result", "tool_use_id": call_id, "content": parts}
-        return {
-            "role": "user",
-            "content": [result | ({"is_error": True} if message.get("isError") is True else {})],
-        }
+        if message.get("isError") is True:
+            result["is_error"] = True
+        return {"role": "user", "content": [result]}
     kind = "text" if provider == "openai" else "input_text"
     texts = [text(one.get("text")) for one in parts if one.get("type") == kind]
     words = "\n".join(texts) or ("(see the image below)" if has_images else "(no output)")
@@ -497,22 +501,31 @@ def _part(block: Mapping[str, Any], role: str, provider: str) -> Message | None:
     item."""
     kind = block.get("type")
     if kind == "text":
-        words = text(block.get("text"))
-        if not (words.strip() if provider == "anthropic" else words):
-            return None
-        as_item = "output_text" if role == "assistant" else "input_text"
-        return {"type": as_item if provider == "openai-responses" else "text", "text": words}
+        return _text_part(block, role, provider)
     if kind == "image" and "mimeType" in block:
-        url = f"data:{block['mimeType']};base64,{block.get('data')}"
-        if provider == "openai-responses":
-            return {"type": "input_image", "image_url": url}
-        if provider == "openai":
-            return {"type": "image_url", "image_url": {"url": url}}
-        source = {"type": "base64", "media_type": block["mimeType"], "data": block.get("data")}
-        return {"type": "image", "source": source}
+        return _image_part(block, provider)
     if kind == "toolCall":
         return _call(block, provider) if role == "assistant" else None
     return _thinking(block, provider) if kind == "thinking" else dict(block)
+
+
+def _text_part(block: Mapping[str, Any], role: str, provider: str) -> Message | None:
+    words = text(block.get("text"))
+    if not words or (provider == "anthropic" and not words.strip()):
+        return None
+    if provider != "openai-responses":
+        return {"type": "text", "text": words}
+    return {"type": "output_text" if role == "assistant" else "input_text", "text": words}
+
+
+def _image_part(block: Mapping[str, Any], provider: str) -> Message:
+    url = f"data:{block['mimeType']};base64,{block.get('data')}"
+    if provider == "openai-responses":
+        return {"type": "input_image", "image_url": url}
+    if provider == "openai":
+        return {"type": "image_url", "image_url": {"url": url}}
+    source = {"type": "base64", "media_type": block["mimeType"], "data": block.get("data")}
+    return {"type": "image", "source": source}
 
 
 def _call(block: Mapping[str, Any], provider: str) -> Message:
@@ -554,6 +567,9 @@ def _call_id(block: Mapping[str, Any], provider: str) -> str:
     """Return the id of a call or a result in a form that the provider accepts. With OpenAI's
     Responses API, pi appends the id of the item."""
     found = text(block.get("toolCallId", block.get("id"))).partition("|")[0]
-    if _ANTHROPIC_ID.fullmatch(found) if provider == "anthropic" else len(found) <= _LONGEST_ID:
+    is_accepted = len(found) <= _LONGEST_ID
+    if provider == "anthropic":
+        is_accepted = _ANTHROPIC_ID.fullmatch(found) is not None
+    if is_accepted:
         return found
     return "call_" + hashlib.sha256(found.encode("utf-8", "surrogatepass")).hexdigest()[:32]

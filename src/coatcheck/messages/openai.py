@@ -9,16 +9,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from coatcheck.messages.cache import Breakpoint
-from coatcheck.messages.formats import (
-    NO_RESULT,
-    Call,
-    Dialect,
-    Format,
-    ToolResult,
-    is_by_program,
-    late_text,
-    repeated_text,
-)
+from coatcheck.messages.dialects import NO_RESULT, Dialect, late_text, repeated_text
+from coatcheck.messages.formats import Call, Format, ToolResult, is_by_program
 from coatcheck.messages.paths import Message, Path, at, members, text
 
 _ROLES: Final = (
@@ -105,11 +97,8 @@ class OpenAIResponses(Format):
         if kind in _CALLS or kind in _OUTPUTS:
             return "call_id" in line
         if kind == "message":
-            if (
-                not isinstance(line.get("role"), str)
-                or "message" in line
-                or line.get("role") == "toolResult"
-            ):
+            is_host_line = "message" in line or line.get("role") == "toolResult"
+            if not isinstance(line.get("role"), str) or is_host_line:
                 return False
             return "stop_reason" not in line  # Anthropic's answers have the same type
         return (
@@ -138,18 +127,10 @@ class OpenAIResponses(Format):
 
     def results(self, message: Message) -> tuple[ToolResult, ...]:
         kind = text(message.get("type"))
-        if (
-            kind == "mcp_call" and message.get("output") is not None
-        ):  # call and result in one item, without a call id
-            return (
-                ToolResult(
-                    "",
-                    text(message.get("name")) or None,
-                    (),
-                    ("output",),
-                    bool(message.get("error")),
-                ),
-            )
+        if kind == "mcp_call" and message.get("output") is not None:
+            # call and result in one item, without a call id
+            name, is_error = text(message.get("name")) or None, bool(message.get("error"))
+            return (ToolResult("", name, (), ("output",), is_error),)
         if kind not in _OUTPUTS:
             return ()
         name = _NAMED.get(kind.removesuffix("_output"))
@@ -177,29 +158,25 @@ class ChatDialect(Dialect):
 
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Put tool messages right after the message with the calls, one for each call."""
-        asked: list[str] = []
-        strays: list[Message] = []
-        for message in (*messages, None):
-            if message is not None and message.get("role") == "tool":
-                call_id = str(message.get("tool_call_id"))
-                if call_id in asked:
-                    asked.remove(call_id)
-                    yield message
-                else:
-                    strays.append(
-                        {"role": "user", "content": late_text(call_id, message.get("content"))}
-                    )
-                continue
-            yield from (
-                {"role": "tool", "tool_call_id": call_id, "content": NO_RESULT} for call_id in asked
-            )
-            yield from strays
-            if message is not None:
-                asked, strays = (
-                    [str(one.get("id")) for _, one in members(message, ("tool_calls",))],
-                    [],
-                )
+        asked: list[str] = []  # ids of calls without a result so far
+        strays: list[Message] = []  # late results
+        for message in messages:
+            if message.get("role") != "tool":
+                yield from map(_missing_result, asked)
+                yield from strays
+                asked = [str(one.get("id")) for _, one in members(message, ("tool_calls",))]
+                strays = []
                 yield message
+                continue
+            call_id = str(message.get("tool_call_id"))
+            if call_id in asked:
+                asked.remove(call_id)
+                yield message
+            else:
+                late = late_text(call_id, message.get("content"))
+                strays.append({"role": "user", "content": late})
+        yield from map(_missing_result, asked)
+        yield from strays
 
 
 class ResponsesDialect(Dialect):
@@ -219,7 +196,9 @@ class ResponsesDialect(Dialect):
         return [*messages, *({"role": "user", "content": content} for content in contents)]
 
     def end(self, system: str, messages: Sequence[Message]) -> Path | None:
-        return ("input", len(messages) - 1) if messages else ("instructions",) if system else None
+        if messages:
+            return ("input", len(messages) - 1)
+        return ("instructions",) if system else None
 
     def tool(self, tool: Any) -> Any:
         described = super().tool(tool)
@@ -229,34 +208,45 @@ class ResponsesDialect(Dialect):
     def mended(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Give every call an output somewhere after it and every output a call; an id is not called
         again before its output."""
-        left = Counter(_call_id(one) for one in messages if text(one.get("type")) in _OUTPUTS)
+        to_come = Counter(_call_id(one) for one in messages if _is_output(one))
         waiting: set[str] = set()
         for item in messages:
             call_id = _call_id(item)
+            if _is_output(item):
+                to_come[call_id] -= 1
+                late = {"role": "user", "content": late_text(call_id, item.get("output"))}
+                yield item if call_id in waiting else late
+                waiting.discard(call_id)
+                continue
             call = next(iter(self.format.calls(item)), None)
-            if text(item.get("type")) in _OUTPUTS:
-                left[call_id] -= 1
-                if call_id in waiting:
-                    waiting.remove(call_id)
-                    yield item
-                else:
-                    yield {"role": "user", "content": late_text(call_id, item.get("output"))}
-            elif call is not None and call_id in waiting:
+            if call is None:
+                yield item
+            elif call_id in waiting:
                 arguments = item.get("arguments", item.get("input", item.get("action")))
                 yield {"role": "user", "content": repeated_text(call_id, call.name, arguments)}
+            elif to_come[call_id]:
+                waiting.add(call_id)
+                yield item
             else:
                 yield item
-                if call is not None and left[call_id]:
-                    waiting.add(call_id)
-                elif call is not None:
-                    missing = deepcopy(_NO_OUTPUT.get(item["type"], {"output": NO_RESULT}))
-                    yield {"type": f"{item['type']}_output", "call_id": call_id, **missing}
-                    if item["type"] == "computer_call":
-                        yield {
-                            "role": "user",
-                            "content": f"The screenshot of the call {call_id} is blank. "
-                            f"{NO_RESULT}",
-                        }
+                yield from _missing_output(item["type"], call_id)
+
+
+def _missing_result(call_id: str) -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "content": NO_RESULT}
+
+
+def _missing_output(kind: str, call_id: str) -> Iterator[Message]:
+    """Yield a placeholder for the output of a call of this kind."""
+    missing = deepcopy(_NO_OUTPUT.get(kind, {"output": NO_RESULT}))
+    yield {"type": f"{kind}_output", "call_id": call_id, **missing}
+    if kind == "computer_call":
+        note = f"The screenshot of the call {call_id} is blank. {NO_RESULT}"
+        yield {"role": "user", "content": note}
+
+
+def _is_output(item: Message) -> bool:
+    return text(item.get("type")) in _OUTPUTS
 
 
 def _call_id(item: Message) -> str:

@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from coatcheck.messages import Format, Message, detect
 from coatcheck.messages.anthropic import ClaudeCode
+from coatcheck.messages.content import arguments_of, dumped, text_of
 from coatcheck.messages.cost import IMAGE, usage_of
-from coatcheck.messages.formats import SessionLines, arguments_of, dumped, text_of
+from coatcheck.messages.formats import SessionLines
 from coatcheck.messages.hosts import Mcp, Pi, branch
 from coatcheck.messages.paths import Path, at, blocks_of, texts
 from coatcheck.messages.paths import text as as_string
@@ -150,18 +151,26 @@ def _read_messages(fmt: Format, values: Sequence[object]) -> list[list[RecordedC
     """Read messages, one in each line, and documents with lists of messages. Each list is a session
     of its own; the messages that are lines are one together."""
     readers: dict[Path, _Reader] = {}
+    is_one_document = len(values) == 1
     for number, line in enumerate(values):
         for path, message in fmt.messages(line):
-            indices = [depth for depth, step in enumerate(path) if isinstance(step, int)]
-            if not indices:
+            list_path = _path_of_list(path)
+            if list_path is None:
                 readers.setdefault((), _Reader(fmt)).add(message, line)
                 continue
-            list_path = path[: indices[-1]]
-            key = list_path if len(values) == 1 else (number, *list_path)
+            key = list_path if is_one_document else (number, *list_path)
             readers.setdefault(key, _Reader(fmt)).add(message, {})
         if isinstance(line, dict) and () in readers:
             readers[()].note(line)
     return [reader.finished() for reader in readers.values()]
+
+
+def _path_of_list(path: Path) -> Path | None:
+    """Return the path of the innermost list that a path leads through."""
+    for depth in range(len(path) - 1, -1, -1):
+        if isinstance(path[depth], int):
+            return path[:depth]
+    return None
 
 
 def _has_inputs(conversations: Sequence[RecordedConversation]) -> bool:
@@ -196,16 +205,14 @@ class _Reader:
         kind = as_string(line.get("subtype", line.get("type")))
         if line.get("isCompactSummary") is True or kind in _COMPACTIONS:
             self.finished()
-            if summary := as_string(line.get("summary")):
+            summary = as_string(line.get("summary"))
+            if summary:
                 self._inputs.append(RecordedInput(summary))
         recorded = self._format.message(line)
         message = self._format.shown(line) if isinstance(self._format, Pi) else recorded
         if message is not None and as_string(at(recorded, ("model",))) != "<synthetic>":
-            self.add(
-                message,
-                line,
-                at(recorded, ("id",)) if isinstance(self._format, ClaudeCode) else None,
-            )
+            is_split = isinstance(self._format, ClaudeCode)  # an answer may span several lines
+            self.add(message, line, at(recorded, ("id",)) if is_split else None)
         self.note({"usage": at(recorded, ("usage",))})
 
     def note(self, line: Message) -> None:

@@ -139,9 +139,9 @@ def _slice(
     if (is_slice and form in _AS_TEXT) or (form == "sheets" and _has_sheets()):
         return paged_text()
     if form not in ("text", "page") and (not is_slice or look(content.read(0, HEAD)).is_binary):
-        from coatcheck.reading import documents
+        from coatcheck.reading.descriptions import describe
 
-        described = documents.describe(content, max_chars=request.max_chars)
+        described = describe(content, max_chars=request.max_chars)
         return (
             replace(described, note="binary content has no lines to read or search")
             if is_slice

@@ -1,11 +1,12 @@
 """Reads that may take long: short ones run here, heavy ones in a child process with limits on CPU
 time and memory.
 
-The worst case decides, not the usual cost. JSON is parsed here up to a size. A pattern runs here if
-the size of its RE2 program times the bytes that RE2 sees at once is small. Everything else goes to
-a warm child that runs the same functions, reads the content from us piece by piece, and is killed
-if it exceeds a limit. The child keeps nothing between calls but the process, and not even that if a
-call took much memory.
+The worst case decides, not the usual cost. JSON is parsed here up to a size, and a path runs here
+if it visits no value of such a document twice: the first answer of a child takes 200 ms, the next
+ones 0.2. A pattern runs here if the size of its RE2 program times the bytes that RE2 sees at once
+is small. Everything else goes to a warm child that runs the same functions, reads the content from
+us piece by piece, and is killed if it exceeds a limit. The child keeps nothing between calls but
+the process, and not even that if a call took much memory.
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import mmap
 import os
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
 from coatcheck.content import Content
 from coatcheck.deferred import lazy_pattern
-from coatcheck.errors import CoatcheckError, LimitExceeded
+from coatcheck.errors import CoatcheckError
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
-from coatcheck.reading import grep, json_content, sandbox
+from coatcheck.reading import grep, json_content, matches, sandbox
 from coatcheck.reading.json_content import check_size
+from coatcheck.reading.line_groups import LONG_LINE
 from coatcheck.reading.page import MAX_RESULT, PageDraft, QueryResult, Request
+from coatcheck.reading.patterns import program_size
 from coatcheck.reading.sandbox import Confinement, Message, Pool, serve
 from coatcheck.reading.text import DecodedText
 from coatcheck.refs import Ref
@@ -38,13 +40,11 @@ MEMORY: Final = 1 << 30
 SMALL_JSON: Final = 256 << 10
 SMALL_ROWS: Final = 16 << 10
 SMALL_PART: Final = 1 << 20
-SMALL_FILTERED: Final = 4 << 10  # if a filter runs patterns
 SMALL_DIFF: Final = 256 << 10
-QUICK: Final = 0.5  # seconds for a path here before the child takes over
 WORK: Final = 100_000_000  # instructions of a pattern times bytes: three seconds at the worst
 _PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of this kind:
 _SIMPLE: Final = lazy_pattern(r"(?:[^\\{]|\\[^pPC])*")
-GREP_SECONDS: Final = grep.SEARCH_SECONDS + grep.COUNT_SECONDS
+GREP_SECONDS: Final = matches.SEARCH_SECONDS + matches.COUNT_SECONDS
 _WAIT: Final = 30.0  # seconds in total, including slow reads on a busy machine
 _LARGE: Final = 256 << 20  # a child that has grown beyond this is replaced
 
@@ -56,10 +56,8 @@ def find(content: Content, path: str) -> QueryResult:
     from coatcheck.reading import jsonpath  # slow to import, and few reads need it
 
     _check_document(content)
-    small = SMALL_FILTERED if "match(" in path or "search(" in path else SMALL_JSON
-    if content.size <= small:
-        with suppress(LimitExceeded):  # the child has more time; other limits fail there too
-            return jsonpath.find(content, path, seconds=QUICK)
+    if jsonpath.is_linear(path) and content.size <= SMALL_JSON:
+        return jsonpath.find(content, path)
     hint = "name the keys instead of '..', or narrow the filter"
     return QueryResult(**_ask("find", [content], {"path": path}, hint=hint))
 
@@ -67,12 +65,8 @@ def find(content: Content, path: str) -> QueryResult:
 def nearest(content: Content, query: str) -> tuple[str, str]:
     """Return the path with results that a query probably means, or "" and what there is where it
     fails; two empty texts if neither is known."""
-    from coatcheck.reading import jsonpath
-
     try:
         _check_document(content)
-        if content.size <= SMALL_FILTERED:
-            return jsonpath.nearest(content, query, seconds=QUICK)
         path, there = _ask("nearest", [content], {"query": query}, hint="")["found"]
         return str(path), str(there)
     except CoatcheckError:
@@ -113,12 +107,12 @@ def search(
 ) -> PageDraft:
     """Return one page of a grep. `base` is the fragment of a content that is part of an
     artifact."""
-    pattern, seen = request.grep or "", min(content.ref.size_bytes, grep.LONG_LINE)
+    pattern, seen = request.grep or "", min(content.ref.size_bytes, LONG_LINE)
     is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
     if (
         request.literal
         or is_simple
-        or grep.program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
+        or program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
     ):
         return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
@@ -219,7 +213,7 @@ def main(folder: str) -> None:
 
 def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
-    from coatcheck.reading import documents, jsonpath
+    from coatcheck.reading import documents, jsonpath, near_paths
 
     def search(
         content: Content, request: Message, position: list[int] | None, base: str = ""
@@ -234,7 +228,7 @@ def _calls() -> dict[str, Callable[..., Message]]:
 
     return {
         "find": lambda content, path: asdict(jsonpath.find(content, path)),
-        "nearest": lambda content, query: {"found": jsonpath.nearest(content, query)},
+        "nearest": lambda content, query: {"found": near_paths.nearest(content, query)},
         "shape": lambda content, max_chars: asdict(
             json_content.shape(content, max_chars=max_chars)
         ),

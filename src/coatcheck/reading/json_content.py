@@ -106,49 +106,50 @@ def part_of(content: Content, fragment: str) -> bytes:
 def lines(content: Content, max_line: int = MAX_LINE) -> Iterator[tuple[int, bytes | None]]:
     """Yield the lines that are not blank, with their numbers from 1 on; None for a line that is too
     long."""
-    number = 1
-    rest = bytearray()
-    skipping = False
+    number, line, is_too_long = 1, bytearray(), False
     for chunk in content.chunks():
-        for index, piece in enumerate(chunk.split(b"\n")):
-            if index:
-                if skipping or rest.strip():
-                    yield number, None if skipping else bytes(rest)
-                number += 1
-                rest, skipping = bytearray(), False
-            if not skipping:
-                rest += piece
-                if len(rest) > max_line:
-                    rest, skipping = bytearray(), True
-    if skipping or rest.strip():
-        yield number, None if skipping else bytes(rest)
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            line += piece
+            if is_too_long or len(line) > max_line:
+                yield number, None
+            elif line.strip():
+                yield number, bytes(line)
+            number += 1
+            line.clear()
+            is_too_long = False
+        line += rest
+        if len(line) > max_line:
+            line.clear()
+            is_too_long = True
+    if is_too_long:
+        yield number, None
+    elif line.strip():
+        yield number, bytes(line)
 
 
 def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     """Outline a JSON or JSONL content in at most `max_chars` characters."""
-    lead = note = ""
+    lead = ""
+    notes = []
     if is_jsonl(content.ref.media_type):
         values, total, skipped = _records(content)
         if total and not values:
             raise InvalidArgument(
                 "no line of the artifact is valid JSON", hint="read it with lines"
             )
-        merged = "" if len(values) + skipped >= total else f", shape of the first {len(values):,}"
-        lead = f"{count(total, 'record')}, one JSON value per line{merged}"
-        note = f"{count(skipped, 'line')} skipped as invalid JSON" if skipped else ""
+        lead = f"{count(total, 'record')}, one JSON value per line"
+        if len(values) + skipped < total:
+            lead += f", shape of the first {len(values):,}"
+        if skipped:
+            notes.append(f"{count(skipped, 'line')} skipped as invalid JSON")
     else:
         values = [load(content)]
     text, left = outline(values, max_chars, lead)
-    if left:
-        note = "; ".join(
-            filter(
-                None,
-                [f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper", note],
-            )
-        )
-    return QueryResult(
-        text, TEXT, "complete outline" if not left else "outline of the top levels", note=note
-    )
+    if not left:
+        return QueryResult(text, TEXT, "complete outline", note="; ".join(notes))
+    notes.insert(0, f"{count(left, 'place')} left out; a JSONPath like $.key[0] goes deeper")
+    return QueryResult(text, TEXT, "outline of the top levels", note="; ".join(notes))
 
 
 def largest(content: Content) -> Array | None:
@@ -161,29 +162,42 @@ def rows(content: Content) -> tuple[bytes, str]:
     in Python's `repr`, or in JSON that is an array of arrays, follows other lines, or has NaN.
     Raises `InvalidArgument` if there are none."""
     text = decoded(whole(content, MAX_ROWS))
-    for begin in islice(DOCUMENT.finditer(text), _ATTEMPTS):
-        documents, end = _documents(text, begin.end())
-        if end - begin.end() < len(text) // 2:  # too little of the text to be what it is about
+    for match in islice(DOCUMENT.finditer(text), _ATTEMPTS):
+        begin = match.end()
+        documents, end = _documents(text, begin)
+        if end - begin < len(text) // 2:  # too little of the text to be what it is about
             continue
-        value, note = documents if len(documents) > 1 else documents[0], ""
-        if not isinstance(value, list) and (found := largest_array(value)) is not None:
-            inner = follow(value, found.pointer)
-            if found.columns or isinstance(
-                inner[0], list
-            ):  # a list of texts is not what the document is about
-                value, note = inner, f"rows of {found.pointer}"
-        if isinstance(value, list) and value:
-            around = (text[: begin.end()].strip(), text[end:].strip())
-            left = sum(one.count("\n") + 1 for one in around if one)
-            if left > _FEW_LINES:
-                break
-            notes = filter(
-                None, [note, f"{count(left, 'line')} around them left out" if left else ""]
-            )
-            return encode_text(
-                json.dumps(_objects(value), ensure_ascii=False, default=str)
-            ), "; ".join(notes)
+        items, note = _items_of(documents)
+        if not items:
+            continue
+        left = _count_lines(text[:begin]) + _count_lines(text[end:])
+        if left > _FEW_LINES:
+            break
+        around = f"{count(left, 'line')} around them left out" if left else ""
+        data = json.dumps(_objects(items), ensure_ascii=False, default=str)
+        return encode_text(data), "; ".join(filter(None, [note, around]))
     raise InvalidArgument("there are no rows in this text")
+
+
+def _items_of(documents: list[Any]) -> tuple[list[Any], str]:
+    """The rows that documents are or have, and a note that says where they are."""
+    if len(documents) != 1:
+        return documents, ""
+    value = documents[0]
+    if isinstance(value, list):
+        return value, ""
+    found = largest_array(value)
+    if found is not None:
+        inner: list[Any] = follow(value, found.pointer)
+        # A list of texts is not what a document is about.
+        if found.columns or isinstance(inner[0], list):
+            return inner, f"rows of {found.pointer}"
+    return [], ""
+
+
+def _count_lines(text: str) -> int:
+    text = text.strip()
+    return text.count("\n") + 1 if text else 0
 
 
 def _documents(text: str, start: int) -> tuple[list[Any], int]:

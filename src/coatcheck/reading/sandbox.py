@@ -59,13 +59,8 @@ START: Final = 20.0  # seconds for a new child to start
 REAP: Final = 5.0  # seconds to wait for a killed child
 _MAX_READ: Final = 16 << 20  # maximum bytes of one read by a child
 _MAX_FRAMES: Final = 8 << 20
-_REF_FIELDS: Final = (
-    "artifact_id",
-    "size_bytes",
-    "media_type",
-    "kind",
-    "pointer_length",
-)  # all that a child may know
+# All that a child may know about an artifact.
+_REF_FIELDS: Final = ("artifact_id", "size_bytes", "media_type", "kind", "pointer_length")
 _SLICE: Final = 1 << 16
 _HEADER: Final = struct.Struct(">Q")
 _OVERHEAD: Final = 1 << 20
@@ -321,6 +316,7 @@ class Pool:
             "contents": list(map(_metadata, contents)),
             "loaded": loaded,
         }
+        limit = limit or f"{seconds:g} s or too much memory"
         while True:
             with self._borrowed(loaded) as child:
                 if child.has_ended and not child.is_new:
@@ -330,24 +326,15 @@ class Pool:
                         message, seconds + GRACE, max_chars * 6 + _OVERHEAD, contents, files or {}
                     )
                 except _Ended as ended:
-                    if (
-                        ended.was_idle and not child.is_new
-                    ):  # it left, or was killed, before the message reached it
-                        continue
-                    raise _failure(
-                        ended.status, limit or f"{seconds:g} s or too much memory", hint
-                    ) from None
+                    if ended.was_idle and not child.is_new:
+                        continue  # it left, or was killed, before the message reached it
+                    raise _failure(ended.status, limit, hint) from None
                 # A child that ran into a limit may not have freed its memory.
-                child.is_usable = answer.get("error") != LimitExceeded.code and not answer.pop(
-                    "leaves", False
-                )
+                leaves = answer.pop("leaves", False)
+                child.is_usable = not leaves and answer.get("error") != LimitExceeded.code
                 child.is_new = False
             if "error" in answer:
-                text = mask(str(answer.get("message", "")))  # before it is cut
-                text = text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
-                raise _ERRORS.get(str(answer["error"]), LimitExceeded)(
-                    text, hint=mask(str(answer.get("hint", "")))
-                )
+                raise _error_in(answer)
             return answer
 
     def close(self) -> None:
@@ -424,6 +411,15 @@ def _piece(contents: Sequence[Content], requested: Sequence[int]) -> bytes:
     return contents[number].read(offset, length)
 
 
+def _error_in(answer: Message) -> CoatcheckError:
+    """The error that a child reports."""
+    text = mask(str(answer.get("message", "")))  # before it is cut
+    if len(text) > _LONGEST_MESSAGE:
+        text = text[:_LONGEST_MESSAGE] + "…"
+    kind = _ERRORS.get(str(answer["error"]), LimitExceeded)
+    return kind(text, hint=mask(str(answer.get("hint", ""))))
+
+
 def _failure(status: int, limit: str, hint: str) -> CoatcheckError:
     if status in (-signal.SIGKILL, -signal.SIGXCPU, 1):
         return LimitExceeded(f"this took more than {limit} and was stopped", hint=hint)
@@ -446,28 +442,14 @@ def serve(
     global confinement
     parent = os.getppid()
     confinement = confine(folder, also)
-    threading.Thread(
-        target=_watch, args=(parent,), daemon=True
-    ).start()  # a thread inherits the limits set before
-    requests = sys.stdin.buffer
-    while True:
-        if not select.select([requests], [], [], FORGET)[0]:
-            forget()
-            if not select.select([requests], [], [], LEAVE)[0]:
-                break
-        header = requests.read(_HEADER.size)
-        if len(header) < _HEADER.size or (length := _HEADER.unpack(header)[0]) > _MAX_REQUEST:
-            break
+    # a thread inherits the limits set before
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    while (request := _next_request(forget)) is not None:
         try:
-            message = json.loads(requests.read(length))
+            message = json.loads(request)
             _send(b'{"begins": true}')
             _allow(message["memory"], message["seconds"])
-            contents = [
-                Content(
-                    Ref(**one["ref"]), base64.b64decode(one["frames"]), partial(_read_piece, number)
-                )
-                for number, one in enumerate(message["contents"])
-            ]
+            contents = [_content(number, one) for number, one in enumerate(message["contents"])]
             reply = answer(message, contents)
         except CoatcheckError as error:
             reply = {
@@ -489,6 +471,26 @@ def serve(
     for name in os.listdir(folder):  # if the parent died, its copies of contents must go
         with suppress(OSError):
             os.unlink(os.path.join(folder, name))
+
+
+def _next_request(forget: Callable[[], None]) -> bytes | None:
+    """Wait for the next message. None if the parent has closed its end, or sends none."""
+    requests = sys.stdin.buffer
+    if not select.select([requests], [], [], FORGET)[0]:
+        forget()
+        if not select.select([requests], [], [], LEAVE)[0]:
+            return None
+    header = requests.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        return None
+    (length,) = _HEADER.unpack(header)
+    return requests.read(length) if length <= _MAX_REQUEST else None
+
+
+def _content(number: int, described: Message) -> Content:
+    """A content of the parent."""
+    frames = base64.b64decode(described["frames"])
+    return Content(Ref(**described["ref"]), frames, partial(_read_piece, number))
 
 
 def _read_piece(number: int, offset: int, length: int) -> bytes:
@@ -558,15 +560,9 @@ def _landlock(rights: Mapping[str, int]) -> bool:
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
         return False
-    files = (1 << (13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16)) - 1
-    ruleset = struct.pack("=Q", files)
-    if version >= 4:
-        ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
-    if version >= 6:
-        ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
-    rules = libc.syscall(
-        _CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), ctypes.c_uint32(0)
-    )
+    ruleset = _refused_by(version)
+    size = ctypes.c_size_t(len(ruleset))
+    rules = libc.syscall(_CREATE_RULESET, ruleset, size, ctypes.c_uint32(0))
     if rules < 0:
         return False
     try:
@@ -584,3 +580,16 @@ def _landlock(rights: Mapping[str, int]) -> bool:
         return bool(libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint32(0)) == 0)
     finally:
         os.close(rules)
+
+
+def _refused_by(version: int) -> bytes:
+    """Everything that a version of Landlock can refuse, as its system call takes it."""
+    file_rights = 16
+    if version < 5:
+        file_rights = {1: 13, 2: 14}.get(version, 15)
+    ruleset = struct.pack("=Q", (1 << file_rights) - 1)
+    if version >= 4:
+        ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
+    if version >= 6:
+        ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
+    return ruleset

@@ -174,10 +174,8 @@ def _fill_merged(rows: list[list[Cell]], ranges: Iterable[_Range]) -> None:
     width = len(rows[0]) if rows else 0
     left = width * len(rows)
     for one in ranges:
-        if (
-            one.first_row == one.last_row
-        ):  # a title or a group of columns: its text belongs to one cell
-            continue
+        if one.first_row == one.last_row:
+            continue  # a title or a group of columns: its text belongs to one cell
         if not (0 <= one.first_row < len(rows) and 0 <= one.first_column < width):
             continue  # its first cell, which has the value, is not among those in use
         value = rows[one.first_row][one.first_column]
@@ -198,13 +196,9 @@ def _value(cell: object) -> Cell:
         return int(cell) if cell.is_integer() and abs(cell) < 1 << 53 else cell
     if isinstance(cell, datetime):
         return cell.isoformat(" ")
-    return (
-        cell.isoformat()
-        if isinstance(cell, date | time)
-        else str(cell)
-        if isinstance(cell, timedelta)
-        else ""
-    )
+    if isinstance(cell, date | time):
+        return cell.isoformat()
+    return str(cell) if isinstance(cell, timedelta) else ""
 
 
 def _as_text(sheets: list[_Sheet], chars: int) -> Message:
@@ -225,13 +219,12 @@ def _as_text(sheets: list[_Sheet], chars: int) -> Message:
 def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
     found, notes, parts = [], [], []
     for sheet in sheets:
-        above, columns, rows = _table(sheet)
-        if not rows:
+        table = _table(sheet)
+        if not table.rows:
             continue
-        records = (
-            json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) for row in rows
-        )
-        data = ("[" + ",\n".join(records) + "]").encode("utf-8", "replace")
+        records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+        data = f"[{lines}]".encode("utf-8", "replace")
         chars -= len(data)
         if chars < 0:
             raise TooLarge(
@@ -240,41 +233,58 @@ def _as_tables(sheets: list[_Sheet], chars: int) -> Message:
             )
         found.append((sheet.name, len(data)))
         parts.append(data)
-        if above:
-            notes.append(
-                f"{count(above, 'row')} above the header of "
-                f"{json.dumps(sheet.name, ensure_ascii=False)} left out"
-            )
+        if table.above:
+            name = json.dumps(sheet.name, ensure_ascii=False)
+            notes.append(f"{count(table.above, 'row')} above the header of {name} left out")
     return {"raw": b"".join(parts), "sheets": found, "note": "; ".join(notes[:5])}
 
 
-def _table(sheet: _Sheet) -> tuple[int, list[str], list[list[Cell | None]]]:
-    """The number of rows with values above the header, the names of the columns, and the rows
-    below."""
-    filled = [(number, row) for number, row in enumerate(sheet.rows) if _trimmed(row)]
-    widths = [sum(cell != "" for cell in row) for _, row in filled[:_SEARCHED_ROWS]]
+class _Table(NamedTuple):
+    above: int
+    """Rows with values above the header."""
+    columns: list[str]
+    rows: list[list[Cell | None]]
+
+
+def _table(sheet: _Sheet) -> _Table:
+    """The table of a sheet: its header, and the rows below."""
+    filled = [row for row in sheet.rows if _trimmed(row)]
     if not filled:
-        return 0, [], []
-    first = next(at for at, width in enumerate(widths) if width >= _WIDE * max(widths))
-    header = filled[first][1]
-    has_names = len(filled) > first + 1 and _is_header(header)
-    below = filled[first + has_names :]
-    used = [
-        at
-        for at in range(len(header))
-        if (has_names and header[at] != "") or any(row[at] != "" for _, row in below)
-    ]
-    columns: list[str] = []
+        return _Table(0, [], [])
+    first = _first_wide(filled)
+    header = filled[first]
+    if len(filled) > first + 1 and _is_header(header):
+        below = filled[first + 1 :]
+    else:
+        header, below = [""] * len(header), filled[first:]
+    used = [at for at, name in enumerate(header) if name != "" or _has_values(below, at)]
+    names = [" ".join(str(header[at]).split()) or _letters(sheet.left + at) for at in used]
+    rows = [[None if row[at] == "" else row[at] for at in used] for row in below]
+    return _Table(first, _distinct(names), rows)
+
+
+def _first_wide(rows: list[list[Cell]]) -> int:
+    """The first row that is about as wide as the widest."""
+    widths = [sum(cell != "" for cell in row) for row in rows[:_SEARCHED_ROWS]]
+    return next(at for at, width in enumerate(widths) if width >= _WIDE * max(widths))
+
+
+def _has_values(rows: list[list[Cell]], column: int) -> bool:
+    return any(row[column] != "" for row in rows)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """The names, with numbers for those that are there before."""
     taken: set[str] = set()
-    for at in used:
-        name = " ".join(str(header[at]).split()) if has_names else ""
-        name = base = name or _letters(sheet.left + at)
-        number = 1
+    found = []
+    for base in names:
+        name, number = base, 1
         while name.casefold() in taken:
-            name, number = f"{base}_{number}", number + 1
+            name = f"{base}_{number}"
+            number += 1
         taken.add(name.casefold())
-        columns.append(name)
-    return first, columns, [[None if row[at] == "" else row[at] for at in used] for _, row in below]
+        found.append(name)
+    return found
 
 
 def _is_header(row: list[Cell]) -> bool:

@@ -10,6 +10,7 @@ images are left alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from coatcheck.deferred import lazy_pattern
@@ -112,33 +113,44 @@ def mask_value(value: Any) -> Any:
 
     Containers are copied. Values that JSON does not have stay as they are."""
     top = [value]
-    todo: list[tuple[Any, Any, str]] = [(top, 0, "")]
+    todo: list[tuple[Any, Any, str]] = [(top, 0, "")]  # container, key, and name of its value
     # A container that occurs twice, or contains itself, is copied once.
     copies: dict[tuple[int, str], Any] = {}
     while todo:
         holder, at, name = todo.pop()
         item = holder[at]
-        if isinstance(item, str | int) and not isinstance(item, bool):
-            label = label_of(name, str(item)) if name else None
-            if label is not None:
-                holder[at] = f"{MARK} {label}]"
-            elif isinstance(item, str):
-                lead = "cookie: " if name.lower() in ("cookie", "set-cookie") else ""
-                holder[at] = mask(lead + item, len(lead))
-        elif (id(item), name) in copies:
-            holder[at] = copies[id(item), name]
-        elif isinstance(item, dict):
-            holder[at] = copies[id(item), name] = copy = _with_masked_keys(item)
-            # An object such as `{"name": "API_TOKEN", "value": "…"}` names its value.
-            called = next(
-                (item[key] for key in _KEYS_OF_A_NAME if isinstance(item.get(key), str)), ""
-            )
-            for shown, key in zip(copy, map(str, item), strict=True):
-                todo.append((copy, shown, called if called and key.lower() == "value" else key))
-        elif isinstance(item, list | tuple):
-            holder[at] = copies[id(item), name] = items = list(item)
-            todo.extend((items, index, name) for index in range(len(items)))
+        if not isinstance(item, dict | list | tuple):
+            holder[at] = _masked_leaf(item, name)
+            continue
+        if (id(item), name) not in copies:
+            copy: Any = _with_masked_keys(item) if isinstance(item, dict) else list(item)
+            copies[id(item), name] = copy
+            todo.extend((copy, key, inner) for key, inner in _names_inside(item, copy, name))
+        holder[at] = copies[id(item), name]
     return top[0]
+
+
+def _masked_leaf(item: Any, name: str) -> Any:
+    """A value that is not a container, masked if it is a secret or contains one."""
+    if isinstance(item, bool) or not isinstance(item, str | int):
+        return item
+    label = label_of(name, str(item)) if name else None
+    if label is not None:
+        return f"{MARK} {label}]"
+    if isinstance(item, int):
+        return item
+    lead = "cookie: " if name.lower() in ("cookie", "set-cookie") else ""
+    return mask(lead + item, len(lead))
+
+
+def _names_inside(item: Any, copy: Any, name: str) -> Iterable[tuple[Any, str]]:
+    """The keys of a copied container, each with the name of the value there."""
+    if not isinstance(item, dict):
+        return [(index, name) for index in range(len(item))]
+    # An object such as `{"name": "API_TOKEN", "value": "…"}` names its value.
+    called = next((item[key] for key in _KEYS_OF_A_NAME if isinstance(item.get(key), str)), "")
+    names = [called if called and str(key).lower() == "value" else str(key) for key in item]
+    return zip(copy, names, strict=True)
 
 
 def _with_masked_keys(value: dict[Any, Any]) -> dict[Any, Any]:

@@ -8,7 +8,8 @@ from itertools import chain
 from typing import Final
 
 from coatcheck.deferred import lazy_pattern
-from coatcheck.redaction.names import end_of, is_secret
+from coatcheck.redaction.judgement import is_secret
+from coatcheck.redaction.names import end_of
 from coatcheck.redaction.secret import Secret
 
 _FENCE: Final = lazy_pattern(

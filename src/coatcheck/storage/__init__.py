@@ -16,10 +16,10 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from coatcheck.refs import Blob
-from coatcheck.storage.catalog import (
+from coatcheck.storage.catalog import Catalog
+from coatcheck.storage.entries import (
     ANY_SESSION,
     TRANSCRIPT,
-    Catalog,
     Claimant,
     Entry,
     Freed,

@@ -167,9 +167,8 @@ def _check_root(root: int, path: Path, needed: set[str], marker: str) -> None:
             hint="use a folder that you own for the store",
         )
     found = os.listdir(root)
-    if (
-        found and found != [marker] and not needed <= set(found)
-    ):  # a crash may leave the marker alone
+    # A crash may leave the marker alone.
+    if found and found != [marker] and not needed <= set(found):
         raise StoreUnavailable(
             f"the folder {str(path)!r} has other files and is not a store",
             hint="use a new or empty folder",

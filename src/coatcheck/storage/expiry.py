@@ -3,6 +3,9 @@
 A session expires `ttl` seconds after its last use. A ref expires with its session, or at its own
 time if that is earlier. A pinned ref never expires. Without a time to live, there is no end: None
 in Python, NULL in SQL, where every comparison with it is false.
+
+A put in a fleet decides inside the database (`put_1` in `postgres_schema`), whose functions never
+change once they are released: there, another rule is a new step.
 """
 
 from __future__ import annotations

@@ -33,14 +33,12 @@ from coatcheck.storage import BlobStore, Quarantined, frames
 from coatcheck.storage.disk import FILES, FOLDERS, KINDS, Disk, file_uri, open_folder
 from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, framing
 
-_READ = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-)  # opening a pipe must not block
+# Opening a pipe must not block.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
 _SYNCED_KEPT = 10_000
-_UNCOUNTED = (
-    4 * FRAME
-)  # bytes of a value whose lines its readers count; they keep as many frames in memory
+# Bytes of a value whose lines its readers count; they keep as many frames in memory.
+_UNCOUNTED = 4 * FRAME
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 _QUARANTINE = "quarantine"
 
@@ -58,9 +56,8 @@ class FileBlobs(BlobStore):
         if not is_read_only:
             for name in ("blobs", "tmp"):
                 disk.make_folder(name, folder)
-            disk.sync(
-                folder
-            )  # even if they exist: the process that created them may not have synced their names
+            # Even if they exist: the process that created them may not have synced their names.
+            disk.sync(folder)
         self._blobs = open_folder("blobs", folder)
         self._tmp = open_folder("tmp", folder)
 
@@ -121,9 +118,8 @@ class FileBlobs(BlobStore):
             if always or self._disk.durable:
                 for one in (staged.file, fan):
                     self._disk.sync(one, always=always)
-                if (
-                    name not in self._named
-                ):  # the process that created the folder may have died before it synced it
+                # The process that created the folder may have died before it synced it.
+                if name not in self._named:
                     names = os.listdir(self._blobs)  # first, so that the sync serves all of them
                     self._disk.sync(self._blobs, always=always)
                     self._named.update(names)
@@ -178,9 +174,8 @@ class FileBlobs(BlobStore):
                     at = (index - first) * FRAME
                     check_frame(blob, index, view[at : at + FRAME])
             except Damaged:
-                if hasattr(
-                    os, "posix_fadvise"
-                ):  # the next read must come from disk, not from the page cache
+                # The next read must come from disk, not from the page cache.
+                if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
                 raise
         return data[offset - first * FRAME : end - first * FRAME]
@@ -307,17 +302,15 @@ class FileBlobs(BlobStore):
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
         for name in names:
-            with contextlib.suppress(
-                OSError
-            ):  # removed, being written, or unreadable: `foreign` reports the last
+            with contextlib.suppress(OSError):
+                # Removed, being written, or unreadable: `foreign` reports the last.
                 file = os.open(name, _READ, dir_fd=self._tmp)
                 try:
                     info = os.fstat(file)
                     if stat.S_ISREG(info.st_mode):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        if is_named(
-                            name
-                        ):  # a power cut undid the rename of a copy that was published
+                        # A power cut undid the rename of a copy that was published.
+                        if is_named(name):
                             continue
                         if remove:
                             self._disk.remove(name, self._tmp)
@@ -462,9 +455,8 @@ def _odd(folder: int, path: str, files: str, folders: str) -> Iterator[str]:
 
 
 def _is_place(place: object) -> bool:
-    return (
-        isinstance(place, str) and frames.PLACE.fullmatch(place) is not None
-    )  # a damaged row may have bytes
+    # A damaged row may have bytes.
+    return isinstance(place, str) and frames.PLACE.fullmatch(place) is not None
 
 
 def _read_all(file: int, length: int, offset: int) -> bytes:

@@ -20,7 +20,8 @@ from coatcheck.ids import digest_of
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-    from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
+    from coatcheck.storage.postgres_catalog import PostgresCatalog
+    from coatcheck.storage.postgres_passages import PostgresPassages
     from coatcheck.storage.s3 import S3Blobs
 
 _OPTIONS: Final = {
@@ -96,8 +97,10 @@ def open_fleet(
     with needs_extra("s3"):
         from obstore.store import S3Store
     with needs_extra("postgres"):
-        from coatcheck.storage.postgres import Connections, DatabaseLeases, migrate
-        from coatcheck.storage.postgres_catalog import PostgresCatalog, PostgresPassages
+        from coatcheck.storage.postgres import Connections, DatabaseLeases
+        from coatcheck.storage.postgres_catalog import PostgresCatalog
+        from coatcheck.storage.postgres_passages import PostgresPassages
+        from coatcheck.storage.postgres_schema import migrate
     from coatcheck.storage.s3 import S3Blobs
 
     own = f"tenants/{digest_of(tenant.encode())}/" if tenant else ""

@@ -28,12 +28,14 @@ from typing import Any, Final, TypeVar
 
 from coatcheck.deferred import logger
 from coatcheck.errors import NotFound, StoreClosed, StoreUnavailable, read_only, storage_error
-from coatcheck.storage.catalog import NO_LIMITS, Effect, Entry, Freed, Limits
 from coatcheck.storage.disk import FILES, FOLDERS, Connection, Disk, file_uri, open_root
+from coatcheck.storage.entries import NO_LIMITS, Effect, Entry, Freed, Limits
 from coatcheck.storage.files import FileBlobs
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.reserve import Reserve
-from coatcheck.storage.sqlite import SqliteCatalog, Values, inside_another_call, migrate, translated
+from coatcheck.storage.sqlite import SqliteCatalog
+from coatcheck.storage.sqlite_rows import Values, inside_another_call, translated
+from coatcheck.storage.sqlite_schema import migrate
 from coatcheck.storage.wal import LogIndex, lost_frames, read_index, read_salts
 
 NAME = "catalog.sqlite"
@@ -83,9 +85,8 @@ class FolderCatalog(SqliteCatalog):
         try:
             with contextlib.suppress(FileExistsError):
                 os.close(disk.create(LOCK, folder))
-                disk.sync(
-                    folder, always=True
-                )  # first, because the lock file identifies the folder as a store
+                # First, because the lock file identifies the folder as a store.
+                disk.sync(folder, always=True)
             self._open_lock_file()
         except OSError as error:
             if error.errno != errno.EROFS:
@@ -143,15 +144,13 @@ class FolderCatalog(SqliteCatalog):
 
     def _open_writer(self) -> None:
         """Open the connection that writes, and create the database if the store is new."""
-        if (
-            self._reserve.is_needed()
-        ):  # the files that SQLite creates beside the database need space
+        # The files that SQLite creates beside the database need space.
+        if self._reserve.is_needed():
             self._reserve.release()
         with contextlib.suppress(FileExistsError):
             os.close(self._disk.create(NAME, self._folder))
-            self._disk.sync(
-                self._folder, always=True
-            )  # before SQLite creates its files: alone, they are not a store
+            # Before SQLite creates its files: alone, they are not a store.
+            self._disk.sync(self._folder, always=True)
         info = os.stat(NAME, dir_fd=self._folder, follow_symlinks=False)
         if not info.st_size:
             self._check_new()  # before SQLite opens it: SQLite removes the WAL of an empty database
@@ -172,9 +171,8 @@ class FolderCatalog(SqliteCatalog):
                     "the file system does not support a write-ahead log", hint="use a local disk"
                 )
             migrate(db, self._disk)
-            self._disk.sync(
-                self._folder, always=True
-            )  # the process that created the WAL may not have synced its name
+            # The process that created the WAL may not have synced its name.
+            self._disk.sync(self._folder, always=True)
             if index is not None and index.frames > index.copied:
                 self._check_log(db, index, salts)
         except BaseException:
@@ -202,9 +200,8 @@ class FolderCatalog(SqliteCatalog):
         db.row_factory = sqlite3.Row
         try:
             db.execute("PRAGMA synchronous = FULL")
-            db.execute(
-                f"PRAGMA fullfsync = {int(self._disk.durable)}"
-            )  # macOS: the disk empties its own cache too
+            # On macOS, the disk empties its own cache too.
+            db.execute(f"PRAGMA fullfsync = {int(self._disk.durable)}")
             db.execute(f"PRAGMA checkpoint_fullfsync = {int(self._disk.durable)}")
             db.execute(f"PRAGMA wal_autocheckpoint = {self._reserve.log_pages}")
             db.execute("PRAGMA secure_delete = FAST")
@@ -228,9 +225,8 @@ class FolderCatalog(SqliteCatalog):
             for name in found
             if FILES.fullmatch(name) and name != LOCK and not name.startswith(NAME)
         }
-        beside = sorted(
-            later | found.intersection(FOLDERS)
-        )  # what a store creates after the tables of its catalog
+        # What a store creates after the tables of its catalog.
+        beside = sorted(later | found.intersection(FOLDERS))
         if beside or is_cut:
             raise StoreUnavailable(
                 "the catalog of the store is empty, but the folder contains "
@@ -257,16 +253,14 @@ class FolderCatalog(SqliteCatalog):
         return [self._writing, self._reading]
 
     def before_fork(self) -> None:
-        if (
-            not self._inside
-        ):  # otherwise this thread forks in the middle of a call, and the parent completes it
+        # Otherwise this thread forks in the middle of a call, and the parent completes it.
+        if not self._inside:
             self._close_files()
 
     def after_fork(self) -> None:
         if self._writer is not None:
-            _inherited.append(
-                (self._writer, self._reader)
-            )  # the parent's: never used or closed here
+            # The parent's: never used or closed here.
+            _inherited.append((self._writer, self._reader))
             self._reader, self._writer, self._lock_file, self._inside = None, None, -1, 0
 
     # Reading
@@ -473,9 +467,8 @@ class FolderCatalog(SqliteCatalog):
             self._set_synchronous(self._disk.durable)
             before = self._free_pages()
             for _ in range(_STEPS if before else 0):
-                self._opened_writer().executescript(
-                    f"PRAGMA incremental_vacuum({_VACUUMED})"
-                )  # `execute` frees one
+                # `execute` frees one.
+                self._opened_writer().executescript(f"PRAGMA incremental_vacuum({_VACUUMED})")
             after = self._free_pages()
             if 0 < after < before:
                 return True

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 from coatcheck.errors import NotFound
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore, Quarantined, StagedBlob
-from coatcheck.storage.catalog import Effect
 from coatcheck.storage.disk import Connection, Disk
+from coatcheck.storage.entries import Effect
 from coatcheck.storage.forks import RLock, unwatch, watch
 from coatcheck.storage.frames import FRAME, check_frame, check_size, framing
-from coatcheck.storage.sqlite import SqliteCatalog, Values, inside_another_call, migrate, translated
+from coatcheck.storage.sqlite import SqliteCatalog
+from coatcheck.storage.sqlite_rows import Values, inside_another_call, translated
+from coatcheck.storage.sqlite_schema import migrate
 
 _T = TypeVar("_T")
 

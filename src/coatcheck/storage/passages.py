@@ -26,9 +26,9 @@ from coatcheck.errors import (
     storage_errors,
 )
 from coatcheck.storage import Held, Mark, Match, Passage
-from coatcheck.storage.catalog import InList
 from coatcheck.storage.disk import Connection
 from coatcheck.storage.forks import RLock, watch
+from coatcheck.storage.sql import InList
 
 NAME = "search.sqlite"
 _VERSION = 3
@@ -187,9 +187,8 @@ class Passages:
         try:
             if self._exists():
                 self._run(drop)
-        except (
-            StoreError
-        ):  # for example no space left: forgetting must not fail because of the index
+        except StoreError:
+            # For example no space left: forgetting must not fail because of the index.
             with self._lock:
                 self._discard()
 
@@ -257,7 +256,8 @@ class Passages:
         except (
             StoreError,
             sqlite3.Error,
-        ):  # for example no space left: a discarded index leaves no traces either
+        ):
+            # For example no space left: a discarded index leaves no traces either.
             with self._lock:
                 self._discard()
             return 0
@@ -301,7 +301,8 @@ class Passages:
         for failed in (
             self._close,
             self._discard,
-        ):  # only an index that fails on a new connection too is damaged
+        ):
+            # Only an index that fails on a new connection too is damaged.
             try:
                 return self._transaction(change)
             except CoatcheckError:

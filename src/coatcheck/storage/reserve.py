@@ -17,9 +17,8 @@ NAME: Final = "reserve"
 FULL_SIZE = 8 * 1024 * 1024
 _SMALLEST: Final = 64 * 1024
 _PAGE: Final = 4096
-_PAGES_OF_A_ROW: Final = (
-    32 * 1024
-)  # bytes: one row in each table and index, each on a page of its own
+# Bytes: one row in each table and index, each on a page of its own.
+_PAGES_OF_A_ROW: Final = 32 * 1024
 _OPEN: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -23,9 +23,8 @@ from typing import Final, NamedTuple
 _INDEX: Final = struct.Struct("=12xB3xI12x8s8x")
 """The header of the index: whether it is initialized, the number of frames, the salts of the
 log."""
-_COPIED_AT: Final = (
-    2 * _INDEX.size
-)  # after two equal headers: the number of frames that the database has
+# After two equal headers: the number of frames that the database has.
+_COPIED_AT: Final = 2 * _INDEX.size
 _LOG: Final = struct.Struct(">I12x8sII")
 """The header of the log: magic number, salts, checksum."""
 _MAGIC: Final = 0x377F0682  # the last bit says in which byte order checksums are computed

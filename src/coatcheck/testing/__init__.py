@@ -11,7 +11,8 @@ TypeError. Only this part of the package needs pytest.
 
 import pytest
 
-pytest.register_assert_rewrite("coatcheck.testing.blob_suite", "coatcheck.testing.catalog_suite")
+for _suite in ("blob", "catalog", "put", "record", "session", "upkeep"):
+    pytest.register_assert_rewrite(f"coatcheck.testing.{_suite}_suite")
 
 from coatcheck.testing.blob_suite import BlobStoreSuite  # noqa: E402 - its asserts are rewritten
 from coatcheck.testing.catalog_suite import CatalogSuite  # noqa: E402 - likewise

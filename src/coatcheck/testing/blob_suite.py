@@ -1,5 +1,4 @@
-"""Tests that every `BlobStore` must pass. `Suite` makes a suite binding: a subclass cannot
-override, delete or skip its tests."""
+"""Tests that every `BlobStore` must pass."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -16,63 +15,9 @@ from coatcheck.ids import digest_of
 from coatcheck.refs import Blob
 from coatcheck.storage import BlobStore
 from coatcheck.storage.frames import FRAME
+from coatcheck.testing.suite import Suite
 
 SIZES = (0, 1, 4096, FRAME - 1, FRAME, FRAME + 1, 3 * FRAME + 17)
-_EXCUSES = frozenset({"skip", "skipif", "xfail"})
-
-
-class _Sealing(type):
-    """Rejects `@pytest.mark.skip` on a class and later assignments, which happen after
-    `__init_subclass__`."""
-
-    def __setattr__(cls, name: str, value: object) -> None:
-        _refuse_excuses(cls, name, value)
-        super().__setattr__(name, value)
-
-    def __delattr__(cls, name: str) -> None:
-        if name.startswith("test_"):
-            raise TypeError(f"{cls.__name__} cannot delete {name}: it is part of the suite")
-        super().__delattr__(name)
-
-
-class Suite(metaclass=_Sealing):
-    """The base class of the suites. A class with `suite=True` adds tests; no subclass may change
-    inherited ones."""
-
-    _kept: ClassVar[dict[str, object]] = {}
-
-    def __init_subclass__(cls, *, suite: bool = False, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        kept = {
-            name: test
-            for base in reversed(cls.__mro__[1:])
-            for name, test in vars(base).get("_kept", {}).items()
-        }
-        for name, test in kept.items():
-            if getattr(cls, name, None) is not test:
-                raise TypeError(
-                    f"{cls.__name__} cannot override {name}: a backend must pass the suite "
-                    "unchanged"
-                )
-        for name, value in vars(cls).items():
-            if name not in kept and not suite:
-                _refuse_excuses(cls, name, value)
-        if suite:
-            cls._kept = {name: test for name, test in vars(cls).items() if name.startswith("test_")}
-
-
-def _refuse_excuses(cls: type, name: str, value: object) -> None:
-    if name.startswith("test_"):
-        raise TypeError(f"{cls.__name__} cannot set {name}: put your own tests in another class")
-    if name == "__test__" and not value:
-        raise TypeError(f"{cls.__name__} cannot disable the suite")
-    if name == "pytestmark":
-        for mark in value if isinstance(value, list | tuple) else [value]:
-            excuse = getattr(mark, "name", "")
-            if excuse in _EXCUSES:
-                raise TypeError(
-                    f"{cls.__name__} cannot {excuse} the suite: a backend must pass all of it"
-                )
 
 
 class BlobStoreSuite(Suite, suite=True):

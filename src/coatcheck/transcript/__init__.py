@@ -12,7 +12,7 @@ with transcript.Transcript("session.jsonl", session) as log:
 """
 
 from coatcheck.messages import FORMATS, Format, detect
-from coatcheck.messages.formats import unpaired
+from coatcheck.messages.pairing import unpaired
 from coatcheck.transcript.file import Appended, Line, Problem, Transcript
 from coatcheck.transcript.migrate import externalize, forget, rehydrate, undo, verify
 from coatcheck.transcript.prune import Pruned, prune

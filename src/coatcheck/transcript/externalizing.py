@@ -36,6 +36,7 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
+from coatcheck.transcript.lines import batches, pieces, settled_size
 from coatcheck.transcript.locked import LockedFile, Measured, clean_up
 from coatcheck.transcript.reports import FileReport, Status
 from coatcheck.transcript.splice import (
@@ -47,7 +48,7 @@ from coatcheck.transcript.splice import (
     slim_all,
     whole,
 )
-from coatcheck.transcript.swap import SwapFile, batches, pieces, write_all
+from coatcheck.transcript.swap import SwapFile, write_all
 
 _SCHEME: Final = SCHEME.encode()
 _MAX_MISSES: Final = 10_000  # pointers of a file that may resolve to nothing
@@ -142,20 +143,25 @@ class Externalizing(LockedFile):
         misses = 0
         for pointer in wanted:
             if misses == _MAX_MISSES:
-                break
+                return
             with contextlib.suppress(AmbiguousPointer, NotFound):  # or it has expired meanwhile
                 ref = self._session.ref(pointer)
+                if ref is not None and ref.artifact_id not in lent:
+                    self._hold(ref, known)
                 if ref is None:
                     misses += 1
                     if _start(pointer) not in self._hidden:
                         self._lend_from(known, pointer)
-                    continue
-                if ref.artifact_id in lent or self._lend_from(known, ref):
-                    continue
-                if not known:
-                    known = [self._session_id]
-                    record_manifest(self._keeper.own_session(), self._before)
-                self._session.grant(ref, to=known[0])
+
+    def _hold(self, ref: Ref, known: list[str]) -> None:
+        """Let the transcript keep an artifact of the agent's session, unless one of its `known`
+        sessions has it. If there is none, the transcript gets one."""
+        if self._lend_from(known, ref):
+            return
+        if not known:
+            known.append(self._session_id)
+            record_manifest(self._keeper.own_session(), self._before)
+        self._session.grant(ref, to=known[0])
 
     def _lend_from(self, session_ids: Sequence[str], target: Ref | str) -> bool:
         """Let the agent's session read an artifact of the first of these sessions that has it.
@@ -171,11 +177,10 @@ class Externalizing(LockedFile):
     def _note_pointers(self, parts: Sequence[Slimmed]) -> None:
         """Note the pointers in slim parts, and which of them belong to their own payloads."""
         refs = [ref for one in parts for ref in one.refs]
-        for ref, is_shown in zip(
-            refs, [self._format.is_shown(ref.path) for ref in refs], strict=True
-        ):
+        for ref in refs:
             self._named[ref.session] = None
-            (self._shown if is_shown else self._hidden).add(ref.id[:MIN_PREFIX])
+            ids = self._shown if self._format.is_shown(ref.path) else self._hidden
+            ids.add(ref.id[:MIN_PREFIX])
         found = Counter(chain.from_iterable([pointers_in(one.text) for one in parts]))
         stubs = Counter([SCHEME + ref.id[:MIN_PREFIX] for ref in refs])
         self._pointers.update(dict.fromkeys(found - stubs))
@@ -197,13 +202,13 @@ class Externalizing(LockedFile):
     def _slim_all(self, new: int | None) -> None:
         """Process all parts since the last run, and those that are appended during this one."""
         began = os.fstat(self.handle)
-        end = began.st_size
+        end = settled_size(self.handle)
         while self._at < end:
             for lines in batches(self.reader, self._at, end, is_document=self.layout.is_document):
                 self._slim_batch(lines, new)
                 if self.progress is not None:
                     self.progress(self._at, end)
-            self._at, end = end, os.fstat(self.handle).st_size
+            self._at, end = end, settled_size(self.handle)
         now = os.fstat(self.handle)
         modified = now.st_mtime_ns != began.st_mtime_ns
         if now.st_size < self._at or (

@@ -5,15 +5,12 @@ Reading is lazy and by position: opening reads next to nothing, the last message
 end, and there is no index, so any number of processes may append at the same time. What a line
 refers to is durable before the line is.
 
-A lock on the file orders writers. The file is looked up again under the lock, because it may have
-been replaced. A line that a crash left unfinished at the end is moved to a file beside it when the
-transcript is next opened.
+A line that a crash left unfinished at the end is moved to a file beside it when the transcript is
+next opened.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import re
@@ -41,12 +38,24 @@ from coatcheck.externalize.policy import Policy
 from coatcheck.externalize.stub import may_contain_stub, pointer_in_stub
 from coatcheck.ids import SCHEME, clip
 from coatcheck.messages import PLAIN, Format, Message, detect, named_format
-from coatcheck.messages.formats import unpaired
+from coatcheck.messages.pairing import unpaired
+from coatcheck.messages.paths import Path as JsonPath
 from coatcheck.messages.paths import at, texts
 from coatcheck.refs import Ref
 from coatcheck.session import Session
 from coatcheck.storage.disk import Disk
+from coatcheck.transcript.appender import Appender
 from coatcheck.transcript.keep import Keeper, Manifest, fetch_from, record_manifest
+from coatcheck.transcript.lines import (
+    Layout,
+    layout_of,
+    lines_backwards,
+    lines_between,
+    open_to_read,
+    opened,
+    pieces,
+    starts_backwards,
+)
 from coatcheck.transcript.scan import parse, parsed
 from coatcheck.transcript.splice import (
     MARK,
@@ -60,21 +69,6 @@ from coatcheck.transcript.splice import (
     whole,
     with_refs,
 )
-from coatcheck.transcript.swap import (
-    ATTEMPTS,
-    Layout,
-    closing,
-    is_at,
-    keeps_changing,
-    layout_of,
-    lines_backwards,
-    lines_between,
-    open_regular,
-    open_to_read,
-    opened,
-    pieces,
-    starts_backwards,
-)
 from coatcheck.values import encode
 
 if TYPE_CHECKING:
@@ -86,10 +80,6 @@ _SCHEME: Final = SCHEME.encode()
 _POINTER: Final = re.compile(rb"art:[0-9a-f]{12,64}(?![0-9a-f])")
 _MAX_MISSES: Final = 1_000  # pointers in one line that may resolve to nothing
 _SEARCHED: Final = 8 << 20  # bytes at the end of a file that are searched for its session
-_OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MAX_LINE: Final = 64 << 20  # bytes; a longer unfinished line is left alone
-_CHECKED: Final = 20  # lines before a torn one that show whether this is a transcript
-TORN: Final = ".coatcheck-torn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +240,12 @@ class Transcript:
         """Yield the messages in the lines, from `start` to `stop` as in a slice. `messages(-100)`
         reads only the end of the file. Lines without a message are skipped; those that are not JSON
         are listed in `problems`."""
-        fmt, after, skipped = self.format, 0, start or 0
+        fmt = self.format
         if self._found_layout().is_document:
-            yield from [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)][
-                start:stop
-            ]
+            inside = [one for line in self.lines(mode=mode) for one in self._inside(line, fmt)]
+            yield from inside[start:stop]
             return
+        after, skipped = 0, start or 0
         if start is not None and start < 0:
             if stop is not None and stop >= 0:
                 raise InvalidArgument(
@@ -263,23 +253,20 @@ class Transcript:
                     hint="list the messages first",
                 )
             after, skipped = self._message_start(-start, fmt)
-        restorer = self._restorer(mode)
         with self._reading() as (handle, size):
-            lines = (
-                self._line(pair, mode, restorer) for pair in lines_between(handle, after, size)
-            )
-            every = islice(
-                (one for line in lines for one in self._inside(line, fmt)), skipped, None
-            )
-            if stop is None or stop >= 0:
-                yield from islice(every, None if stop is None else max(0, stop - skipped))
-                return
-            waiting = deque(
-                islice(every, -stop)
-            )  # the last messages are left out: each waits for those after it
-            for one in every:
-                waiting.append(one)
-                yield waiting.popleft()
+            every = self._messages_between(handle, after, size, mode)
+            wanted = islice(every, skipped, None)
+            if stop is None:
+                yield from wanted
+            elif stop >= 0:
+                yield from islice(wanted, max(0, stop - skipped))
+            else:
+                yield from _all_but_last(wanted, -stop)
+
+    def _messages_between(self, handle: int, start: int, end: int, mode: Mode) -> Iterator[Message]:
+        fmt, restorer = self.format, self._restorer(mode)
+        for pair in lines_between(handle, start, end):
+            yield from self._inside(self._line(pair, mode, restorer), fmt)
 
     def messages_for_model(self, *, compacted: bool = False) -> list[Message]:
         """Return this conversation as it is sent to a model, in the provider's form, with stubs in
@@ -376,10 +363,8 @@ class Transcript:
             with self._reading() as (handle, size):
                 if size > 2 * self._detected_at:
                     with opened(handle) as file:
-                        self._layout, self._detected_at = (
-                            replace(layout_of(file), document=None),
-                            size,
-                        )
+                        self._layout = replace(layout_of(file), document=None)
+                    self._detected_at = size
         except NotFound:
             pass
         return self._layout
@@ -434,6 +419,13 @@ def _offset(handle: int, size: int, number: int | None, default: int) -> int:
     if number < 0:
         return next(islice(starts_backwards(handle, size), -number - 1, None), 0)
     return next((begin for begin, _ in islice(lines_between(handle, 0, size), number, None)), size)
+
+
+def _all_but_last(messages: Iterator[Message], count: int) -> Iterator[Message]:
+    waiting = deque(islice(messages, count))  # each waits for `count` messages after it
+    for one in messages:
+        waiting.append(one)
+        yield waiting.popleft()
 
 
 def _serialized(message: object) -> bytes:
@@ -534,17 +526,20 @@ class _Writer(Keeper):
         found = parse(line.decode("utf-8", "replace"))
         if found is None:
             return []
-        refs = []
+        refs: list[ArtifactRef] = []
         for base, message in fmt.messages(found[0]):
             for result in fmt.results(message):
-                for path, text in texts(
-                    at(message, result.content_path), (*base, *result.content_path)
-                ):
-                    ref = self._stub_ref(text)
-                    if ref is not None:
-                        self._take(ref)
-                        refs.append(ArtifactRef.of(ref, path, self.session_id, self._encoding(ref)))
+                path = (*base, *result.content_path)
+                refs += self._refs_in(at(message, result.content_path), path)
         return refs
+
+    def _refs_in(self, content: object, path: JsonPath) -> Iterator[ArtifactRef]:
+        """Yield refs to the artifacts of stubs in the content of a result, which is at a path."""
+        for text_path, text in texts(content, path):
+            ref = self._stub_ref(text)
+            if ref is not None:
+                self._take(ref)
+                yield ArtifactRef.of(ref, text_path, self.session_id, self._encoding(ref))
 
     def _stub_ref(self, text: str) -> Ref | None:
         pointer = pointer_in_stub(text)
@@ -608,179 +603,3 @@ def _sessions_near_the_end(path: Path) -> Iterator[str]:
             yield from sessions_in(line)
             if size - begin > _SEARCHED:
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class Torn:
-    """A line that a crash cut off: its offset, its size, and the file that it was moved to (None if
-    it was left in place, because it is too long to check)."""
-
-    offset: int
-    size: int
-    kept_in: Path | None
-
-
-class Appender:
-    """Appends to one file. Thread-safe."""
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        self._path = path
-        self._disk = disk
-        self._lock = threading.RLock()
-        self._handle: int | None = None
-        self._pid = os.getpid()
-
-    def close(self) -> None:
-        with self._lock:
-            self._close()
-
-    def append(self, data: bytes) -> int:
-        """Append lines, each with its line end, and return their offset. On an error the file is
-        unchanged."""
-        with self._lock:
-            handle = None
-            try:
-                handle = self._locked(create=True)
-                assert handle is not None
-                size = os.fstat(handle).st_size
-                lead = b"\n" if size and os.pread(handle, 1, size - 1) != b"\n" else b""
-                self._write(handle, lead + data, size)
-            finally:
-                if handle is not None:
-                    fcntl.flock(handle, fcntl.LOCK_UN)
-            return self._synced(handle, size + len(lead))
-
-    def _synced(self, handle: int, offset: int) -> int:
-        try:
-            self._disk.sync_data(handle)
-        except OSError as error:
-            raise storage_error(error, "syncing a transcript") from error
-        return offset
-
-    def recover(self) -> Torn | None:
-        """Move an unfinished last line aside. A complete line that only lacks its line end
-        stays."""
-        with self._lock:
-            handle = None
-            try:
-                handle = self._locked(create=False)
-                return None if handle is None else self._recover(handle)
-            finally:
-                if handle is not None:
-                    fcntl.flock(handle, fcntl.LOCK_UN)
-
-    def _recover(self, handle: int) -> Torn | None:
-        size = os.fstat(handle).st_size
-        if not size or os.pread(handle, 1, size - 1) == b"\n":
-            return None
-        start = next(starts_backwards(handle, size), 0)
-        if size - start > _MAX_LINE:
-            return Torn(start, size - start, None)
-        if not _is_torn(os.pread(handle, size - start, start)) or not _has_lines(handle, start):
-            return None
-        aside = self._path.with_name(f".{self._path.name}{TORN}")
-        try:
-            self._set_aside(handle, start, size, aside)
-        except OSError as error:
-            raise storage_error(error, "moving a torn line aside") from error
-        return Torn(start, size - start, aside)
-
-    def _set_aside(self, handle: int, start: int, size: int, aside: Path) -> None:
-        with closing(os.open(aside, _OPEN | os.O_CREAT, 0o600)) as kept:
-            for piece in pieces(handle, start, size):
-                self._disk.write(kept, piece)
-            self._disk.write(kept, b"\n")
-            self._disk.sync(kept, always=True)
-        self._sync_folder()
-        self._disk.truncate(handle, start)
-        self._disk.sync(handle)
-
-    def _write(self, handle: int, data: bytes, size: int) -> None:
-        try:
-            self._disk.write(handle, data)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                written = os.fstat(handle).st_size - size
-                # Truncate only our own bytes: a writer that does not lock may have appended too.
-                if 0 < written <= len(data) and os.pread(handle, written, size) == data[:written]:
-                    self._disk.truncate(handle, size)
-            raise storage_error(error, "appending to a transcript") from error
-
-    def _locked(self, *, create: bool) -> int | None:
-        """Lock the file at the path, and return its descriptor, or None if there is no file. The
-        caller unlocks it."""
-        for _ in range(ATTEMPTS):
-            handle = self._opened(create)
-            if handle is None:
-                return None
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                if is_at(handle, self._path):
-                    return handle
-            except BaseException:
-                self._unlock()
-                raise
-            self._close()
-        raise keeps_changing(self._path.name)
-
-    def _unlock(self) -> None:
-        if self._handle is not None and self._pid == os.getpid():
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._handle, fcntl.LOCK_UN)
-
-    def _opened(self, create: bool) -> int | None:
-        if (
-            self._pid != os.getpid()
-        ):  # a fork shares the parent's lock, so it needs its own descriptor
-            self._close()
-            self._pid = os.getpid()
-        if self._handle is not None:
-            return self._handle
-        try:
-            if create:
-                with contextlib.suppress(FileExistsError):
-                    self._handle = os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)
-                    self._sync_folder()
-                    return self._handle
-            self._handle = open_regular(self._path, _OPEN)
-        except FileNotFoundError:
-            if not create:
-                return None
-            raise StoreUnavailable(
-                f"folder not found: {clip(str(self._path.parent))}",
-                hint="create it, or use another path",
-            ) from None
-        except OSError as error:
-            raise storage_error(error, "opening a transcript") from error
-        return self._handle
-
-    def _sync_folder(self) -> None:
-        with closing(
-            os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        ) as folder:
-            self._disk.sync(folder)
-
-    def _close(self) -> None:
-        self._unlock()
-        handle, self._handle = (
-            self._handle,
-            None,
-        )  # first: once it is closed, its number may be another file's
-        if handle is not None:
-            os.close(handle)
-
-
-def _is_torn(line: bytes) -> bool:
-    """Whether this is an incomplete object, or the zeros that a power cut leaves."""
-    return line.lstrip(b" \t\r\0")[:1] in (b"{", b"") and parsed(line) is None
-
-
-def _has_lines(handle: int, end: int) -> bool:
-    """Whether the lines before an offset are JSON objects, as in a transcript, or there are
-    none."""
-    stop = end
-    for begin in islice(starts_backwards(handle, end), _CHECKED):
-        if isinstance(parsed(os.pread(handle, min(stop - begin, _MAX_LINE), begin)), dict):
-            return True
-        stop = begin
-    return not end

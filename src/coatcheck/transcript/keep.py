@@ -13,20 +13,20 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
-from itertools import accumulate, chain, compress
+from itertools import accumulate, compress
 from typing import Any, Final
 
 from coatcheck.checks import is_whole
 from coatcheck.errors import InvalidArgument
-from coatcheck.externalize.pipeline import (
+from coatcheck.externalize.judge import leaving
+from coatcheck.externalize.policy import Policy, configured
+from coatcheck.externalize.storing import (
     Prepared,
-    leaving,
     masked,
     put_prepared,
     stub_for,
     unstored,
 )
-from coatcheck.externalize.policy import Policy, configured
 from coatcheck.externalize.stub import hidden_stub
 from coatcheck.intake import About
 from coatcheck.media import JSON
@@ -120,17 +120,9 @@ class Keeper:
         surveyed = fmt.survey(lines, self.least, self.bulk, self._tools)
         while len(self._tools) > _MAX_CALLS:
             del self._tools[next(iter(self._tools))]
-        places = [
-            (number, one) for number, some in zip(numbers, surveyed, strict=True) for one in some
-        ]
-        carried = [binary(one.value) if isinstance(one.value, str) else None for _, one in places]
-        found = []
-        for (number, place), data in zip(places, carried, strict=True):
-            text = place.value if isinstance(place.value, str) else ""
-            value = text if data is None else data[1]
-            found.append(
-                LinePayload(value, text, place, number, is_json=not isinstance(place.value, str))
-            )
+        found: list[LinePayload] = []
+        for number, places in zip(numbers, surveyed, strict=True):
+            found += [_payload(place, number) for place in places]
         decided = iter(self.leaving(fmt, [one for one in found if not one.is_json]))
         kept: dict[int, list[LinePayload]] = {number: [] for number in numbers}
         for one in found:
@@ -142,12 +134,10 @@ class Keeper:
         """Decide for each payload whether it is over the policy."""
         if not payloads:
             return []
-        known = (
-            self._with_tools(fmt, payloads)
-            if self.policy.tools
-            else [one.place for one in payloads]
-        )
-        texts = [(place.tool, one.text) for place, one in zip(known, payloads, strict=True)]
+        places = [one.place for one in payloads]
+        if self.policy.tools:
+            places = self._with_tools(fmt, payloads)
+        texts = [(place.tool, one.text) for place, one in zip(places, payloads, strict=True)]
         return leaving(self.store, self.policy, texts, sampling=True)
 
     def redacted(self, payload: LinePayload) -> LinePayload:
@@ -174,33 +164,26 @@ class Keeper:
     def put(self, fmt: Format, payloads: Sequence[LinePayload]) -> list[tuple[Ref, str]]:
         """Store payloads, which are masked already. Return the ref of each, and the stub that
         replaces it."""
-        places, lender = (
-            self._with_tools(fmt, payloads),
-            self._agent.session_id if self._agent else None,
-        )
-        values = [_value(one) for one in payloads]
-        prepared = [Prepared(value, one.text) for value, one in zip(values, payloads, strict=True)]
-        refs: list[Ref] = []
+        places = self._with_tools(fmt, payloads)
+        lender = self._agent.session_id if self._agent else None
         put: dict[tuple[str | bytes, bool, About], Ref] = {}  # hosts often write a payload again
-        for one, ready, place in zip(payloads, prepared, places, strict=True):
-            about = About(
-                tool=place.tool,
-                call_id=place.call_id,
-                granted_by=lender if place.is_shown else None,
-            )
+        done: list[tuple[Ref, str]] = []
+        for one, place in zip(payloads, places, strict=True):
+            prepared = Prepared(_value(one), one.text)
+            granted_by = lender if place.is_shown else None
+            about = About(tool=place.tool, call_id=place.call_id, granted_by=granted_by)
             key = (one.value, one.is_json, about)
             if key not in put:
-                put[key] = self._put(
-                    ready, about, JSON if one.is_json else None, is_shown=place.is_shown
-                )
-            refs.append(put[key])
-        self.stored.update(ref.artifact_id for ref in refs)
-        stubs = [
-            stub_for(ref, ready, self.policy) if one.place.is_shown else (hidden_stub(ref), 0)
-            for ref, ready, one in zip(refs, prepared, payloads, strict=True)
-        ]
-        self.tokens_saved += sum(saved for _, saved in stubs)
-        return [(ref, stub) for ref, (stub, _) in zip(refs, stubs, strict=True)]
+                claimed = JSON if one.is_json else None
+                put[key] = self._put(prepared, about, claimed, is_shown=place.is_shown)
+            ref = put[key]
+            self.stored.add(ref.artifact_id)
+            stub, saved = hidden_stub(ref), 0
+            if place.is_shown:
+                stub, saved = stub_for(ref, prepared, self.policy)
+            self.tokens_saved += saved
+            done.append((ref, stub))
+        return done
 
     def put_raw(self, token: str) -> Ref:
         """Store a JSON token byte for byte, if no style reproduces it."""
@@ -236,34 +219,38 @@ class Keeper:
         """Return the places of payloads with their tools. The call of a result may be on a short
         line before it, which was not parsed."""
         places = list(fmt.owned([one.place for one in payloads], self._tools))
-        near: dict[
-            int, list[bytes]
-        ] = {}  # short lines that contain the id of a call, the newest first
-        for at, (one, place) in enumerate(zip(payloads, places, strict=True)):
-            if place.call_id and not place.tool:
-                end, wanted = (
-                    self._before[one.number],
-                    place.call_id.encode("utf-8", "surrogatepass"),
-                )
-                recent = self._short_lines[max(0, end - _RECENT) : end]
-                near[at] = [text for text in reversed(recent) if wanted in text]
-        texts = list(dict.fromkeys(chain.from_iterable(near.values())))
-        messages = list(map(fmt.message, list(map(parsed, texts))))
-        calls = [() if one is None else fmt.calls(one) for one in messages]
-        names = {
-            text: {call.id: call.name for call in some}
-            for text, some in zip(texts, calls, strict=True)
-        }
-        for at, some in near.items():
-            call_id = places[at].call_id or ""
-            tool = next(
-                (found for text in some if (found := names[text].get(call_id))),
-                self._tools.get(call_id),
+        for index, (one, place) in enumerate(zip(payloads, places, strict=True)):
+            if not place.call_id or place.tool:
+                continue
+            tool = self._tool_before(one.number, place.call_id, fmt) or self._tools.get(
+                place.call_id
             )
             if tool:
-                self._tools[call_id] = tool
-                places[at] = places[at]._replace(tool=tool)
+                self._tools[place.call_id] = tool
+                places[index] = place._replace(tool=tool)
         return places
+
+    def _tool_before(self, number: int, call_id: str, fmt: Format) -> str | None:
+        """Return the tool of a call on one of the short lines before a line of the batch."""
+        end = self._before[number]
+        wanted = call_id.encode("utf-8", "surrogatepass")
+        for text in reversed(self._short_lines[max(0, end - _RECENT) : end]):
+            message = fmt.message(parsed(text)) if wanted in text else None
+            calls = () if message is None else fmt.calls(message)
+            for call in reversed(calls):
+                if call.id == call_id and call.name:
+                    return call.name
+        return None
+
+
+def _payload(place: PayloadPlace, number: int) -> LinePayload:
+    """Return the payload at a place of a line. That of a container is set when its text is
+    known."""
+    if not isinstance(place.value, str):
+        return LinePayload("", "", place, number, is_json=True)
+    decoded = binary(place.value)
+    value = place.value if decoded is None else decoded[1]
+    return LinePayload(value, place.value, place, number)
 
 
 def fetch_from(store: Store) -> Fetch:
@@ -300,11 +287,8 @@ def _masked_base64(text: str, policy: Policy) -> str | None:
     found = binary("".join(lines)) if len(lines) > 1 else None
     if found is None or (data := masked(found[1], policy)) == found[1]:
         return None
-    body, width, start = (
-        found[0] + base64.b64encode(data).decode(),
-        len(lines[0]),
-        text.index(lines[0]),
-    )
+    body = found[0] + base64.b64encode(data).decode()
+    width, start = len(lines[0]), text.index(lines[0])
     gap = text[start + width : text.index(lines[1], start + width)]
     return gap.join(body[at : at + width] for at in range(0, len(body), width))
 
@@ -383,11 +367,12 @@ def _proof(store: Store, session_id: str, path: str) -> str:
 def sessions_for(store: Store, path: str) -> list[str]:
     """Return the transcript sessions whose newest manifest names this path."""
     ids = [one.session_id for one in store.sessions() if one.session_id.startswith(PREFIX)]
-    return [
-        one
-        for one in ids
-        if (newest := next(manifests(store, one), None)) is not None and newest.path == path
-    ]
+    found = []
+    for one in ids:
+        newest = next(manifests(store, one), None)
+        if newest is not None and newest.path == path:
+            found.append(one)
+    return found
 
 
 def _parsed_manifest(body: bytes, proof_of: Callable[[str], str]) -> Manifest | None:

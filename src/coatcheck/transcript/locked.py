@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,9 +13,10 @@ import xxhash
 from coatcheck.collect import Progress
 from coatcheck.store import Store
 from coatcheck.transcript.keep import Manifest, manifests
+from coatcheck.transcript.lines import batches, layout_of, opened, pieces, settled_size
 from coatcheck.transcript.reports import FileReport, Status
 from coatcheck.transcript.splice import MARK, sessions_in
-from coatcheck.transcript.swap import SwapFile, batches, layout_of, opened, pieces
+from coatcheck.transcript.swap import SwapFile
 
 
 class LockedFile:
@@ -25,7 +25,7 @@ class LockedFile:
 
     def __init__(self, file: SwapFile, handle: int, progress: Progress | None = None) -> None:
         self.file, self.handle, self.progress = file, handle, progress
-        self.size = os.fstat(handle).st_size
+        self.size = settled_size(handle)
         self.reader = opened(handle)
         self.layout = layout_of(self.reader)
         self.count = 0  # parts that were processed

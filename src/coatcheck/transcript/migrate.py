@@ -175,16 +175,13 @@ def _each(
     replaced: list[int] = []  # numbers of the reports whose files have old files beside them
     for name in files_in([path]) if is_folder else [path]:
         try:
-            with SwapFile(name, durable=durable) as file:
-                if missing and not os.path.lexists(name):
-                    found.append(call(file, -1))
-                    continue
-                report, has_old_files = _processed(file, call, is_change=is_change)
+            report, has_old_files = _processed(
+                name, call, durable=durable, is_change=is_change, missing=missing
+            )
         except (CoatcheckError, OSError, RecursionError) as error:
             if not is_folder:
                 raise
-            found.append(failed(name, error))
-            continue
+            report, has_old_files = failed(name, error), False
         if has_old_files:
             replaced.append(len(found))
         found.append(report)
@@ -200,19 +197,27 @@ def _each(
 
 
 def _processed(
-    file: SwapFile, call: Callable[[SwapFile, int], FileReport], *, is_change: bool
+    name: Paths,
+    call: Callable[[SwapFile, int], FileReport],
+    *,
+    durable: bool,
+    is_change: bool,
+    missing: bool,
 ) -> tuple[FileReport, bool]:
     """Lock a file and call a function with it. Return its report, and whether old files are beside
     the file now."""
-    left = ""
-    try:
-        with file.reading() as handle:
-            if is_change:
-                left = file.carry_over()
-            report = call(file, handle)
-    finally:
-        file.unlock()
-    return report, bool(left) or file.has_replaced
+    with SwapFile(name, durable=durable) as file:
+        if missing and not os.path.lexists(name):
+            return call(file, -1), False
+        left = ""
+        try:
+            with file.reading() as handle:
+                if is_change:
+                    left = file.carry_over()
+                report = call(file, handle)
+        finally:
+            file.unlock()
+        return report, bool(left) or file.has_replaced
 
 
 def _carried_over(path: str, deadline: float, *, durable: bool) -> str:

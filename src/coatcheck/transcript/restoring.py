@@ -21,10 +21,11 @@ from coatcheck.transcript.keep import (
     record_manifest,
     sessions_for,
 )
+from coatcheck.transcript.lines import batches, open_to_read, opened, pieces
 from coatcheck.transcript.locked import LockedFile, Measured, begins_with, clean_up
 from coatcheck.transcript.reports import FileReport, Status
 from coatcheck.transcript.splice import ArtifactRef, whole
-from coatcheck.transcript.swap import SwapFile, batches, open_to_read, opened, pieces, write_all
+from coatcheck.transcript.swap import SwapFile, write_all
 
 Write = Callable[[bytes], object]
 _MAX_PROBLEMS: Final = 20

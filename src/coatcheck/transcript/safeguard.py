@@ -17,16 +17,18 @@ from typing import Final, Literal
 from coatcheck.checks import whole
 from coatcheck.errors import AmbiguousPointer, CoatcheckError, Expired
 from coatcheck.externalize import configured
-from coatcheck.externalize.pipeline import leaving
+from coatcheck.externalize.judge import leaving
+from coatcheck.externalize.outcome import Outcome
 from coatcheck.externalize.policy import READ_TOOL, Policy
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import MIN_PREFIX, SCHEME
 from coatcheck.messages import Format, Message
-from coatcheck.messages.formats import arguments_of, dumped, plain_text
+from coatcheck.messages.content import arguments_of, dumped, plain_text
 from coatcheck.messages.paths import at
 from coatcheck.refs import Ref
 from coatcheck.session import Session
-from coatcheck.transcript.prune import format_of, line_of, pointers_in
+from coatcheck.transcript.placeholders import line_of, pointers_in
+from coatcheck.transcript.prune import format_of
 
 LIST_TOOL: Final = "list_artifacts"
 _CLAIMED: Final = re.compile(r"(?<![0-9A-Za-z])art:([0-9A-Za-z]{1,80})")
@@ -166,6 +168,12 @@ class _Mentions:
     uses: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
+    def add(self, number: int, outcome: Outcome) -> None:
+        """Note what a result of this message was stored as."""
+        self.last |= {ref.pointer: number for ref in outcome.refs}
+        if outcome.failure:
+            self.failures.append(outcome.failure)
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -216,20 +224,17 @@ def _mentions(
         for call in fmt.calls(message):
             tools[call.id] = call.name
             arguments = arguments_of(message, call)
-            if arguments:
+            if arguments is not None:
                 found.uses.update(pointers_in(dumped(arguments[1])))
         for result in (*fmt.results(message), *fmt.outputs(message)):
             tool = result.name or tools.get(result.call_id)
             content = at(message, result.content_path)
             text = plain_text(content) or dumped(content)
-            if not leaving(session.store, policy, [(tool, text)])[0]:
-                continue
-            outcome = session.externalize(
-                content, tool=tool, call_id=result.call_id, policy=policy, source=UNCOUNTED
-            )
-            found.last |= {ref.pointer: number for ref in outcome.refs}
-            if outcome.failure:
-                found.failures.append(outcome.failure)
+            if leaving(session.store, policy, [(tool, text)])[0]:
+                outcome = session.externalize(
+                    content, tool=tool, call_id=result.call_id, policy=policy, source=UNCOUNTED
+                )
+                found.add(number, outcome)
     return found
 
 

@@ -132,10 +132,13 @@ def parse_refs(value: object) -> LineRefs | None:
     if len(value) == 1 and isinstance(first, dict) and first.keys() == {"session"}:
         session = first["session"]
         return LineRefs((), frozenset({session})) if _is(_SESSION, session) else None
-    refs = tuple(ref for one in value if (ref := _parse_ref(one)) is not None)
-    return (
-        LineRefs(refs, frozenset(ref.session for ref in refs)) if len(refs) == len(value) else None
-    )
+    refs: list[ArtifactRef] = []
+    for one in value:
+        ref = _parse_ref(one)
+        if ref is None:
+            return None
+        refs.append(ref)
+    return LineRefs(tuple(refs), frozenset(ref.session for ref in refs))
 
 
 def dump_refs(refs: Sequence[ArtifactRef], session: str) -> str:
@@ -288,30 +291,36 @@ def whole(text: bytes, fetch: Fetch, *, missing: Missing | None = None) -> bytes
     opened = _marked(text)
     if opened is None:
         return text
-    source, start = opened.source, opened.start
+    source = opened.source
     present = dict(_refs_in(opened))
     places = [(*holder, *ref.path) for holder, one in present.items() for ref in one.refs]
-    where = spans(source, start, [*present, *places])
+    where = spans(source, opened.start, [*present, *places])
     edits: list[_Edit] = []
     for holder, one in present.items():
-        last = last_value(source, where[holder][0], REFS_KEY)
-        if last:
-            edits.append((*last[1], ""))
+        ours = last_value(source, where[holder][0], REFS_KEY)
+        if ours is not None:
+            edits.append((*ours[1], ""))
         for ref in one.refs:
             path = (*holder, *ref.path)
-            span = where.get(path)
             try:
-                if span is None:
-                    raise _edited_since(ref)
-                if ref.details is not None:
-                    edits.append(_without_reference(source, start, path, ref))
+                edits += _unreferenced(opened, path, ref, is_there=path in where)
             except Damaged as error:
                 if missing is None:
                     raise
                 missing(ref, error)
-            if span is not None:
+            if path in where:
+                span = where[path]
                 edits.append((*span, _restored(ref, source[span[0]], fetch, missing)))
     return edited(source, edits).encode()
+
+
+def _unreferenced(opened: Opened, path: Path, ref: ArtifactRef, *, is_there: bool) -> list[_Edit]:
+    """Return the edits that take back what was added to a message besides the ref."""
+    if not is_there:
+        raise _edited_since(ref)
+    if ref.details is None:
+        return []
+    return [_without_reference(opened.source, opened.start, path, ref)]
 
 
 def refs_of(text: bytes) -> tuple[ArtifactRef, ...]:
@@ -331,11 +340,9 @@ def sessions_in(text: bytes) -> list[str]:
     """Return the sessions that a slim text names, in order, including those of keys without
     refs."""
     opened = _marked(text)
-    return (
-        []
-        if opened is None
-        else [session for _, one in _refs_in(opened) for session in sorted(one.sessions)]
-    )
+    if opened is None:
+        return []
+    return [session for _, one in _refs_in(opened) for session in sorted(one.sessions)]
 
 
 def bare(text: bytes) -> bytes:
@@ -346,10 +353,12 @@ def bare(text: bytes) -> bytes:
         return text
     source, start = opened.source, opened.start
     holders = [holder for holder, _ in _refs_in(opened)]
-    ours = (
-        last_value(source, begin, REFS_KEY) for begin, _ in spans(source, start, holders).values()
-    )
-    return edited(source, [(*last[1], "") for last in ours if last]).encode()
+    edits: list[_Edit] = []
+    for begin, _ in spans(source, start, holders).values():
+        ours = last_value(source, begin, REFS_KEY)
+        if ours is not None:
+            edits.append((*ours[1], ""))
+    return edited(source, edits).encode()
 
 
 def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> bytes:
@@ -360,7 +369,8 @@ def with_refs(text: bytes, refs: Sequence[ArtifactRef], session_id: str) -> byte
         return text
     source, start = opened.source, opened.start
     earlier = dict(_refs_in(opened)).get(()) if MARK in text else None
-    if earlier is not None and (last := last_value(source, start, REFS_KEY)) is not None:
+    last = last_value(source, start, REFS_KEY) if earlier is not None else None
+    if last is not None:
         source = edited(source, [(*last[1], "")])
     behind = _last_member(source, spans(source, start, [()])[()][1])
     before = earlier.refs if earlier is not None else ()

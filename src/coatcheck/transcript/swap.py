@@ -1,8 +1,4 @@
-"""A transcript file on disk: its format, its lines by position, and how it is replaced, with a
-backup beside it.
-
-A file is JSONL if one of its first lines is an object by itself. Otherwise it is a document, if all
-of it is JSON. Lines keep their line ends, so that the lines joined together are the file.
+"""A transcript file on disk: how it is replaced, with a backup beside it.
 
 Links are never followed. A replacement is written beside the file, synced, given the file's owner,
 mode and times, and renamed over it. The backup is a hard link to the original file. Only its owner
@@ -21,7 +17,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import io
 import os
 import re
 import secrets
@@ -30,21 +25,26 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from coatcheck.errors import InvalidArgument, StoreUnavailable
 from coatcheck.ids import clip
-from coatcheck.messages import Format, detect
-from coatcheck.transcript.scan import Opened, parsed
+from coatcheck.transcript.lines import (
+    closing,
+    ends_line,
+    layout_of,
+    open_regular,
+    open_to_read,
+    opened,
+    pieces,
+    settled_size,
+)
 from coatcheck.transcript.splice import PREFIX, is_session_id
 
 Step = Callable[[], object]
-_NO_SURPRISE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND: Final = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_LINKS: Final = {
@@ -75,148 +75,6 @@ _UNKNOWN: Final = (
 _MAX_NAME: Final = 150  # bytes of a file name that leave room for our suffixes
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for another process's lock
 ATTEMPTS: Final = 100  # times to open a file that other processes replace before it is locked
-_MAX_LINES: Final = 200  # lines and bytes that are read to detect the format
-_MAX_BYTES: Final = 8 << 20
-_ENOUGH: Final = 12  # lines that clearly have a format: then no more are read
-_LINE_CHUNK: Final = 256 * 1_024
-_CHUNK: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A file's format, None if it is not a transcript, and whether it is one document instead of
-    lines; then `document` is its content, which had to be parsed to find out."""
-
-    format: Format | None
-    is_document: bool = False
-    document: Opened | None = None
-
-
-def layout_of(file: BinaryIO) -> Layout:
-    """Detect the layout of an open file by its first lines, and rewind the file."""
-    first, is_lines = b"", False
-
-    def objects() -> Iterator[object]:
-        nonlocal first, is_lines
-        seen = count = 0
-        while count < _MAX_LINES and seen < _MAX_BYTES and (lines := list(islice(file, _ENOUGH))):
-            filled = [line for line in lines if line.strip()]
-            first = first or b"".join(filled).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
-            values = [one for one in map(parsed, filled) if isinstance(one, dict)]
-            is_lines = is_lines or bool(values)
-            yield from values
-            seen, count = seen + sum(map(len, lines)), count + len(filled)
-
-    found = detect(objects(), enough=_ENOUGH)
-    file.seek(0)
-    if is_lines or first not in (b"[", b"{"):
-        return Layout(found if is_lines else None)
-    document = Opened.of(file.read())
-    file.seek(0)
-    if document is None or document.is_deep:
-        return Layout(None)
-    return Layout(detect([document.value]), True, document)
-
-
-def batches(file: BinaryIO, start: int, end: int, *, is_document: bool) -> Iterator[list[bytes]]:
-    """Yield the lines between two offsets, about a megabyte at a time, or the document. The last
-    line is cut at `end`."""
-    file.seek(start)
-    left = end - start
-    while left > 0:
-        lines = [file.read(left)] if is_document else file.readlines(min(left, _CHUNK))
-        size = sum(map(len, lines))
-        if not size:
-            return
-        while size > left:  # the file has grown
-            size -= len(lines[-1])
-            line = lines.pop()[: max(0, left - size)]
-            if line:
-                lines.append(line)
-                size += len(line)
-        left -= size
-        yield lines
-
-
-def open_regular(path: str | Path, flags: int, folder: int | None = None) -> int:
-    """Open a regular file, without following a link or waiting for a pipe. `folder` is a
-    descriptor."""
-    try:
-        handle = os.open(path, flags | _NO_SURPRISE, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            name = clip(os.path.basename(path))
-            raise InvalidArgument(
-                f"{name} is a symbolic link", hint="pass the file that it points to"
-            ) from None
-        if error.errno not in (errno.ENXIO, errno.EISDIR):
-            raise
-    else:
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-    name = clip(os.path.basename(path))
-    raise InvalidArgument(
-        f"{name} is not a file", hint="pass a transcript file, or a folder of them"
-    )
-
-
-@contextmanager
-def closing(handle: int) -> Iterator[int]:
-    """Close a descriptor at the end."""
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def open_to_read(path: str | Path, folder: int | None = None) -> AbstractContextManager[int]:
-    return closing(open_regular(path, os.O_RDONLY, folder))
-
-
-def opened(handle: int) -> BinaryIO:
-    """Return a buffered reader over a descriptor, which stays open when the reader is closed."""
-    return io.BufferedReader(io.FileIO(handle, "rb", closefd=False), _CHUNK)
-
-
-def pieces(handle: int, start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes of a file between two offsets, a chunk at a time."""
-    while start < end and (piece := os.pread(handle, min(_CHUNK, end - start), start)):
-        yield piece
-        start += len(piece)
-
-
-def lines_between(handle: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines between two offsets, each with its offset."""
-    for lines in batches(opened(handle), start, end, is_document=False):
-        for line in lines:
-            yield start, line
-            start += len(line)
-
-
-def starts_backwards(handle: int, end: int) -> Iterator[int]:
-    """Yield the offsets at which the lines before `end` begin, the last line first."""
-    if end <= 0:
-        return
-    at = end
-    # The end of the last line does not begin another one.
-    limit = end - 1 if os.pread(handle, 1, end - 1) == b"\n" else end
-    while at > 0:
-        size = min(_LINE_CHUNK, at)
-        at -= size
-        piece = os.pread(handle, size, at)
-        cursor = min(len(piece), limit - at)
-        while (found := piece.rfind(b"\n", 0, max(0, cursor))) >= 0:
-            yield at + found + 1
-            cursor = found
-    yield 0
-
-
-def lines_backwards(handle: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines before `end`, the last one first, each with its offset."""
-    for begin in starts_backwards(handle, end):
-        yield begin, b"".join(pieces(handle, begin, end))
-        end = begin
 
 
 def is_own(name: str) -> bool:
@@ -433,18 +291,16 @@ class SwapFile:
         """Rename the replacement `new` over the file, whose descriptor is `old`. Owner, mode and
         times are copied. With `keep`, the old file becomes the backup. `done` is the number of its
         bytes that the new file covers: what a process writes after them is left for `carry_over`.
-        `first` is called before the rename, while the new file is synced."""
+        `first` is called before the rename, after the new file is synced."""
         info = os.fstat(old)
         with contextlib.suppress(PermissionError):
             os.fchown(new, info.st_uid, info.st_gid)
         os.fchmod(new, stat.S_IMODE(info.st_mode))
         _copy_attributes(old, new)
         os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns))
-        with ThreadPoolExecutor(1) as pool:
-            synced = pool.submit(os.fsync, new)
-            if first is not None:
-                first()
-        synced.result()
+        os.fsync(new)
+        if first is not None:
+            first()
         if not is_at(old, self._name, self._folder):
             raise self._was_replaced()
         if keep:
@@ -601,8 +457,7 @@ class SwapFile:
                 return False, old
         moving = replace(old, end=old.moved + len(data), target=target)
         self._rename_old(old, moving)
-        is_new_line = not old.moved or os.pread(handle, 1, old.moved - 1) == b"\n"
-        self._append(data, is_new_line=is_new_line)
+        self._append(data, is_new_line=ends_line(handle, old.moved))
         moved = _OldFile(old.id, old.size, old.moved + len(data))
         self._rename_old(moving, moved)
         return moved.moved == size, moved
@@ -653,8 +508,8 @@ class SwapFile:
         if not data:
             return
         with self._opened(self._name, _APPEND) as handle:
-            size = os.fstat(handle).st_size
-            if is_new_line and size and os.pread(handle, 1, size - 1) != b"\n":
+            size = settled_size(handle)
+            if is_new_line and not ends_line(handle, size):
                 data = b"\n" + data
             try:
                 write_all(handle, data)
