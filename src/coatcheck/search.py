@@ -24,6 +24,7 @@ SHOWN_CHARS = 400
 INDEXED_BYTES = 4 * 1024 * 1024
 _WORDS = lazy_pattern(r"\w{3,}")
 _GLANCE, _PAGE = 16, 1_000
+_RUN = 12  # lines of a passage that is shown
 _BATCH_BYTES = 8 * 1024 * 1024
 
 Live = Callable[[Sequence[str]], Mapping[str, Entry]]
@@ -63,12 +64,7 @@ def search(
     asked = limit * 8 + 32
     while True:
         matches = passages.match(words, sessions, asked)
-        best: dict[str, Match] = {}
-        for match in matches:
-            known = best.get(match.digest)
-            if known is None or (known.first == 0 and match.first > 0):
-                best[match.digest] = match if known is None else match._replace(score=known.score)
-        ranked = sorted(best.values(), key=lambda match: (match.score, match.digest))
+        ranked = _ranked(matches)
         hits: list[Hit] = []
         at = 0
         while at < len(ranked) and len(hits) < limit:
@@ -78,6 +74,19 @@ def search(
         if len(hits) == limit or len(matches) < asked or len(ranked) == len(hits):
             return hits
         asked *= 4  # artifacts that are gone took up the places
+
+
+def _ranked(matches: Sequence[Match]) -> list[Match]:
+    """The best match of each artifact, best first. A passage is shown rather than a name, with the
+    better score of both."""
+    best: dict[str, Match] = {}
+    for match in matches:
+        known = best.get(match.digest)
+        if known is None:
+            best[match.digest] = match
+        elif known.first == 0 and match.first > 0:
+            best[match.digest] = match._replace(score=known.score)
+    return sorted(best.values(), key=lambda match: (match.score, match.digest))
 
 
 def follow(
@@ -95,26 +104,34 @@ def follow(
         fresh, _ = _since(catalog, session_id, None)
     if not fresh and (known is not None or passages.followed(session_id) is None):
         return
-    holds: dict[str, Held] = {}
-    for entry in reversed(
-        fresh
-    ):  # the oldest first: an index may rely on the order in which it got them
-        if not entry.gone:
-            ref = entry.ref
-            ends = None if ref.pinned else ref.expires
-            held = holds.get(ref.artifact_id, Held([], ends))
-            held.labels.extend(each for each in (ref.name, ref.tool, ref.summary) if each)
-            last = None if ends is None or held.expires is None else max(ends, held.expires)
-            holds[ref.artifact_id] = held._replace(expires=last)
+    oldest_first = fresh[::-1]  # an index may rely on the order in which it got them
     sizes = {entry.ref.artifact_id: entry.ref.size_bytes for entry in fresh if not entry.gone}
     unread = _index(passages, sizes, live, content)
     mark = known
-    for entry in reversed(fresh):
+    for entry in oldest_first:
         if entry.gone == "damaged" or entry.ref.artifact_id in unread:
             break  # it may be repaired: the next search looks again from here on
         if not entry.gone:
             mark = Mark(entry.session.created, entry.seq, entry.ref.artifact_id)
-    passages.hold(session_id, holds, mark, complete=known is None)
+    passages.hold(session_id, _held(oldest_first), mark, complete=known is None)
+
+
+def _held(entries: Iterable[Entry]) -> dict[str, Held]:
+    """The labels and the last expiry of each artifact that is there."""
+    found: dict[str, Held] = {}
+    for entry in entries:
+        if entry.gone:
+            continue
+        ref = entry.ref
+        ends = None if ref.pinned else ref.expires
+        held = found.get(ref.artifact_id, Held([], ends))
+        held.labels.extend(label for label in (ref.name, ref.tool, ref.summary) if label)
+        if ends is None or held.expires is None:
+            last = None
+        else:
+            last = max(ends, held.expires)
+        found[ref.artifact_id] = held._replace(expires=last)
+    return found
 
 
 def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[Entry], bool]:
@@ -125,11 +142,9 @@ def _since(catalog: Catalog, session_id: str, mark: Mark | None) -> tuple[list[E
         page = catalog.find(session_id, before=before, limit=size)
         for entry in page:
             if mark is not None and entry.seq <= mark.seq:
+                # A session that expired and came back has lost its refs.
                 same = Mark(entry.session.created, entry.seq, entry.ref.artifact_id) == mark
-                return (
-                    found,
-                    same and not entry.gone,
-                )  # a session that expired and came back has lost its refs
+                return found, same and not entry.gone
             found.append(entry)
         if len(page) < size:
             return found, mark is None
@@ -146,27 +161,29 @@ def _index(
     are read together. Return those that could not be read."""
     unread: set[str] = set()
     for wanted in _batches(reversed(passages.missing(sizes)), sizes):
-        entries = live(wanted)
-        contents: dict[str, Content] = {}
-        for digest in wanted:
-            try:
-                contents[digest] = content(entries[digest])
-            except (KeyError, NotFound, Damaged):
-                unread.add(digest)
-        _prefetch(
-            (one, 0, INDEXED_BYTES)
-            for one in contents.values()
-            if media.is_text(one.ref.media_type)
-        )
+        contents = _opened(wanted, live(wanted), content)
+        texts = [one for one in contents.values() if media.is_text(one.ref.media_type)]
+        _prefetch((one, 0, INDEXED_BYTES) for one in texts)
         batch: dict[str, list[Passage]] = {}
         for digest, one in contents.items():
-            try:
+            with contextlib.suppress(NotFound, Damaged):
                 batch[digest] = list(cut(one))
-            except (NotFound, Damaged):
-                unread.add(digest)
+        unread.update(wanted)
+        unread.difference_update(batch)
         if batch:
             passages.add(batch)
     return unread
+
+
+def _opened(
+    digests: Iterable[str], entries: Mapping[str, Entry], content: Callable[[Entry], Content]
+) -> dict[str, Content]:
+    """The contents of those artifacts that are there."""
+    found: dict[str, Content] = {}
+    for digest in digests:
+        with contextlib.suppress(KeyError, NotFound, Damaged):
+            found[digest] = content(entries[digest])
+    return found
 
 
 def _batches(digests: Iterable[str], sizes: Mapping[str, int]) -> Iterator[list[str]]:
@@ -217,81 +234,91 @@ def cut(content: Content) -> Iterator[Passage]:
         line, start = line + lines, end
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A match, the artifact, and the range of it to read; no content if a label matched."""
+
+    ref: Ref
+    match: Match
+    content: Content | None
+    start: int
+    length: int
+
+
 def _hits(
     matches: Iterable[Match],
     entries: Mapping[str, Entry],
     words: str,
     content: Callable[[Entry], Content],
 ) -> list[Hit]:
-    """The hits for matches, without those whose bytes cannot be read any more. Each step is done
-    for all of them."""
-    found: list[tuple[Ref, Match, Content | None, int, int]] = []
+    """The hits for matches, without those whose bytes cannot be read any more."""
+    found: list[_Found] = []
     for match in matches:
         if (entry := entries.get(match.digest)) is not None:
             start = max(0, match.start - CONTEXT)
             with contextlib.suppress(NotFound, Damaged):
                 inside = content(entry) if match.first else None
-                found.append((entry.ref, match, inside, start, match.end + CONTEXT - start))
-    _prefetch(
-        (inside, start, length) for _, _, inside, start, length in found if inside is not None
-    )
-    read: list[tuple[Ref, Match, bytes]] = []
-    for ref, match, inside, start, length in found:
+                found.append(_Found(entry.ref, match, inside, start, match.end + CONTEXT - start))
+    _prefetch((one.content, one.start, one.length) for one in found if one.content is not None)
+    hits = []
+    for one in found:
         with contextlib.suppress(NotFound, Damaged):
-            read.append((ref, match, b"" if inside is None else inside.read(start, length)))
-    heads = ["" if match.start else media.decode_head(data[: match.end]) for _, match, data in read]
-    spans = [_span(*one, head, words) for one, head in zip(read, heads, strict=True)]
-    passages = [mask(text, begin, end) if lines else text for text, begin, end, lines in spans]
-    return [
-        Hit(ref, passage[:SHOWN_CHARS], lines, match.score)
-        for (ref, match, _), (*_, lines), passage in zip(read, spans, passages, strict=True)
-    ]
+            hits.append(_hit(one, words))
+    return hits
 
 
-def _span(
-    ref: Ref, match: Match, data: bytes, head: str, words: str
-) -> tuple[str, int, int, tuple[int, int] | None]:
-    """Return a text, the start and end of the part that is shown, and its lines. The text is longer
-    than a passage: a secret may begin or end outside. `head` is the passage if it is the beginning
-    of the artifact."""
-    if match.first == 0:
-        return (
-            " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text),
-            0,
-            SHOWN_CHARS,
-            None,
-        )
+def _hit(found: _Found, words: str) -> Hit:
+    """Read the passage of a match, and show the densest part of it."""
+    ref, match = found.ref, found.match
+    if found.content is None:
+        labels = " · ".join(text for text in (ref.name, ref.tool, ref.summary) if text)
+        return Hit(ref, labels[:SHOWN_CHARS], None, match.score)
+    data = found.content.read(found.start, found.length)
     at = min(match.start, CONTEXT)
     end = at + match.end - match.start
     before, after = data[:at].decode("utf-8", "ignore"), data[end:].decode("utf-8", "ignore")
-    text = data[at:end].decode("utf-8", "ignore") if match.start else head
+    if match.start:
+        text = data[at:end].decode("utf-8", "ignore")
+    else:
+        text = media.decode_head(data[: match.end])
     within = text.split("\n")
     first, shown = _densest(within, words)
     begin = len(before) + sum(len(line) + 1 for line in within[:first])
+    # Masked with the text around it: a secret may begin or end outside.
+    passage = mask(before + text + after, begin, begin + len(shown))
     lines = (match.first + first, min(match.last, match.first + first + shown.count("\n")))
-    return before + text + after, begin, begin + len(shown), lines
+    return Hit(ref, passage[:SHOWN_CHARS], lines, match.score)
 
 
 def _densest(lines: list[str], words: str) -> tuple[int, str]:
     """Find the run of lines, of bounded length, that has most of the words. Return the index of its
     first line, and its text."""
-    wanted = {word.lower()[:6] for word in _WORDS.findall(words)}
-    weights = [len({word.lower()[:6] for word in _WORDS.findall(line)} & wanted) for line in lines]
+    wanted = _stems(words)
+    weights = [len(_stems(line) & wanted) for line in lines]
+    starts = [index for index, weight in enumerate(weights) if weight] or [0]
     best, at = -1, 0
-    for i in [i for i, weight in enumerate(weights) if weight] or range(1):
-        size = score = 0
-        for j in range(i, min(i + 12, len(lines))):
-            size += len(lines[j]) + 1
-            if size > SHOWN_CHARS and j > i:
-                break
-            score += weights[j]
+    for start in starts:
+        run = lines[start : start + _RUN]
+        score = sum(weights[start : start + _fitting(run)])
         if score > best:
-            best, at = score, i
+            best, at = score, start
     shown: list[str] = []
     size = 0
-    for text in lines[at : at + 12]:
-        if shown and size + len(text) > SHOWN_CHARS:
-            break
+    for text in lines[at : at + _RUN][: _fitting(lines[at : at + _RUN])]:
         shown.append(text[: SHOWN_CHARS - size])
         size += len(text) + 1
     return at, "\n".join(shown).rstrip("\n")
+
+
+def _stems(text: str) -> set[str]:
+    return {word.lower()[:6] for word in _WORDS.findall(text)}
+
+
+def _fitting(lines: list[str]) -> int:
+    """How many lines fit in a passage that is shown, at least one."""
+    size = 0
+    for number, line in enumerate(lines):
+        size += len(line) + 1
+        if size > SHOWN_CHARS and number:
+            return number
+    return len(lines)

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import tempfile
 import threading
 import time
@@ -18,12 +17,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import coatcheck
 from coatcheck import Ref, Session, Store, ToolCall, ToolExecutor
 from coatcheck.atomic import Draft
 from coatcheck.checks import LARGEST, check_name, whole
+from coatcheck.compat._folders import (
+    BASE_NAME,
+    files_in,
+    folder_name,
+    private_folder,
+    remove_if_empty,
+    session_of,
+)
 from coatcheck.compat._heads import head_of
 from coatcheck.compat._ids import id_prefix, short_id
 from coatcheck.compat._stores import Place, folder_of, is_store
@@ -34,25 +41,22 @@ from coatcheck.errors import (
     LimitExceeded,
     NotFound,
     StoreError,
-    StoreUnavailable,
 )
 from coatcheck.executor import Description, Result, ToolOutcome, Turn
 from coatcheck.externalize import About, Limit, Policy, configured, put
 from coatcheck.externalize.storing import masked
 from coatcheck.externalize.stub import head_and_tail
-from coatcheck.ids import clip, digest_of
+from coatcheck.ids import digest_of
 from coatcheck.parts import as_block, is_known
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.values import as_text, encode_text
 
 TOOL_MESSAGE_MAX_CHARS: Final = 12_000
 DEFAULT_TTL_S: Final = 3_600
-BASE_NAME: Final = "sb_artifacts"
 READ_TOOL: Final = "read_file"
 HINT: Final = "Use the read_file tool to retrieve the full content."
 _SUMMARY: Final = 200
 _BACKEND: Final = ".coatcheck"  # begins with a dot, as the folder of no session does
-_LONGEST_NAME: Final = 200  # bytes of a folder's name
 _FILE: Final = re.compile(r"(art_[0-9a-f]{16})\.txt")
 _ATTEMPTS: Final = 10
 
@@ -116,7 +120,7 @@ class ArtifactStore:
             self.base_dir = folder_of(base_dir, "base_dir")
             self.base_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         elif store is None:
-            self.base_dir = _private_folder()
+            self.base_dir = private_folder()
         else:
             self.base_dir = Path(tempfile.mkdtemp(prefix=f"{BASE_NAME}-"))
             self._copies = weakref.finalize(self, shutil.rmtree, self.base_dir, ignore_errors=True)
@@ -132,7 +136,7 @@ class ArtifactStore:
         the ref has an `error`. Raises `InvalidArgument` for a session id that cannot name a folder,
         and for a negative `ttl_s`."""
         whole(ttl_s, "ttl_s")
-        _folder_name(session_id)
+        folder_name(session_id)
         policy = configured(self.backend.settings)
         text = as_text(masked(content, policy))
         ref = ArtifactRef(
@@ -182,16 +186,16 @@ class ArtifactStore:
     def cleanup_session(self, session_id: str) -> int:
         """Remove the artifacts of a session, its files, and any other file in its folder. Return
         the number of artifacts."""
-        folder = self.base_dir / _folder_name(session_id)
+        folder = self.base_dir / folder_name(session_id)
         session = self.backend.session(session_id)
         count = len(session.list())
         session.end()
-        for path in _files_in(folder):
+        for path in files_in(folder):
             if _FILE.fullmatch(path.name):
                 self._remove_unless_live(path, session_id)
             else:
                 path.unlink(missing_ok=True)
-        _remove_if_empty(folder)
+        remove_if_empty(folder)
         return count
 
     def cleanup_expired(self) -> int:
@@ -200,13 +204,13 @@ class ArtifactStore:
         grace = None if self._is_shared else 0
         count = self.backend.collect(grace=grace, compress=False).refs
         for folder in self.base_dir.iterdir():
-            session_id = _session_of(folder)
-            files = [path for path in _files_in(folder) if _FILE.fullmatch(path.name)]
+            session_id = session_of(folder)
+            files = [path for path in files_in(folder) if _FILE.fullmatch(path.name)]
             if session_id is None or not files:
                 continue
             for path in files:
                 self._remove_unless_live(path, session_id)
-            _remove_if_empty(folder)
+            remove_if_empty(folder)
         return count
 
     def stats(self) -> dict[str, int]:
@@ -220,7 +224,7 @@ class ArtifactStore:
             self._copies()
 
     def path_of(self, session_id: str, ref: Ref) -> Path:
-        return self.base_dir / _folder_name(session_id) / f"{short_id(ref.artifact_id)}.txt"
+        return self.base_dir / folder_name(session_id) / f"{short_id(ref.artifact_id)}.txt"
 
     def ref_of(self, session: Session, ref: Ref) -> ArtifactRef:
         ttl = LARGEST if ref.expires is None else round(ref.expires - ref.created)
@@ -460,7 +464,7 @@ class BoundedToolExecutor:
                 "there is no session to store results in",
                 hint="pass a TurnRuntimeState with a session_id, or a session_id to the executor",
             )
-        _folder_name(session_id)
+        folder_name(session_id)
         try:
             session = self._store.session(session_id)
         except StoreError:  # the tools run all the same
@@ -645,63 +649,3 @@ def _texts_in(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for one in value:
             yield from _texts_in(one)
-
-
-def _folder_name(session_id: str) -> str:
-    """Return a session id as the name of a folder: letters, digits and `_.-~` as they are, anything
-    else encoded as in a url. A dot at the beginning is encoded too. Raises `InvalidArgument` if it
-    is empty or too long for a folder."""
-    check_name(session_id, "session id")
-    name = quote(session_id, safe="")
-    if name.startswith("."):
-        name = "%2E" + name[1:]
-    if len(name) > _LONGEST_NAME:
-        raise InvalidArgument(
-            f"the session id {clip(session_id)} is too long for the name of a folder",
-            hint=f"use at most {_LONGEST_NAME} characters; those other than letters, "
-            "digits and _.-~ count three times",
-        )
-    return name
-
-
-def _session_of(folder: Path) -> str | None:
-    """Return the session id that a folder is named after, or None if it is not the folder of a
-    session."""
-    session_id = unquote(folder.name)
-    try:
-        return session_id if _folder_name(session_id) == folder.name else None
-    except InvalidArgument:
-        return None
-
-
-def _private_folder() -> Path:
-    """Return the default folder. Other users of the machine can create a folder of this name first,
-    so it must be a folder of this user that nobody else can enter."""
-    folder = Path(tempfile.gettempdir()).absolute() / BASE_NAME
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    about = folder.lstat()
-    is_own = not hasattr(os, "getuid") or about.st_uid == os.getuid()
-    if not stat.S_ISDIR(about.st_mode) or not is_own:
-        raise StoreUnavailable(
-            f"{str(folder)!r} is not a folder of this user",
-            hint="pass another base_dir, or set TMPDIR",
-        )
-    if stat.S_IMODE(about.st_mode) & 0o077:
-        folder.chmod(0o700)
-    return folder
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files and links in a folder; none if it is missing."""
-    try:
-        return [
-            Path(entry) for entry in os.scandir(folder) if not entry.is_dir(follow_symlinks=False)
-        ]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()

@@ -7,18 +7,14 @@ if TYPE_CHECKING:
     from coatcheck.context._bootstrap import BootstrapFile, Bootstrapped, Kept, bootstrap
     from coatcheck.context.appended import Recalled, recall
     from coatcheck.context.budget import Budget, Enforced, Rendered, Violation
+    from coatcheck.context.claims import Claim, Snapshot, claim, current, history
     from coatcheck.context.conversation import Clearing
     from coatcheck.context.hot_state import (
         Change,
-        Claim,
         HotState,
         IndexEntry,
-        Snapshot,
         artifact_index,
         changes_between,
-        claim,
-        current,
-        history,
     )
     from coatcheck.context.metrics import Meter, PromptMetrics
     from coatcheck.context.prompt import Prompt, PromptBuilder
@@ -36,8 +32,8 @@ _NAMES = {
     "appended": ("Recalled", "recall"),
     "budget": ("Budget", "Enforced", "Rendered", "Violation"),
     "conversation": ("Clearing",),
-    "hot_state": ("Change", "Claim", "HotState", "IndexEntry", "Snapshot", "artifact_index",
-                  "changes_between", "claim", "current", "history"),
+    "claims": ("Claim", "Snapshot", "claim", "current", "history"),
+    "hot_state": ("Change", "HotState", "IndexEntry", "artifact_index", "changes_between"),
     "metrics": ("Meter", "PromptMetrics"),
     "prompt": ("Prompt", "PromptBuilder"),
 }  # fmt: skip

@@ -137,6 +137,24 @@ class Prompt:
         return found | ({"betas": list(self.betas)} if self.betas else {})
 
 
+@dataclass
+class _Draft:
+    """A prompt that is being built: the conversation as it is sent so far, the parts to append,
+    the tokens of everything else, and the violations of the budget. `cleared` are the tokens that
+    the provider clears."""
+
+    sent: SentMessages
+    parts: TurnParts
+    fixed: int
+    limit: int
+    cleared: int
+    violations: list[Violation]
+
+    @property
+    def tokens(self) -> int:
+        return self.fixed + self.sent.tokens - self.cleared
+
+
 class PromptBuilder:
     """Builds the prompts of one conversation in a session. It needs no memory: another builder with
     the same arguments makes the same prompt from the same history.
@@ -253,20 +271,14 @@ class PromptBuilder:
         given, costs = self._weighed(for_provider(history, self._dialect.name))
         files = self._read_files()
         system = "\n\n".join(part for part in (self._system, files.text if files else "") if part)
-        key, limit = key_of(self._session.store), self._budget.max_prompt_tokens
-        violations: list[Violation] = []
+        key = key_of(self._session.store)
         lead = self._lead(system)
-        if lead is None:
-            violations += self._budget.prompt_tokens(None)
-        fixed = sum(one.tokens for one in lead or ()) + _REQUEST_TOKENS
-        sent = self._grown(given, costs, key, fixed, violations)
         parts = TurnParts(
             session=self._session,
             budget=self._budget,
             count=self._count,
             weigh=self._text_tokens,
             key=key,
-            last=last_of_each(key, sent.messages),
             hot_state=hot_state,
             chunks=listed(chunks),
             message=self._question(key, given) if message is None else message,
@@ -275,32 +287,22 @@ class PromptBuilder:
             read_tool=self._read_tool,
             list_tool=self._list_tool,
         )
-        takes_text = self._dialect.takes_text(sent.messages)
-        cleared = self._conversation.clearable(sent)
-        if self._rewrites and not violations:
+        draft = self._drafted(given, costs, lead, parts)
+        takes_text = self._dialect.takes_text(draft.sent.messages)
+        if self._rewrites and not draft.violations:
             is_cold = idle_seconds is not None and idle_seconds > self._prices.cache_seconds
-            sent = self._conversation.batched(sent, fixed, is_cold=is_cold)
-            parts = replace(parts, last=last_of_each(key, sent.messages))
-            sent, parts = self._within(sent, parts, limit - fixed + cleared, key, violations)
-            cleared = self._conversation.clearable(sent) if cleared else 0
+            self._rewrite(draft, is_cold=is_cold)
         # Parts are fitted after a violation too, so that theirs are reported with it.
-        room = limit if violations else limit - (fixed + sent.tokens - cleared)
-        more = Additions()
-        if takes_text and room >= 0:
-            more = self._fitted(parts, room, violations)
-        if not violations:
-            sent = self._with_texts(sent, more.texts, violations)
-        if self._deferred and takes_text and not violations:
-            sent = self._with_tools(sent, is_needed=bool(more.texts or (files and files.refs)))
-        if not violations:
-            violations += self._budget.prompt_tokens(fixed + sent.tokens - cleared)
-        checked = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
-        found = tuple(dict.fromkeys(violations))
+        more = self._appended(draft, files) if takes_text else Additions()
+        if not draft.violations:
+            draft.violations += self._budget.prompt_tokens(draft.tokens)
+        fixed = self._budget.check(hot_state=hot_state, chunks=parts.chunks, count=self._count)
+        found = tuple(dict.fromkeys(draft.violations))
         # Violations that were fixed are logged too.
-        log_violations(dict.fromkeys((*checked, *found)), self._session.session_id)
+        log_violations(dict.fromkeys((*fixed, *found)), self._session.session_id)
         if found or lead is None:
             raise refusal(found, hint=None if self._rewrites else _WAYS_OUT)
-        return self._prompt(system, sent, more, cleared, lead, files)
+        return self._prompt(system, draft, more, lead, files)
 
     def _read_files(self) -> Bootstrapped | None:
         """Return the bootstrap files as the first prompt had them: a changed one would change the
@@ -346,78 +348,92 @@ class PromptBuilder:
             return cost
         return cost._replace(tokens=cost.tokens + self._later_tokens)
 
-    def _grown(
+    def _drafted(
         self,
         given: list[Message],
         costs: list[Cost | None],
-        key: bytes,
-        fixed: int,
-        violations: list[Violation],
-    ) -> SentMessages:
-        """Return the conversation as it is sent. A message that cannot be counted is a
-        violation."""
+        lead: list[Cost] | None,
+        parts: TurnParts,
+    ) -> _Draft:
+        """Return the conversation as it is sent, before anything is rewritten or appended. What
+        cannot be counted is a violation."""
+        fixed = sum(one.tokens for one in lead or ()) + _REQUEST_TOKENS
+        violations: list[Violation] = []
+        if lead is None:
+            violations += self._budget.prompt_tokens(None)
         try:
             tool_tokens = 0 if self._addition in given else self._later_tokens
-            return self._conversation.grown(given, costs, key, fixed=fixed, tool_tokens=tool_tokens)
+            sent = self._conversation.grown(
+                given, costs, parts.key, fixed=fixed, tool_tokens=tool_tokens
+            )
         except LimitExceeded:
+            sent = SentMessages([], [])
             is_document = any(map(referenced_documents, given))  # else the counter failed
-            unknown = self._budget.prompt_tokens(None)
-            violations += (
-                replace(one, message=_UNCOUNTABLE) if is_document else one for one in unknown
-            )
-            return SentMessages([], [])
+            for one in self._budget.prompt_tokens(None):
+                violations.append(replace(one, message=_UNCOUNTABLE) if is_document else one)
+        parts = replace(parts, last=last_of_each(parts.key, sent.messages))
+        limit, cleared = self._budget.max_prompt_tokens, self._conversation.clearable(sent)
+        return _Draft(sent, parts, fixed, limit, cleared, violations)
 
-    def _within(
-        self,
-        sent: SentMessages,
-        parts: TurnParts,
-        room: int,
-        key: bytes,
-        violations: list[Violation],
-    ) -> tuple[SentMessages, TurnParts]:
-        """Prune the conversation if it and the parts do not fit into the room. Then the parts may
-        have to be appended again, because the pruned conversation does not have them."""
+    def _rewrite(self, draft: _Draft, *, is_cold: bool) -> None:
+        """Replace old results where that pays off, and prune the conversation if it and the parts
+        do not fit. Then the parts may have to be appended again, because the pruned conversation
+        does not have them."""
+        self._replace_sent(
+            draft, self._conversation.batched(draft.sent, draft.fixed, is_cold=is_cold)
+        )
+        room = draft.limit - draft.fixed + draft.cleared
+        parts = draft.parts
         try:
-            if sent.tokens + parts.whole().tokens <= room:
-                return sent, parts
-            reserve = min(replace(parts, last={}).whole().tokens, room // _PARTS_SHARE)
-            smaller = self._conversation.rewritten(sent, room - reserve, key)
+            if draft.sent.tokens + parts.whole().tokens > room:
+                whole = replace(parts, last={}).whole().tokens
+                reserve = min(whole, room // _PARTS_SHARE)
+                smaller = self._conversation.rewritten(draft.sent, room - reserve, parts.key)
+                self._replace_sent(draft, smaller)
         except BudgetExceeded:
-            return sent, parts  # fitting the parts reports it
+            pass  # fitting the parts reports it
         except LimitExceeded as error:
-            limit, message = (
-                self._budget.max_prompt_tokens,
-                f"the conversation does not fit: {error.message}",
-            )
-            violations.append(
-                Violation("max_prompt_tokens", limit, limit - room + sent.tokens, message)
-            )
-            return sent, parts
-        return smaller, replace(parts, last=last_of_each(key, smaller.messages))
+            message = f"the conversation does not fit: {error.message}"
+            needed = draft.limit - room + draft.sent.tokens
+            draft.violations.append(Violation("max_prompt_tokens", draft.limit, needed, message))
+        draft.cleared = self._conversation.clearable(draft.sent) if draft.cleared else 0
 
-    def _fitted(self, parts: TurnParts, room: int, violations: list[Violation]) -> Additions:
+    def _replace_sent(self, draft: _Draft, sent: SentMessages) -> None:
+        draft.sent = sent
+        draft.parts = replace(draft.parts, last=last_of_each(draft.parts.key, sent.messages))
+
+    def _appended(self, draft: _Draft, files: Bootstrapped | None) -> Additions:
+        """Append the parts that fit, and our tools if there is something to read with them."""
+        room = draft.limit if draft.violations else draft.limit - draft.tokens
+        more = self._fitted(draft, room) if room >= 0 else Additions()
+        if not draft.violations:
+            self._append_texts(draft, more.texts)
+        if self._deferred and not draft.violations:
+            is_needed = bool(more.texts or (files and files.refs))
+            draft.sent = self._with_tools(draft.sent, is_needed=is_needed)
+        return more
+
+    def _fitted(self, draft: _Draft, room: int) -> Additions:
         try:
-            found = parts.fitted(room)
+            found = draft.parts.fitted(room)
         except BudgetExceeded as error:
-            violations += error.violations
+            draft.violations += error.violations
             return Additions()
         if found is None:
-            limit = self._budget.max_prompt_tokens
+            limit, needed = draft.limit, draft.parts.whole().tokens
             message = (
                 f"what is appended does not fit: {max(0, room):,} of {limit:,} tokens are left"
             )
-            violations.append(
-                Violation("max_prompt_tokens", limit, limit - room + parts.whole().tokens, message)
+            draft.violations.append(
+                Violation("max_prompt_tokens", limit, limit - room + needed, message)
             )
             return Additions()
         return found
 
-    def _with_texts(
-        self, sent: SentMessages, texts: Sequence[str], violations: list[Violation]
-    ) -> SentMessages:
-        """Return the messages with these texts appended, and their costs."""
+    def _append_texts(self, draft: _Draft, texts: Sequence[str]) -> None:
         if not texts:
-            return sent
+            return
+        sent = draft.sent
         messages = self._dialect.with_texts(sent.messages, texts)
         known = dict(zip(map(id, sent.messages), sent.costs, strict=True))
         costs = []
@@ -426,8 +442,8 @@ class PromptBuilder:
             if cost is not None:
                 costs.append(cost)
         if len(costs) < len(messages):
-            violations += self._budget.prompt_tokens(None)
-        return replace(sent, messages=messages, costs=costs)
+            draft.violations += self._budget.prompt_tokens(None)
+        draft.sent = replace(sent, messages=messages, costs=costs)
 
     def _deferring(
         self, own: Iterable[str], model: str | None, wanted: bool | None
@@ -472,26 +488,25 @@ class PromptBuilder:
     def _prompt(
         self,
         system: str,
-        sent: SentMessages,
+        draft: _Draft,
         more: Additions,
-        cleared: int,
         lead: list[Cost],
         files: Bootstrapped | None,
     ) -> Prompt:
+        sent, cleared = draft.sent, draft.cleared
         messages = sent.messages
         now = Sent((*lead, *sent.costs), len(lead))
         comparison = self._compared(now, messages)
         own = self._dialect.own_marks(messages, self._tools)
         state, file_changes = more.hot_state, self._file_changes
         self._sent, self._last, self._file_changes = now, messages[-1] if messages else None, ()
-        lost = (
-            [_NOT_KEPT.format(comparison.rewritten)]
-            if comparison.rewritten and not self._rewrites
-            else []
-        )
-        written = [
-            text for author, texts in map(spoken, messages) if author == "user" for text in texts
-        ]
+        lost = []
+        if comparison.rewritten and not self._rewrites:
+            lost.append(_NOT_KEPT.format(comparison.rewritten))
+        user_chars = 0
+        for author, texts in map(spoken, messages):
+            if author == "user":
+                user_chars += sum(map(len, texts))
         return Prompt(
             provider=self._dialect.name,
             system=system,
@@ -512,7 +527,7 @@ class PromptBuilder:
             artifacts=state.entries if state else 0,
             artifact_types=state.types if state else (),
             sys_chars=len(system),
-            user_chars=sum(map(len, written)),
+            user_chars=user_chars,
             ref_files=len(files.refs) if files else 0,
             bootstrapped=files,
             pruned=sent.pruned,
@@ -528,18 +543,16 @@ class PromptBuilder:
         """Compare a prompt with the previous one. Blocks after those of its last message only add
         to it."""
         found, before = compared(self._sent, now), self._sent
-        at, last = found.stable.messages, self._last
-        if (
-            found.rewritten
-            and before is not None
-            and last is not None
-            and at == len(before.parts) - before.lead - 1
-        ):
-            blocks = blocks_of(last)
-            if at < len(messages) and without_marks(
-                blocks_of(messages[at])[: len(blocks)]
-            ) == without_marks(blocks):
-                return replace(found, rewritten=0)
+        last = self._last
+        if not found.rewritten or before is None or last is None:
+            return found
+        at = found.stable.messages
+        if at != len(before.parts) - before.lead - 1 or at >= len(messages):
+            return found
+        blocks = blocks_of(last)
+        same_blocks = blocks_of(messages[at])[: len(blocks)]
+        if without_marks(same_blocks) == without_marks(blocks):
+            return replace(found, rewritten=0)
         return found
 
     def _lead(self, system: str) -> list[Cost] | None:
@@ -561,12 +574,12 @@ class PromptBuilder:
     def _question(self, key: bytes, messages: Sequence[Message]) -> str:
         """Return the last message of the user, without texts of ours."""
         for author, texts in map(spoken, reversed(messages)):
-            if author == "user" and texts:
-                found = "\n".join(
-                    text for text in texts if not (text.startswith(STARTS) and kind_of(key, text))
-                )
-                if found.strip():
-                    return found
+            if author != "user":
+                continue
+            own = [one for one in texts if not (one.startswith(STARTS) and kind_of(key, one))]
+            found = "\n".join(own)
+            if found.strip():
+                return found
         return ""
 
 

@@ -3,7 +3,7 @@
 from coatcheck._toolkit import Description
 from coatcheck.executor.arguments import PASS_POINTER, Pointer, resolve_arguments
 from coatcheck.executor.binding import stays_inline, widened, widened_schema
-from coatcheck.executor.run import (
+from coatcheck.executor.outcomes import (
     ArtifactReference,
     Handle,
     Result,
@@ -11,9 +11,9 @@ from coatcheck.executor.run import (
     TimedOut,
     ToolCall,
     ToolError,
-    ToolExecutor,
     ToolOutcome,
 )
+from coatcheck.executor.run import ToolExecutor
 from coatcheck.executor.threads import Turn
 
 __all__ = [

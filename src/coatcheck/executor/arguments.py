@@ -71,18 +71,7 @@ def resolve_arguments(
     if not pointers:
         return arguments
     if max_bytes is not None:
-        sizes = {
-            pointer: ref.size_bytes
-            for pointer in pointers
-            if (ref := session.ref(pointer)) is not None
-        }
-        total = sum(sizes.get(pointer, 0) for pointer in pointers)
-        if total > max_bytes:
-            raise TooLarge(
-                f"the pointers in these arguments refer to {total:,} bytes; "
-                f"at most {max_bytes:,} can be passed on",
-                hint="pass a part of it, e.g. art:…#/rows/0, or read it and send what matters",
-            )
+        _check_size(session, pointers, max_bytes)
     with ExitStack() as resources:
         try:
             resolver = _SchemaResolver(session, resources, schema or _ANY, foreign)
@@ -91,6 +80,20 @@ def resolve_arguments(
             raise InvalidArgument(str(error), hint="") from error
     assert isinstance(resolved, dict)
     return arguments if resolved == arguments else resolved
+
+
+def _check_size(session: Session, pointers: Sequence[str], max_bytes: int) -> None:
+    sizes: dict[str, int] = {}
+    for pointer in set(pointers):
+        ref = session.ref(pointer)
+        sizes[pointer] = 0 if ref is None else ref.size_bytes
+    total = sum(sizes[pointer] for pointer in pointers)
+    if total > max_bytes:
+        raise TooLarge(
+            f"the pointers in these arguments refer to {total:,} bytes; "
+            f"at most {max_bytes:,} can be passed on",
+            hint="pass a part of it, e.g. art:…#/rows/0, or read it and send what matters",
+        )
 
 
 class Resolver:
@@ -126,19 +129,9 @@ class Resolver:
         """Return the annotation of an item of a list, or of a field of a dict, model, dataclass or
         typed dict."""
         for one in alternatives(hint):
-            bare, args = _bare(one), typing.get_args(one)
-            if not isinstance(bare, type):
-                continue
-            if isinstance(key, str):
-                if issubclass(bare, Mapping) and not typing.is_typeddict(bare):
-                    if len(args) == 2:
-                        return args[1]
-                elif key in (fields := hints_of(bare)):
-                    return fields[key]
-            elif issubclass(bare, tuple) and args:
-                return args[0] if args[-1] is Ellipsis else args[min(key, len(args) - 1)]
-            elif issubclass(bare, Sequence | set | frozenset) and args:
-                return args[0]
+            found = _hint_of_field(one, key) if isinstance(key, str) else _hint_of_item(one, key)
+            if found is not None:
+                return found
         return Any
 
     def _fetch(self, pointer: str, wanted: Want) -> Any:
@@ -207,25 +200,15 @@ class _SchemaResolver(Resolver):
         ):
             return "bytes"
         kinds = {kind for one in alternatives for kind in _kinds(one)} - {"null"}
-        return (
-            "text"
-            if kinds == {"string"}
-            else "json"
-            if kinds and "string" not in kinds
-            else "value"
-        )
+        if kinds == {"string"}:
+            return "text"
+        return "json" if kinds and "string" not in kinds else "value"
 
     def _inside(self, hint: Any, key: str | int) -> Any:
         for one in self._alternatives(hint):
-            if isinstance(key, str):
-                fields = one.get("properties")
-                found = fields.get(key) if isinstance(fields, dict) else None
-                found = one.get("additionalProperties") if found is None else found
-            else:
-                first = one.get("prefixItems")
-                found = (
-                    first[key] if isinstance(first, list) and key < len(first) else one.get("items")
-                )
+            found = (
+                _schema_of_field(one, key) if isinstance(key, str) else _schema_of_item(one, key)
+            )
             if isinstance(found, dict):
                 return found
         return _ANY
@@ -263,11 +246,13 @@ class _SchemaResolver(Resolver):
         return found
 
     def _referred(self, ref: str) -> Any:
+        if not ref.startswith("#"):
+            return None
         at: Any = self._root
-        for step in ref.removeprefix("#").split("/")[1:] if ref.startswith("#") else ("",):
-            at = (
-                at.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(at, dict) else None
-            )
+        for step in ref[1:].split("/")[1:]:
+            if not isinstance(at, dict):
+                return None
+            at = at.get(step.replace("~1", "/").replace("~0", "~"))
         return at
 
 
@@ -289,26 +274,39 @@ def _as_text(value: Any) -> Any:
 
 def want(hint: Any) -> Want:
     """Return the form in which a parameter of this annotation takes the value of a pointer."""
-    for one in alternatives(hint):
-        if typing.get_origin(one) is Annotated and any(
-            isinstance(m, _PassPointer) for m in one.__metadata__
-        ):
-            return "pointer"
-        bare = _bare(one)
-        if bare is Ref:
-            return "ref"
-        if isinstance(bare, type) and issubclass(bare, PurePath):
-            return "path"
-        if bare in _STREAMS or (
-            isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)
-        ):
-            return "value" if typing.get_args(one) == (str,) else "stream"
-    kinds = [bare for one in alternatives(hint) if (bare := _bare(one)) is not type(None)]
-    forms: dict[type, Want] = {str: "text", bytes: "bytes"}
-    return next(
-        (form for kind, form in forms.items() if kinds and all(one is kind for one in kinds)),
-        "value",
-    )
+    among = alternatives(hint)
+    for one in among:
+        form = _special_form(one)
+        if form is not None:
+            return form
+    kinds = [_bare(one) for one in among]
+    kinds = [kind for kind in kinds if kind is not type(None)]
+    if kinds and all(kind is str for kind in kinds):
+        return "text"
+    if kinds and all(kind is bytes for kind in kinds):
+        return "bytes"
+    return "value"
+
+
+def _special_form(hint: Any) -> Want | None:
+    """Return the form for an annotation that is not satisfied with text, bytes or a value."""
+    if _passes_pointer(hint):
+        return "pointer"
+    bare = _bare(hint)
+    if bare is Ref:
+        return "ref"
+    if isinstance(bare, type) and issubclass(bare, PurePath):
+        return "path"
+    is_binary = isinstance(bare, type) and issubclass(bare, io.RawIOBase | io.BufferedIOBase)
+    if is_binary or bare in _STREAMS:
+        return "value" if typing.get_args(hint) == (str,) else "stream"
+    return None
+
+
+def _passes_pointer(hint: Any) -> bool:
+    if typing.get_origin(hint) is not Annotated:
+        return False
+    return any(isinstance(note, _PassPointer) for note in hint.__metadata__)
 
 
 def takes_streams(hint: Any) -> bool:
@@ -322,9 +320,7 @@ def alternatives(hint: Any) -> list[Any]:
         named := getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
     ) is not None:
         hint = named  # a NewType, a `type` statement
-    if typing.get_origin(hint) is Annotated and not any(
-        isinstance(m, _PassPointer) for m in hint.__metadata__
-    ):
+    if typing.get_origin(hint) is Annotated and not _passes_pointer(hint):
         return alternatives(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType):
         return [found for one in typing.get_args(hint) for found in alternatives(one)]
@@ -345,14 +341,44 @@ def hints_of(owner: Any) -> dict[str, Any]:
         return {}
 
 
+def _hint_of_field(hint: Any, key: str) -> Any:
+    """Return the annotation of a field of a dict, model, dataclass or typed dict; else None."""
+    bare, args = _bare(hint), typing.get_args(hint)
+    if not isinstance(bare, type):
+        return None
+    if issubclass(bare, Mapping) and not typing.is_typeddict(bare):
+        return args[1] if len(args) == 2 else None
+    return hints_of(bare).get(key)
+
+
+def _hint_of_item(hint: Any, index: int) -> Any:
+    """Return the annotation of an item of a list, tuple or set; else None."""
+    bare, args = _bare(hint), typing.get_args(hint)
+    if not args or not isinstance(bare, type):
+        return None
+    if issubclass(bare, tuple):
+        return args[0] if args[-1] is Ellipsis else args[min(index, len(args) - 1)]
+    return args[0] if issubclass(bare, Sequence | set | frozenset) else None
+
+
+def _schema_of_field(schema: Mapping[str, Any], key: str) -> Any:
+    fields = schema.get("properties")
+    found = fields.get(key) if isinstance(fields, dict) else None
+    return schema.get("additionalProperties") if found is None else found
+
+
+def _schema_of_item(schema: Mapping[str, Any], index: int) -> Any:
+    first = schema.get("prefixItems")
+    if isinstance(first, list) and index < len(first):
+        return first[index]
+    return schema.get("items")
+
+
 def _kinds(schema: Mapping[str, Any]) -> list[str]:
-    kinds = schema.get("type")
-    if kinds is None and isinstance(schema.get("enum"), list):
-        return ["string" if isinstance(one, str) else "other" for one in schema["enum"]]
-    return (
-        [kinds]
-        if isinstance(kinds, str)
-        else [str(kind) for kind in kinds]
-        if isinstance(kinds, list)
-        else []
-    )
+    """Return the JSON types that a schema names; "other" for a choice that is not a string."""
+    kinds, choices = schema.get("type"), schema.get("enum")
+    if kinds is None and isinstance(choices, list):
+        return ["string" if isinstance(one, str) else "other" for one in choices]
+    if isinstance(kinds, str):
+        return [kinds]
+    return [str(kind) for kind in kinds] if isinstance(kinds, list) else []

@@ -50,7 +50,7 @@ from coatcheck.ids import clip
 if TYPE_CHECKING:
     import pydantic
 
-    from coatcheck.executor.run import ErrorCode, ToolCall
+    from coatcheck.executor.outcomes import ErrorCode, ToolCall
     from coatcheck.session import Session
 
 _T = TypeVar("_T")
@@ -135,6 +135,10 @@ class BoundTool:
             properties: object = schema.get("properties") if isinstance(schema, Mapping) else None
             return frozenset(map(str, properties)) if isinstance(properties, Mapping) else None
         return None if self._rest is not None else frozenset(self._signature.parameters)
+
+    def accepts(self, name: str) -> bool:
+        """Whether it takes an argument of this name."""
+        return self.takes is None or name in self.takes
 
     @property
     def resolves(self) -> bool:
@@ -331,16 +335,8 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
     """Return the tools by name: the name of the function or object, or the key of a mapping."""
     found: dict[str, BoundTool] = {}
     named = tools.items() if isinstance(tools, Mapping) else ((None, tool) for tool in tools)
-    for key, tool in named:
-        if _is_object(tool):
-            bound = BoundTool(tool.name if key is None else key, tool.run, itself=tool)
-        elif callable(tool):
-            bound = BoundTool(_name_of(tool) if key is None else key, tool)
-        else:
-            raise InvalidArgument(
-                f"a {type(tool).__name__} is not a tool",
-                hint="pass functions, or objects with name and run",
-            )
+    for name, tool in named:
+        bound = _bound(name, tool)
         check_name(bound.name, "tool name")
         if bound.name in found:
             raise InvalidArgument(
@@ -348,6 +344,17 @@ def bind(tools: Iterable[object] | Mapping[str, Callable[..., Any]]) -> dict[str
             )
         found[bound.name] = bound
     return found
+
+
+def _bound(name: str | None, tool: object) -> BoundTool:
+    if _is_object(tool):
+        return BoundTool(tool.name if name is None else name, tool.run, itself=tool)
+    if callable(tool):
+        return BoundTool(_name_of(tool) if name is None else name, tool)
+    raise InvalidArgument(
+        f"a {type(tool).__name__} is not a tool",
+        hint="pass functions, or objects with name and run",
+    )
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

@@ -31,7 +31,7 @@ from coatcheck.content import is_stream
 from coatcheck.values import encode_text
 
 if TYPE_CHECKING:
-    from coatcheck.executor.run import ToolOutcome
+    from coatcheck.executor.outcomes import ToolOutcome
 
 BUFFER = 1 << 20
 _WAKE = BUFFER // 8  # bytes worth waking the waiting side for
@@ -91,27 +91,34 @@ class Attempt:
         try:
             with ExitStack() as resources:
                 result = call(resources)
-                if type(result) not in _PLAIN:
-                    if hand_over is not None and (
-                        isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)
-                    ):
-                        held = resources.pop_all()
-                        if not hand_over(
-                            lambda: self.run(
-                                lambda fresh: (fresh.enter_context(held), result)[1], loop
-                            )
-                        ):
-                            held.close()
-                        return
-                    if isinstance(result, _AWAITED):
-                        self._await(result, resources.pop_all(), loop)
-                        return
+                if hand_over is not None and _goes_on(result):
+                    self._hand_over(result, resources.pop_all(), loop, hand_over)
+                    return
+                if isinstance(result, _AWAITED):
+                    self._await(result, resources.pop_all(), loop)
+                    return
                 ending: Ending = Returned(self._pumped(result))
         except BaseException as error:  # every exception of a tool is an outcome, even SystemExit
             if hand_over and isinstance(error, KeyboardInterrupt) and _in_main_thread():
                 raise
             ending = Failed(error)
         self._finish(ending)
+
+    def _hand_over(
+        self,
+        result: Any,
+        resources: ExitStack,
+        loop: asyncio.AbstractEventLoop | None,
+        hand_over: Callable[[Callable[[], None]], bool],
+    ) -> None:
+        """Finish a coroutine or generator in another thread, which closes the resources."""
+
+        def resumed(fresh: ExitStack) -> Any:
+            fresh.enter_context(resources)
+            return result
+
+        if not hand_over(lambda: self.run(resumed, loop)):
+            resources.close()
 
     def _await(
         self, result: Any, resources: ExitStack, loop: asyncio.AbstractEventLoop | None
@@ -147,7 +154,7 @@ class Attempt:
 
     def _pumped(self, result: Any) -> Any:
         """Pass on the chunks of an iterator or stream; return any other result."""
-        if type(result) in _PLAIN or (not isinstance(result, Iterator) and not is_stream(result)):
+        if not isinstance(result, Iterator) and not is_stream(result):
             return result
         self.yields = True
         try:
@@ -474,6 +481,14 @@ def start_thread(work: Callable[[], None]) -> bool:
 
 def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
+
+
+def _goes_on(result: Any) -> bool:
+    """Whether a tool has returned something that still has to run: a coroutine, a generator or a
+    stream."""
+    if type(result) in _PLAIN:
+        return False
+    return isinstance(result, (*_AWAITED, Iterator)) or is_stream(result)
 
 
 def _chunks(stream: Any) -> Iterator[Any]:

@@ -29,7 +29,7 @@ from coatcheck.tokens import (
 )
 
 MAX_TOKENS: Final = 3_000
-PREVIEW_CHARS: Final = 200
+PREVIEW_CHARS: Final = 1_200
 READ_TOOL: Final = "get_artifact"
 READ_ARGUMENTS: Final = ("pointer", "lines", "grep", "query")
 COSTLIEST: Final = 5
@@ -122,6 +122,20 @@ class Limit:
         if size is None:
             size = len(text) if len(text) > most else len(text.encode("utf-8", "surrogatepass"))
         return size > most
+
+    def _safe(self, tokens_per_char: int, bytes_per_char: int, unnamed: int) -> int:
+        """Return how many characters certainly do not exceed this limit. `unnamed` is the limit in
+        tokens if none is set."""
+        if not self.is_named:
+            return unnamed // tokens_per_char
+        bounds: list[int] = []
+        if self.max_tokens is not None:
+            bounds.append(self.max_tokens // tokens_per_char)
+        if self.max_chars is not None:
+            bounds.append(self.max_chars)
+        if self.max_bytes is not None:
+            bounds.append(self.max_bytes // bytes_per_char)
+        return min(bounds)
 
     def times(self, factor: int) -> Limit:
         """Return this limit multiplied by a factor."""
@@ -239,20 +253,17 @@ class Policy(Limit):
         return self._safe_chars(COSTLIEST, _UTF8, MAX_TOKENS)
 
     def _safe_chars(self, tokens_per_char: int, bytes_per_char: int, unnamed: int) -> int:
-        rules = [rule for rule in self.tools.values() if rule != "never"]
-        if not self.enabled or not all(isinstance(rule, Limit) for rule in rules):
+        if not self.enabled:
             return 0
-        bounds: list[int | None] = []
-        for one in (self, *(rule for rule in rules if isinstance(rule, Limit))):
-            tokens = one.tokens if one.is_named else unnamed
-            bounds += [
-                None
-                if tokens is None
-                else (tokens // tokens_per_char if self.count is None else 0),
-                one.max_chars,
-                None if one.max_bytes is None else one.max_bytes // bytes_per_char,
-            ]
-        return min(bound for bound in bounds if bound is not None)
+        limits: list[Limit] = [self]
+        for rule in self.tools.values():
+            if isinstance(rule, Limit):
+                limits.append(rule)
+            elif rule != "never":  # it may replace any text
+                return 0
+        if self.count is not None and any(one.tokens is not None for one in limits):
+            return 0
+        return min(one._safe(tokens_per_char, bytes_per_char, unnamed) for one in limits)
 
 
 @lru_cache(maxsize=64)

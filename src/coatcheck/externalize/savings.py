@@ -181,27 +181,33 @@ def savings(store: Store, *, since: date | None = None, until: date | None = Non
     uses this store: the library, the proxy, the gateway, the HTTP API, plugins and adapters.
     `since` and `until` are days, inclusive, in UTC. Counts of the last 36 months are kept; other
     processes write theirs within 30 seconds."""
-    for name, day in (("since", since), ("until", until)):
-        if day is not None and not isinstance(day, date):
-            raise InvalidArgument(
-                f"{name} must be a date, got a {type(day).__name__}",
-                hint="datetime.date(2026, 1, 31)",
-            )
-    first, last = (
-        None if day is None else date(day.year, day.month, day.day) for day in (since, until)
-    )
+    first, last = _day_given(since, "since", date.min), _day_given(until, "until", date.max)
     session, counts = store.session(SESSION), dict(counts_of(store).pending())
-    wanted = [one for one in _months(store.clock()) if first is None or one >= f"{first:%Y-%m}"]
-    for month in session.first_records(wanted):
+    months = [one for one in _months(store.clock()) if one >= first.isoformat()[:7]]
+    for month in session.first_records(months):
         _add(counts, _stored(session, month)[0])
-    found = []
+    rows: list[SavingsRow] = []
     for (written, surface, server, tool), numbers in counts.items():
-        with suppress(ValueError):
+        try:
             day = date.fromisoformat(written)
-            if (first is None or day >= first) and (last is None or day <= last):
-                named = dict(zip(_COUNTED, numbers, strict=True))
-                found.append(SavingsRow(surface, server, tool, day, **named))
-    return Savings(tuple(sorted(found, key=_order)))
+        except ValueError:  # a damaged record
+            continue
+        if first <= day <= last:
+            named = dict(zip(_COUNTED, numbers, strict=True))
+            rows.append(SavingsRow(surface, server, tool, day, **named))
+    return Savings(tuple(sorted(rows, key=_order)))
+
+
+def _day_given(given: date | None, name: str, default: date) -> date:
+    """Return the day of a date or datetime. Raises `InvalidArgument` for anything else."""
+    if given is None:
+        return default
+    if not isinstance(given, date):
+        raise InvalidArgument(
+            f"{name} must be a date, got a {type(given).__name__}",
+            hint="datetime.date(2026, 1, 31)",
+        )
+    return date(given.year, given.month, given.day)
 
 
 class SavingsCounts:

@@ -185,18 +185,16 @@ def repeated(text: str, shown: Iterable[ShownResult]) -> str | None:
     if len(text) < LEAST_REPEATED or text.startswith((_SAME, _CHANGED)):
         return None
     lines = listing(text)
+    if lines is not None and lines.rest.strip():
+        lines = None
     for one in shown:
+        if text == one.text:
+            return f"{_SAME}this is what {one.place} returned, shown above.]"
         if text in one.text:
-            part = "" if text == one.text else " as a part of it"
-            return f"{_SAME}this is what {one.place} returned, shown above{part}.]"
-        if lines is not None and not lines.rest.strip():
-            other = one.listing
-            if other is not None and other.shows(lines):
-                last = lines.first + len(lines.lines) - 1
-                return (
-                    f"{_SAME}these are lines {lines.first}-{last} that {one.place} returned, "
-                    "shown above.]"
-                )
+            return f"{_SAME}this is what {one.place} returned, shown above as a part of it.]"
+        if lines is not None and one.listing is not None and one.listing.shows(lines):
+            which = f"lines {lines.first}-{lines.first + len(lines.lines) - 1}"
+            return f"{_SAME}these are {which} that {one.place} returned, shown above.]"
     return None
 
 

@@ -136,41 +136,52 @@ def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> 
 
 def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     """Say how to read on, naming only tools that this agent has."""
-    tool, takes, media_type = policy.read_tool, policy.read_arguments, about.media_type
+    tool, takes = policy.read_tool, policy.read_arguments
     if tool is None or "pointer" not in takes:
-        if policy.resolves:
-            return (
-                f'pass "{pointer}" as an argument to a tool, and it gets the stored value; '
-                f"{_REPEATING}"
-            )
-        return f"ask for less where the preview is not enough; {_REPEATING}"
-    ask, part = about.preview.ask, about.preview.part
-    if media_type == media.JSON or media_type.endswith("+json"):
-        ways = ['query="shape"', 'grep="…"']
-    elif media_type in _TABLES:
-        ways = ['grep="…"', 'lines="1:50"']
-    elif about.tokens is not None:  # text
-        ways = ['lines="1:80"', 'grep="…"']
-        if about.lines in (1, 2) or media_type == "text/html":  # where the first lines say little
-            ways.reverse()
-    else:
-        ways = ['grep="…"'] if ask else []  # of a document; other binary content has no text
-    ways = [way for way in ([ask] if ask else []) + ways if way.partition("=")[0] in takes]
+        return _hint_without_tool(pointer, policy)
+    ways = [way for way in _ways(about) if _argument_of(way) in takes]
     if not ways:
-        return (
-            f'{tool}(pointer="{pointer}") '
-            f"{'reads' if about.tokens is not None else 'describes'} it; {_REPEATING}"
-        )
+        reads = "reads" if about.tokens is not None else "describes"
+        return f'{tool}(pointer="{pointer}") {reads} it; {_REPEATING}'
+    if ways[0].endswith('="…"'):  # a first call must work as it is
+        ways.insert(0, "")
     first, *others = ways
-    if first.endswith('="…"'):  # a first call must work as it is
-        first, others = "", ways
-    elif first is not ask:
-        part = ""
-    other = next((way for way in others if way.partition("=")[0] != first.partition("=")[0]), "")
-    called = (
-        f'{tool}(pointer="{pointer}{f"#{part}" if part else ""}"{", " if first else ""}{first})'
-    )
-    return f"{called}{f' or {other}' if other else ''} reads it; {_REPEATING}"
+    target = pointer
+    if about.preview.part and first in ("", about.preview.ask):
+        target += f"#{about.preview.part}"
+    arguments = [f'pointer="{target}"', first] if first else [f'pointer="{target}"']
+    hint = f"{tool}({', '.join(arguments)})"
+    for way in others:
+        if _argument_of(way) != _argument_of(first):
+            hint += f" or {way}"
+            break
+    return f"{hint} reads it; {_REPEATING}"
+
+
+def _hint_without_tool(pointer: str, policy: Policy) -> str:
+    if not policy.resolves:
+        return f"ask for less where the preview is not enough; {_REPEATING}"
+    return f'pass "{pointer}" as an argument to a tool, and it gets the stored value; {_REPEATING}'
+
+
+def _ways(about: Facts) -> list[str]:
+    """Return arguments with which to read an artifact, the best one first."""
+    ask, media_type = about.preview.ask, about.media_type
+    if media.is_json(media_type):
+        usual = ['query="shape"', 'grep="…"']
+    elif media_type in _TABLES:
+        usual = ['grep="…"', 'lines="1:50"']
+    elif about.tokens is None:  # a document; other binary content has no text
+        usual = ['grep="…"'] if ask else []
+    elif about.lines in (1, 2) or media_type == "text/html":  # whose first lines say little
+        usual = ['grep="…"', 'lines="1:80"']
+    else:
+        usual = ['lines="1:80"', 'grep="…"']
+    return [ask, *usual] if ask else usual
+
+
+def _argument_of(way: str) -> str:
+    return way.partition("=")[0]
 
 
 def is_lead(value: object) -> bool:

@@ -137,6 +137,13 @@ class _Bracket:
         self.wants_key = kind == _OBJECT
         self.parts: deque[int] | None = None
 
+    def pass_comma(self, end: int) -> None:
+        self.index += 1
+        self.wants_key = self.kind == _OBJECT
+        if self.parts is None:
+            self.parts = deque(maxlen=_SEPARATORS)
+        self.parts.append(end)
+
 
 class Structure:
     """The brackets and strings of one line. Matches are looked up in the order in which they occur.
@@ -161,41 +168,54 @@ class Structure:
         self._advance(first)
         if self._lost or not (self._open or self._string[1] > first):
             return None
-        whole, ample, scant = (width, width, 0) if width else (limit, min(limit, SMALL), _SCANT)
         begin, end = self._string
         if begin < first < end and end - begin > SMALL:
             return self._inside(first, last, limit, width)
         ends, parts = self._ahead(first + limit)
-        best, around = None, None
+        best, around = self._whole_record(last, ends, limit=width or limit, extends=not width)
+        if best is not None:
+            start, end = self._open[best].start, ends[best]
+            # In a long list, the next item is another record; elsewhere a tiny one says little.
+            is_row = around == best - 1
+            is_telling = width or end - start >= _SCANT // 2
+            if around is None or is_row or is_telling:
+                return Extract(start, end, self._text(start, end), self._label(best), is_cut=False)
+        if around is None:
+            return None
+        return self._excerpt(first, last, around, parts, min(limit, width or _EXCERPT))
+
+    def _whole_record(
+        self, last: int, ends: dict[int, int], *, limit: int, extends: bool
+    ) -> tuple[int | None, int | None]:
+        """The depth of the record to show, and that of the first bracket around it that cannot be
+        shown. A small record is extended to the one around it if `extends`."""
+        ample = min(limit, SMALL) if extends else limit
+        scant = _SCANT if extends else 0
+        best = None
         for depth in range(len(self._open) - 1, -1, -1):
             bracket = self._open[depth]
             end = ends.get(depth, 0)
             size = end - bracket.start
-            of_member = depth > 0 and self._open[depth - 1].kind in (_OBJECT, _CALL)
-            is_part = bracket.kind == _CALL or (bracket.kind != _OBJECT and of_member)
-            if (
-                end < last
-                or size > whole
-                or (best is not None and bracket.kind != _OBJECT and not is_part)
-            ):
-                around = depth
-                break
-            if is_part:  # the arguments of a call, or the list of a member: less than a record
+            if end < last or size > limit:
+                return best, depth
+            is_part = self._is_part(depth)
+            if best is not None and bracket.kind != _OBJECT and not is_part:
+                return best, depth
+            if is_part:
                 continue
-            if best is None or size <= ample or best[1] - best[0] < scant:
-                best = (bracket.start, end, depth)
+            if best is None or size <= ample or ends[best] - self._open[best].start < scant:
+                best = depth
             if size > ample:
                 break
-        is_row = (
-            best is not None and around == best[2] - 1
-        )  # in a long list, whose next item is another record
-        if best is not None and (around is None or is_row or best[1] - best[0] >= scant // 2):
-            return Extract(
-                best[0], best[1], self._text(best[0], best[1]), self._label(best[2]), is_cut=False
-            )
-        if around is None:
-            return None
-        return self._excerpt(first, last, around, parts, min(limit, width or _EXCERPT))
+        return best, None
+
+    def _is_part(self, depth: int) -> bool:
+        """Whether a bracket is less than a record: the arguments of a call, or the list of a
+        member."""
+        kind = self._open[depth].kind
+        if kind in (_CALL, _OBJECT):
+            return kind == _CALL
+        return depth > 0 and self._open[depth - 1].kind in (_OBJECT, _CALL)
 
     def _advance(self, upto: int) -> None:
         """Pass the tokens before an offset, and a bracket that opens there."""
@@ -208,40 +228,41 @@ class Structure:
             self._at = end
             if sign == _COMMA:
                 if stack:
-                    top = stack[-1]
-                    top.index += 1
-                    top.wants_key = top.kind == _OBJECT
-                    if top.parts is None:
-                        top.parts = deque(maxlen=_SEPARATORS)
-                    top.parts.append(end)
+                    stack[-1].pass_comma(end)
             elif sign in _CLOSERS:
-                is_call = (
-                    sign == _TUPLE
-                    and start > 0
-                    and (data[start - 1 : start].isalnum() or data[start - 1] == 0x5F)
-                )
-                stack.append(_Bracket(start, _CALL if is_call else sign))
-                self._tokens += 1
-                if len(stack) > _MAX_DEPTH or self._tokens > _MAX_BRACKETS:
-                    self._lost = True
+                self._open_bracket(start, sign)
+                if self._lost:
                     return
             elif sign in _ENDS:
-                for back in range(1, min(3, len(stack)) + 1):
-                    if _CLOSERS[stack[-back].kind] == sign:
-                        del stack[-back:]
-                        break
+                self._close_bracket(sign)
             elif sign != _BACKSLASH:
-                if (
-                    end - start == 1
-                ):  # a quote without an end: a string that is cut off, or not a string
-                    if data[max(0, start - 64) : start].rstrip()[-1:] not in _BEFORE_STRING:
-                        continue
-                    self._at = end = len(data)
-                self._string = (start, end)
-                if stack and stack[-1].wants_key:
-                    stack[-1].key, stack[-1].wants_key = (start, end), False
-                if end == len(data):
+                self._pass_string(start, end)
+                if self._at == len(data):
                     return
+
+    def _open_bracket(self, start: int, sign: int) -> None:
+        before = self._data[start - 1 : start]
+        is_call = sign == _TUPLE and (before.isalnum() or before == b"_")
+        self._open.append(_Bracket(start, _CALL if is_call else sign))
+        self._tokens += 1
+        self._lost = len(self._open) > _MAX_DEPTH or self._tokens > _MAX_BRACKETS
+
+    def _close_bracket(self, sign: int) -> None:
+        """Close the bracket that this one ends. Up to two that were not closed are forgotten."""
+        for back in range(1, min(3, len(self._open)) + 1):
+            if _CLOSERS[self._open[-back].kind] == sign:
+                del self._open[-back:]
+                return
+
+    def _pass_string(self, start: int, end: int) -> None:
+        if end - start == 1:  # a quote without an end: a string that is cut off, or not a string
+            before = self._data[max(0, start - 64) : start].rstrip()
+            if before[-1:] not in _BEFORE_STRING:
+                return
+            self._at = end = len(self._data)
+        self._string = (start, end)
+        if self._open and self._open[-1].wants_key:
+            self._open[-1].key, self._open[-1].wants_key = (start, end), False
 
     def _ahead(self, upto: int) -> tuple[dict[int, int], list[tuple[int, int]]]:
         """Where the open brackets end, by depth, and the commas in them as depth and offset, up to

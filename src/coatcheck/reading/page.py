@@ -18,7 +18,6 @@ import base64
 import binascii
 import hmac
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,7 +49,8 @@ _HINTS: Final = {
     "characters count from 0",
 }
 
-_WAYS: Final = ("lines", "chars", "grep", "query", "diff")
+_WAYS: Final = ("lines", "chars", "grep", "query", "diff", "code")
+_OF_GREP: Final = ("context", "ignore_case", "invert", "literal")
 
 TAG: Final = 6
 CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
@@ -70,6 +70,7 @@ _MEMBERS: Final = (
     "diff",
     "exact",
 )
+_TEXTS: Final = ("grep", "query", "diff")
 _REPEAT: Final = 1 << len(_MEMBERS)
 _SLICES: Final = 0b11  # the bits of `lines` and `chars`
 
@@ -136,7 +137,7 @@ class Slice(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff,
-    or all of it.
+    the output of a program (`coatcheck.programs` answers those), or all of it.
 
     Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number
     of lines around a match to the kind of content, and "auto" adds as many as a short page has room
@@ -151,38 +152,42 @@ class Request:
     literal: bool = False
     query: str | None = None
     diff: str | None = None
+    code: str | None = None
     exact: bool = False
     max_chars: int = MAX_CHARS
 
     def __post_init__(self) -> None:
-        given = {name: value for name in _WAYS if (value := getattr(self, name)) is not None}
-        for name, value in given.items():
+        given = [name for name in _WAYS if getattr(self, name) is not None]
+        for name in given:
+            value = getattr(self, name)
             if not isinstance(value, str):
                 raise InvalidArgument(
                     f"{name} must be text, got {type(value).__name__}", hint=f'write {name}="…"'
                 )
-        if len(given) > 1 and list(given) != ["lines", "grep"]:
+        if len(given) > 1 and given != ["lines", "grep"]:
             hint = "use one at a time; only lines and grep can be combined"
             raise InvalidArgument(f"{' and '.join(given)} cannot be combined", hint=hint)
-        extra = [
-            name for name in ("context", "ignore_case", "invert", "literal") if getattr(self, name)
-        ]
-        if extra and self.grep is None:
-            raise InvalidArgument(
-                f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out'
-            )
+        self._check_options_of_grep()
         if not is_whole(self.max_chars, MIN_CHARS):
             raise InvalidArgument(
                 f"max_chars must be an integer of at least {MIN_CHARS}, got {self.max_chars!r}",
                 hint=f"a page has {MAX_CHARS:,} characters by default",
+            )
+        for name in _HINTS:
+            if name in given:
+                _member(self, name)
+
+    def _check_options_of_grep(self) -> None:
+        extra = [name for name in _OF_GREP if getattr(self, name)]
+        if extra and self.grep is None:
+            raise InvalidArgument(
+                f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out'
             )
         if self.context not in (None, AUTO) and (
             not is_whole(self.context) or self.context > MAX_CONTEXT
         ):
             text = f"context must be 0 to {MAX_CONTEXT} lines, got {clip(str(self.context), 40)}"
             raise InvalidArgument(text, hint="use lines to read more")
-        for name in _HINTS.keys() & given.keys():
-            _member(self, name)
         if self.grep == "":
             raise InvalidArgument(
                 "grep is empty", hint='write grep="pattern", or lines="1:50" to read from the start'
@@ -241,12 +246,16 @@ class BoundedLines:
 
 
 class TextCache(Generic[T]):
-    """The texts of the documents that were read last, by artifact id: up to twice the characters of
-    a result."""
+    """The texts of the documents that were read last, by artifact id, up to twice the characters of
+    a result.
+
+    Each page of a document needs its whole text. To extract that takes a child process and up to
+    seconds: 0.5 s for a web page of 1 MB, and a PDF of many pages is only read to its end because
+    the pages that are done are kept between calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._kept: dict[str, tuple[T, int]] = {}  # the one that was put last is the last
 
     def get(self, key: str) -> T | None:
         with self._lock:
@@ -254,13 +263,12 @@ class TextCache(Generic[T]):
 
     def put(self, key: str, text: T, size: int) -> None:
         with self._lock:
+            self._kept.pop(key, None)
             self._kept[key] = (text, size)
-            self._kept.move_to_end(key)
-            while (
-                len(self._kept) > 1
-                and sum(size for _, size in self._kept.values()) > 2 * MAX_RESULT
-            ):
-                self._kept.popitem(last=False)
+            total = sum(size for _, size in self._kept.values())
+            while total > 2 * MAX_RESULT and len(self._kept) > 1:
+                oldest = next(iter(self._kept))
+                total -= self._kept.pop(oldest)[1]
 
 
 def lines_of(spec: str, total: int) -> list[tuple[int, int]]:
@@ -297,10 +305,11 @@ def chars_of(spec: str, total: int) -> tuple[int, int]:
 
 def _bounds(what: str, spec: str, total: int, origin: int) -> tuple[int, int]:
     start, end = parse_slice(what, spec)
-    first = (
-        origin if start is None else start if start >= 0 else max(origin, total + start + origin)
-    )
-    last = total if end is None else min(end, total) if end > 0 else total + end + origin
+    first, last = origin, total
+    if start is not None:
+        first = start if start >= 0 else max(origin, total + start + origin)
+    if end is not None:
+        last = min(end, total) if end > 0 else total + end + origin
     return first, last
 
 
@@ -311,9 +320,10 @@ def parse_slice(what: str, spec: str) -> Slice:
     if match is None or (match[1] is None and match[3] is None):
         raise InvalidArgument(f"{what}={clip(spec)} is not a slice", hint=hint)
     start, end = (None if part is None else int(part) for part in match.group(1, 3))
-    if match[2] is None and start is not None and start >= 0:
-        if what == "chars":
-            raise InvalidArgument(f"chars={clip(spec)} needs a start and an end", hint=hint)
+    is_single = match[2] is None and start is not None and start >= 0
+    if is_single and what == "chars":
+        raise InvalidArgument(f"chars={clip(spec)} needs a start and an end", hint=hint)
+    if is_single:
         end = start
     if start is not None and end is not None and (start < 0) == (end < 0) and end < start:
         raise _backwards(what, spec)
@@ -348,6 +358,7 @@ def unseal(
     given = request or Request()
     body, tag = _open(cursor)
     foreign = InvalidArgument("that cursor is not for this artifact, or was altered", hint=_AGAIN)
+    given = request or Request()
     try:
         data = iter(body)
         bits = _number(data)
@@ -358,25 +369,35 @@ def unseal(
     except ValueError as error:  # includes `InvalidArgument`
         raise foreign from error
     if not hmac.compare_digest(tag, _tag(key, artifact_id, _encode(meant), body)):
-        if bits & _REPEAT:
-            raise InvalidArgument(
-                "that cursor continues a request too long to be part of it, "
-                "or is not for this artifact",
-                hint="repeat the arguments of the first call exactly, and add the cursor",
-            )
-        raise foreign
-    for member in _MEMBERS[:-1]:  # the cursor decides whether lines are exact
-        value = _member(given, member)
-        if value and value != _member(meant, member):
-            values = (getattr(one, member) for one in (meant, given))
-            continued, repeated = (
-                f"{member}={clip(one, 60) if isinstance(one, str) else one}" for one in values
-            )
+        if not bits & _REPEAT:
+            raise foreign
+        raise InvalidArgument(
+            "that cursor continues a request too long to be part of it, "
+            "or is not for this artifact",
+            hint="repeat the arguments of the first call exactly, and add the cursor",
+        )
+    _check_repeated(given, meant)
+    return replace(meant, max_chars=given.max_chars), tuple(position)
+
+
+def _check_repeated(given: Request, meant: Request) -> None:
+    """Raise `InvalidArgument` if a request that came with a cursor differs from the one that the
+    cursor continues."""
+    for name in _MEMBERS:
+        if name == "exact":  # the cursor decides whether lines are exact
+            continue
+        value = _member(given, name)
+        if value and value != _member(meant, name):
+            continued, repeated = (_described(one, name) for one in (meant, given))
             raise InvalidArgument(
                 f"that cursor continues {continued}, not {repeated}",
                 hint=f"send the pointer and the cursor alone, or {_AGAIN}",
             )
-    return replace(meant, max_chars=given.max_chars), tuple(position)
+
+
+def _described(request: Request, name: str) -> str:
+    value = getattr(request, name)
+    return f"{name}={clip(value, 60) if isinstance(value, str) else value}"
 
 
 def continues_slice(cursor: str) -> bool:
@@ -434,48 +455,68 @@ def _encode(request: Request) -> bytes:
     bits, values = 0, b""
     for bit, name in enumerate(_MEMBERS):
         value = _member(request, name)
-        if not value:
-            continue
-        bits |= 1 << bit
-        if isinstance(value, tuple):  # an open end is 0, others follow in zigzag order
-            slices = (value,) if isinstance(value, Slice) else value
-            values += b"" if name == "chars" else _varint(len(slices))
-            ends = (
-                0 if end is None else 1 + (end << 1 if end >= 0 else ~(end << 1))
-                for one in slices
-                for end in one
-            )
-            values += b"".join(map(_varint, ends))
-        elif isinstance(value, str):
-            written = value.encode("utf-8", "surrogatepass")
-            values += _varint(len(written)) + written
-        elif value is not True:
-            values += _varint(value)
+        if value:
+            bits |= 1 << bit
+            values += _encoded_value(name, value)
     return _varint(bits) + values
+
+
+def _encoded_value(name: str, value: Any) -> bytes:
+    if name == "lines":
+        return _varint(len(value)) + b"".join(map(_encoded_slice, value))
+    if name == "chars":
+        return _encoded_slice(value)
+    if name in _TEXTS:
+        written: bytes = value.encode("utf-8", "surrogatepass")
+        return _varint(len(written)) + written
+    if name == "context":
+        return _varint(value)
+    return b""  # of a flag, the bit is enough
+
+
+def _encoded_slice(one: Slice) -> bytes:
+    """Both ends: 0 if it is open, others in zigzag order."""
+    written = b""
+    for end in one:
+        if end is None:
+            written += _varint(0)
+        else:
+            written += _varint(1 + (end << 1 if end >= 0 else ~(end << 1)))
+    return written
 
 
 def _decode(bits: int, data: Iterator[int]) -> Request:
     if bits >> len(_MEMBERS):
         raise ValueError("unknown members")
     members: dict[str, Any] = {}
-    for name in (name for bit, name in enumerate(_MEMBERS) if bits >> bit & 1):
-        if name in _HINTS:
-            many = _number(data) if name == "lines" else 1
-            if many > _MAX_SLICES:
-                raise ValueError("too many slices")
-            pairs = [(_number(data) - 1, _number(data) - 1) for _ in range(many)]
-            written = (
-                ":".join("" if end < 0 else str(end >> 1 ^ -(end & 1)) for end in pair)
-                for pair in pairs
-            )
-            members[name] = ",".join(written)
-        elif name in ("grep", "query", "diff"):
-            members[name] = bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")
-        else:
-            members[name] = _number(data) - 1 if name == "context" else True
-            if members[name] == MAX_CONTEXT + 1:
-                members[name] = AUTO
+    for bit, name in enumerate(_MEMBERS):
+        if bits >> bit & 1:
+            members[name] = _decoded_value(name, data)
     return Request(**members)
+
+
+def _decoded_value(name: str, data: Iterator[int]) -> Any:
+    if name == "lines":
+        many = _number(data)
+        if many > _MAX_SLICES:
+            raise ValueError("too many slices")
+        return ",".join(_decoded_slice(data) for _ in range(many))
+    if name == "chars":
+        return _decoded_slice(data)
+    if name in _TEXTS:
+        return bytes(islice(data, _number(data))).decode("utf-8", "surrogatepass")
+    if name == "context":
+        context = _number(data) - 1
+        return AUTO if context == MAX_CONTEXT + 1 else context
+    return True
+
+
+def _decoded_slice(data: Iterator[int]) -> str:
+    ends = []
+    for _ in range(2):
+        number = _number(data) - 1
+        ends.append("" if number < 0 else str(number >> 1 ^ -(number & 1)))
+    return ":".join(ends)
 
 
 def _varint(number: int) -> bytes:
