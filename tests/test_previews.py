@@ -397,6 +397,18 @@ def test_a_coloured_table_may_have_lines_with_nothing_but_colours() -> None:
     assert "30 rows × 3 columns\nNAME " in look(f"NAME STATUS AGE\n{rows}").text
 
 
+def test_numbers_that_are_aligned_to_the_right_are_in_their_own_column() -> None:
+    few = "".join(f"root {n:>9}  0.0 {n * 7:>6} sleep {n}\n" for n in range(1, 40))
+    many = "root     31254 12.5 536436 make test\n"
+    found = look(f"USER       PID %CPU    RSS COMMAND\n{few}{many}").text
+    assert "PID 1..31254, %CPU 0.0 39|12.5 1, RSS 7..536436" in found
+
+
+def test_columns_that_do_not_fit_their_names_are_not_described() -> None:
+    rows = "".join(f"web-{n}          up\n" for n in range(30))
+    assert "columns" not in look(f"NAME  STATUS  AGE\n{rows}").text
+
+
 def test_colours_of_a_log_do_not_hide_its_levels() -> None:
     assert "ERROR 100" in look("\x1b[31mERROR\x1b[0m it failed again and again\n" * 100).text
 
