@@ -227,7 +227,9 @@ class _Painter:
         group_start = row.number if is_apart else self._group_start
         entered = self._newly_entered(group_start)
         if entered is not None:
-            text = f"{layout.label(entered.number)}={entered.text}\n{text}"
+            headed = f"{layout.label(entered.number)}={entered.text}\n{text}"
+            # An entry that fills a page by itself has no room for more.
+            text = headed if page.entries or len(headed) <= self._room else text
         if page.entries and self._form.context and is_apart:
             text = "--\n" + text
         room = self._room - len(text) - bool(page.entries)
