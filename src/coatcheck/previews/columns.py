@@ -138,10 +138,16 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
     if kinds <= {int, float}:
         found = _number_type(values) if kinds == {int} else "DOUBLE"
         return _described(name, found, values, set(values), nulls, row)
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+    texts = [value if isinstance(value, str) else _written(value) for value in values]
     distinct = set(texts)
-    found = text_type(distinct) if kinds == {str} else "VARCHAR"
+    found = text_type(distinct) if len(kinds) == 1 else "VARCHAR"
     return _described(name, found if found in _IN_JSON else "VARCHAR", texts, distinct, nulls, row)
+
+
+def _written(value: object) -> str:
+    """A plain value as SQL shows it: JSON, or a date of Python's."""
+    is_plain = value is None or isinstance(value, (bool, int, float))
+    return json.dumps(value) if is_plain else str(value)
 
 
 def _keys_inside(objects: Sequence[dict[str, object]]) -> str:
@@ -259,10 +265,9 @@ def _frequent(name: str, counted: list[tuple[object, int]], few: int, row: Row) 
 
 
 def _value(name: str, value: object, row: Row) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
     if not isinstance(value, str):
-        return text[:SHOWN]
-    return safe(text, SHOWN, name, row(value))
+        return _written(value)[:SHOWN]
+    return safe(value, SHOWN, name, row(value))
 
 
 def _first(values: Sequence[object]) -> object:
