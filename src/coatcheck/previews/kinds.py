@@ -233,9 +233,8 @@ class _Described:
         notes = ["progress bars are folded"] if text.is_folded else []
         if self._secrets:
             least = "" if text.is_whole else "at least "
-            verb = "is" if self._secrets == 1 else "are"
             secrets = some(self._secrets, "secret")
-            notes.append(f"{least}{secrets} {verb} masked in this preview")
+            notes.append(f"{least}{secrets} in it, masked here")
         return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
     def _by_kind(self, text: Excerpt, limit: int) -> Preview | None:
