@@ -7,14 +7,16 @@ import json
 from typing import Any
 
 import httpx2
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Store
-from coatcheck.gateway.api import ClientRequest, Merger, Unreadable
+from coatcheck.gateway.answer import Merger
 from coatcheck.gateway.chat_api import ChatApi
 from coatcheck.gateway.messages_api import MessagesApi
+from coatcheck.gateway.raw_json import Unreadable
+from coatcheck.gateway.request import Request
 from coatcheck.gateway.responses_api import ResponsesApi
 from coatcheck.gateway.sse import EventSplitter
 from tests.gateway.provider import (
@@ -163,7 +165,7 @@ def test_any_split_of_an_answer_gives_the_same_merged_answer(
 
     def merged(size: list[int] | None) -> tuple[bytes, Any]:
         merger: Merger = wire.merger(
-            ["list_artifacts", "get_artifact"], ClientRequest({}, [], [], [], "m", True)
+            ["list_artifacts", "get_artifact"], Request({}, [], [], [], "m", True)
         )
         out = b""
         steps = []
@@ -197,6 +199,12 @@ TURN = st.lists(
 
 
 @settings(max_examples=3)
+@example(
+    turns=[[Say("Some text.")], [Think("hm"), Use("list")], [Use("list")]]
+    + [[Say("Some text.")]] * 2,
+    is_streamed=False,
+    cut=60,
+)  # a step without a value of its own
 @given(st.lists(TURN, min_size=5, max_size=8), st.booleans(), st.integers(60, 400))
 def test_prompts_only_grow_with_any_script_and_any_replica(
     turns: list[list[Any]], is_streamed: bool, cut: int

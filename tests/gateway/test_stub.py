@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from coatcheck import Policy, Store, toolkit
-from coatcheck.gateway.api import Unreadable
 from coatcheck.gateway.messages_api import MessagesApi
+from coatcheck.gateway.raw_json import Unreadable
 from tests.gateway.provider import Provider, Say, Think, Use, turn
 from tests.gateway.talking import BIG, Chat, Talk, assert_only_grows, post, serving
 from tests.screenshots import dimensions, huge_screenshot, image_in, in_shape, screenshot

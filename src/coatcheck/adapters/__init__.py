@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -40,6 +41,7 @@ __all__ = [
     "ContentPart",
     "Kit",
     "Refusal",
+    "are_same",
     "current_session",
     "in_thread",
     "missing",
@@ -101,6 +103,11 @@ def shortened(error: BaseException, text: str) -> BaseException:
     as before."""
     error.args = (text,)
     return error
+
+
+def are_same(new: Sequence[object], old: Sequence[object]) -> bool:
+    """Whether two lists have the same objects."""
+    return len(new) == len(old) and all(map(operator.is_, new, old))
 
 
 @dataclass(frozen=True, slots=True)

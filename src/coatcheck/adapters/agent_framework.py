@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from coatcheck.adapters import (
     ContentPart,
     Kit,
     Refusal,
+    are_same,
     in_thread,
     missing,
     shortened,
@@ -172,7 +172,7 @@ def _slimmed(kit: Kit, session: Session, result: Any, about: dict[str, Any]) -> 
         return result if outcome.content is value else [Content.from_text(outcome.text)]
     parts = [_part(one) for one in result]
     slim = kit.parts(session, parts, **about)
-    if len(slim) == len(parts) and all(map(operator.is_, slim, parts)):
+    if are_same(slim, parts):
         return result
     return [one.original or _content(one) for one in slim]
 

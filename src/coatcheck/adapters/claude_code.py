@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +83,7 @@ class Hooks:
         self._own_tools = frozenset(self.prefix + tool.name for tool in kit.tools)
         self._adapter = adapter
         self._restricted = dict(restricted or {})
-        self._calls: OrderedDict[str, str] = OrderedDict()  # call id -> session id of the host
+        self._calls: dict[str, str] = {}  # call id -> session id of the host, the newest last
         self._newest = first or private_id()
 
     def session_of(self, call_id: str | None) -> Session:
@@ -136,7 +135,7 @@ class Hooks:
         if call_id:
             self._calls[call_id] = host_id
             if len(self._calls) > _REMEMBERED:
-                self._calls.popitem(last=False)
+                del self._calls[next(iter(self._calls))]
 
     def _before(
         self, host_id: str, tool: str, given: Any, schema: Mapping[str, Any] | None

@@ -15,7 +15,6 @@ import hashlib
 import inspect
 import json
 import logging
-import operator
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,6 +28,7 @@ from coatcheck.adapters import (
     ContentPart,
     Kit,
     Refusal,
+    are_same,
     in_thread,
     missing,
     shortened,
@@ -225,23 +225,32 @@ class _ArtifactTool(Tool):
 def _slimmed(kit: Kit, session: Session, result: ToolResult, tool: str) -> ToolResult:
     """Return a result with stubs in place of what is large; the same object if nothing changed."""
     found = _value(result)
-    if found is not None:
-        outcome = kit.result(session, found[0], tool=tool)
-        if outcome.content is found[0]:
-            return result
-        content: list[Any] = [TextContent(type="text", text=outcome.text)]
+    if found is None:
+        content = _slim_content(kit, session, result, tool)
     else:
-        parts = [_part(block) for block in result.content]
-        slim = kit.parts(session, parts, tool=tool)
-        beside = result.structured_content
-        shown = beside if beside is None else kit.result(session, beside, tool=tool).content
-        if shown is beside and len(slim) == len(parts) and all(map(operator.is_, slim, parts)):
-            return result
-        content = [one.original or _block(one) for one in slim]
-        if shown is not beside:
-            text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
-            content.append(TextContent(type="text", text=text))
+        outcome = kit.result(session, found[0], tool=tool)
+        content = None
+        if outcome.content is not found[0]:
+            content = [TextContent(type="text", text=outcome.text)]
+    if content is None:
+        return result
     return ToolResult(content=content, meta=result.meta, is_error=result.is_error)
+
+
+def _slim_content(kit: Kit, session: Session, result: ToolResult, tool: str) -> list[Any] | None:
+    """Return what replaces a result's blocks and its structured content, None if nothing
+    changes."""
+    parts = [_part(block) for block in result.content]
+    slim = kit.parts(session, parts, tool=tool)
+    beside = result.structured_content
+    shown = beside if beside is None else kit.result(session, beside, tool=tool).content
+    if shown is beside and are_same(slim, parts):
+        return None
+    content = [one.original or _block(one) for one in slim]
+    if shown is not beside:
+        text = shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
+        content.append(TextContent(type="text", text=text))
+    return content
 
 
 def _value(result: ToolResult) -> tuple[Any] | None:

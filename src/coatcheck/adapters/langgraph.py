@@ -180,16 +180,17 @@ def _long_in(data: bytes, at: int, stop: int, least: int) -> list[tuple[int, int
         head, at = data[at], at + 1
         if 0xA0 <= head <= 0xBF:
             at += head & 0x1F  # a short text
-        elif (size := _SKIPPED.get(head)) is not None:
-            at += size
-        elif width := _TEXTS.get(head, 0):
-            at, start = _after(data, at, width)
+        elif head in _SKIPPED:
+            at += _SKIPPED[head]
+        elif head in _TEXTS:
+            at, start = _after(data, at, _TEXTS[head])
             if at - start >= least:
                 found.append((start, at))
-        elif width := _OBJECTS.get(head, 0):
-            at, start = _after(data, at, width)
+        elif head in _OBJECTS:
+            at, start = _after(data, at, _OBJECTS[head])
             at += 1  # the object's type
-            found += (_long_in(data, start + 1, at, least) or []) if at - start > least else []
+            if at - start > least:
+                found += _long_in(data, start + 1, at, least) or []
         elif 0xC0 <= head <= 0xDF:
             return None
     return found if at == stop else None

@@ -36,6 +36,7 @@ from coatcheck.adapters import (
     ContentPart,
     Kit,
     Refusal,
+    are_same,
     in_thread,
     missing,
     shortened,
@@ -216,38 +217,18 @@ class _Slimming:
         async def invoke(ctx: ToolContext[Any], input: str) -> Any:  # noqa: A002 - the name of the framework
             if not self._covers(ctx):
                 return await inside(ctx, input)
-            given = _arguments(input)
-            session = await self._session(ctx, recalls=given is not None)
-            kit, about = (
-                names.kit,
-                {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)},
-            )
-            if given is not None:
-                resolved = await in_thread(kit.arguments, session, tool.name, given, schema)
+            arguments = _arguments(input)
+            session = await self._session(ctx, recalls=arguments is not None)
+            if arguments is not None:
+                resolved = await in_thread(
+                    names.kit.arguments, session, tool.name, arguments, schema
+                )
                 if isinstance(resolved, Refusal):
                     return resolved.text
-                if resolved is not given:
+                if resolved is not arguments:
                     input = json.dumps(resolved)  # noqa: A001 - likewise
                     ctx._function_tool_arguments = None  # an approval has parsed the pointers
-            try:
-                with within(session):
-                    value = await inside(ctx, input)
-            except Exception as error:
-                if (
-                    resolve_function_tool_failure_error_function(tool, ctx) is not None
-                ):  # the model gets it
-                    text = str(error)
-                    shown = await in_thread(kit.failure, session, text, **about)
-                    if shown != text:
-                        shortened(error, shown)
-                raise
-            if (
-                kit.is_small(value)
-                or tool.output_json_schema is not None
-                or _ends_the_run(ctx, tool.name)
-            ):
-                return value
-            return await in_thread(_slimmed, kit, session, value, about)
+            return await _run_slimmed(tool, inside, ctx, input, kit=names.kit, session=session)
 
         return invoke
 
@@ -526,6 +507,34 @@ def _text_in(content: Any) -> str:
     return "\n".join(str(one["text"]) for one in parts if isinstance(one, dict) and "text" in one)
 
 
+async def _run_slimmed(
+    tool: FunctionTool,
+    inside: Invoke,
+    ctx: ToolContext[Any],
+    arguments: str,
+    *,
+    kit: Kit,
+    session: Session,
+) -> Any:
+    """Run a tool, and return its result with stubs in place of what is large. What a program reads
+    stays."""
+    about = {"tool": tool.name, "call_id": getattr(ctx, "tool_call_id", None)}
+    try:
+        with within(session):
+            value = await inside(ctx, arguments)
+    except Exception as error:
+        if resolve_function_tool_failure_error_function(tool, ctx) is None:
+            raise
+        text = str(error)  # the model gets it
+        shown = await in_thread(kit.failure, session, text, **about)
+        if shown != text:
+            shortened(error, shown)
+        raise
+    if tool.output_json_schema is not None or _ends_the_run(ctx, tool.name):
+        return value
+    return value if kit.is_small(value) else await in_thread(_slimmed, kit, session, value, about)
+
+
 def _slimmed(kit: Kit, session: Session, value: Any, about: dict[str, Any]) -> Any:
     """Return what the model gets for a result: text, structured outputs of the SDK, or any other
     value."""
@@ -535,7 +544,7 @@ def _slimmed(kit: Kit, session: Session, value: Any, about: dict[str, Any]) -> A
         return kit.result(session, value, **about).content
     parts = [_part(one) for one in outputs]
     done = kit.parts(session, parts, **about)
-    if len(done) == len(parts) and all(new is old for new, old in zip(done, parts, strict=True)):
+    if are_same(done, parts):
         return value
     kept = {id(part): one for part, one in zip(parts, items, strict=True)}
     shown = [kept[id(one)] if id(one) in kept else _as_output(one) for one in done]

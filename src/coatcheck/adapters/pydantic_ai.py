@@ -18,7 +18,17 @@ from typing import Any, Final
 
 from coatcheck import Policy, Session, Store
 from coatcheck._toolkit import Purpose
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
+from coatcheck.adapters import (
+    TTL,
+    Adapter,
+    ContentPart,
+    Kit,
+    Refusal,
+    are_same,
+    in_thread,
+    missing,
+    within,
+)
 from coatcheck.ids import SCHEME
 
 TESTED: Final = "pydantic-ai-slim>=2.66,<3"
@@ -297,24 +307,30 @@ def _is_durable(ctx: RunContext[Any]) -> bool:
 def _slimmed(
     kit: Kit, session: Session, tool: str, call_id: str, value: Any
 ) -> ShorterReturn | None:
+    about: dict[str, Any] = {"tool": tool, "call_id": call_id}
     if isinstance(value, BinaryContent):
         whole = _part(value)
-        (part,) = kit.parts(session, [whole], tool=tool, call_id=call_id)
+        (part,) = kit.parts(session, [whole], **about)
         return None if part is whole else ShorterReturn(_content(part), [])
     if isinstance(value, list | tuple) and any(map(is_multi_modal_content, value)):
-        given = [_part(one) for one in value]
-        done = kit.parts(session, given, tool=tool, call_id=call_id)
-        if all(new is old for new, old in zip(done, given, strict=False)) and len(done) == len(
-            given
-        ):
-            return None
-        kept = {id(part): one for part, one in zip(given, value, strict=True)}
-        shown = [kept[id(one)] if id(one) in kept else _content(one) for one in done]
-        return ShorterReturn(shown, [])
-    outcome = kit.result(session, _as_json(value), tool=tool, call_id=call_id)
+        shown = _slim_parts(kit, session, value, about)
+        return None if shown is None else ShorterReturn(shown, [])
+    outcome = kit.result(session, _as_json(value), **about)
     if not outcome.refs and outcome.failure is None:
         return None
     return ShorterReturn(outcome.content, [ref.pointer for ref in outcome.refs])
+
+
+def _slim_parts(
+    kit: Kit, session: Session, values: Sequence[Any], about: dict[str, Any]
+) -> list[Any] | None:
+    """Return what replaces a list with pictures or files, None if nothing changes."""
+    parts = [_part(one) for one in values]
+    done = kit.parts(session, parts, **about)
+    if are_same(done, parts):
+        return None
+    kept = {id(part): value for part, value in zip(parts, values, strict=True)}
+    return [kept[id(one)] if id(one) in kept else _content(one) for one in done]
 
 
 def _part(value: Any) -> ContentPart:

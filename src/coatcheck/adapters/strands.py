@@ -12,7 +12,6 @@ import builtins
 import copy
 import json
 import mimetypes
-import operator
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
@@ -21,7 +20,17 @@ from weakref import WeakKeyDictionary
 
 from coatcheck import CoatcheckError, Policy, Ref, Session, Store
 from coatcheck._toolkit import Purpose
-from coatcheck.adapters import TTL, Adapter, ContentPart, Kit, Refusal, in_thread, missing, within
+from coatcheck.adapters import (
+    TTL,
+    Adapter,
+    ContentPart,
+    Kit,
+    Refusal,
+    are_same,
+    in_thread,
+    missing,
+    within,
+)
 
 try:
     from strands import Agent
@@ -281,7 +290,7 @@ def _slimmed(
         return blocks if outcome.content is value else [{"text": outcome.text}]
     parts = [_part(block) for block in blocks]
     slim = kit.parts(session, parts, **about)
-    if len(slim) == len(parts) and all(map(operator.is_, slim, parts)):
+    if are_same(slim, parts):
         return blocks
     return [cast(ToolResultContent, one.original) if one.original else _block(one) for one in slim]
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coatcheck import Policy, Store
+    from coatcheck.http.credentials import Keyring
 
 _MODES: Final = ("observe", "stub", "loop")
 _MODE: Final = (
@@ -133,7 +134,6 @@ def gateway(
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
-    from coatcheck.http.credentials import Access, Keyring
     from coatcheck.http.serving import LocalServer, new_token
     from coatcheck.lanes import ending
 
@@ -142,11 +142,8 @@ def gateway(
     if tokens is not None and no_token:
         raise usage_error("--no-token and --tokens cannot be used together")
     given = None if no_token else _given_token()
-    keyring = token = None
-    if tokens is not None:
-        keyring = Keyring(tokens, {given: Access("start", "admin")} if given else {})
-    elif not no_token:
-        token = given or new_token()
+    keyring = None if tokens is None else _keyring(tokens, given)
+    token = None if no_token or keyring is not None else given or new_token()
     settings = GatewaySettings(mode=mode, session=session_id, token=token, **_upstream(**upstream))
     server = launch.local_server(host=host, port=port, hosts=allow_host, origins=allow_origin)
 
@@ -157,13 +154,11 @@ def gateway(
         if tenants():
             check_main_store(store)
         app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)), keyring=keyring)
-        if no_token:
-            _print_address(launch.address_of(server, None), mode, as_json)
-        elif given or keyring:
-            _print_address(launch.address_of(server, "…"), mode, as_json)
-        else:
+        if token is not None and not given:
             address = launch.address_of(server, token)
             _print_address(address, mode, as_json, note=", shown only once")
+        else:
+            _print_address(launch.address_of(server, None if no_token else "…"), mode, as_json)
         try:
             server.run(app, grace=launch.GRACE)
         finally:
@@ -225,10 +220,17 @@ def run(
 
 
 def _given_token() -> str | None:
-    from coatcheck.gateway.front import TOKEN
+    from coatcheck.gateway.settings import TOKEN
 
     token = os.environ.get(TOKEN)
     return _launch().check_token(token) if token else None
+
+
+def _keyring(tokens: Path, given: str | None) -> Keyring:
+    """Return the tokens in a file, and the one from the environment, which may do everything."""
+    from coatcheck.http.credentials import Access, Keyring
+
+    return Keyring(tokens, {given: Access("start", "admin")} if given else {})
 
 
 def _print_address(address: str, mode: str, as_json: bool, *, note: str = "") -> None:

@@ -302,18 +302,11 @@ def install(
     With --plugin, a plugin for Claude Code is written instead; --file is its folder then."""
     if plugin and (client != "claude-code" or wrap or name != "coatcheck"):
         raise usage_error("--plugin is for claude-code, without --wrap and --name")
-    if server and not wrap:
-        raise usage_error("SERVER needs --wrap")
-    if undo and wrap:
-        raise usage_error("--undo cannot be used with --wrap: it undoes everything")
+    _check_wrap_options(server, wrap=wrap, undo=undo)
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
     place = find_here(client, scope, None if plugin else file)
-    folder = None
-    if plugin:
-        from coatcheck.install.plugin import plugin_folder
-
-        folder = plugin_folder(scope, file)
+    folder = _plugin_folder(scope, file) if plugin else None
     if undo:
         _undo_install(place, folder, write=write)
         return
@@ -334,13 +327,25 @@ def install(
         _print_other_scopes(client, scope)
     if plan.is_empty:
         print_note("nothing to change")
-        return
-    if not write:
+    elif not write:
         print_note("nothing was written (use --write)")
-        return
-    print_note(f"written; restart {place.client.title} to use it; --undo --write reverts it")
-    if scope == "project":
-        print_note("the entry contains a path of this machine: check before you commit it")
+    else:
+        print_note(f"written; restart {place.client.title} to use it; --undo --write reverts it")
+        if scope == "project":
+            print_note("the entry contains a path of this machine: check before you commit it")
+
+
+def _plugin_folder(scope: Scope, file: Path | None) -> Path:
+    from coatcheck.install.plugin import plugin_folder
+
+    return plugin_folder(scope, file)
+
+
+def _check_wrap_options(servers: tuple[str, ...], *, wrap: bool, undo: bool) -> None:
+    if servers and not wrap:
+        raise usage_error("SERVER needs --wrap")
+    if undo and wrap:
+        raise usage_error("--undo cannot be used with --wrap: it undoes everything")
 
 
 def _undo_install(place: ConfigFile, folder: Path | None, *, write: bool) -> None:

@@ -8,16 +8,18 @@ masked unless the visitor asked for it.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from cachetools import LRUCache
 
 from coatcheck import media
 from coatcheck.console.dialogue import (
@@ -39,7 +41,6 @@ from coatcheck.http.credentials import Access
 from coatcheck.http.definitions import parse_place, place_after
 from coatcheck.http.operations import covered_sessions
 from coatcheck.ids import clip
-from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import CONTEXT, mask
 from coatcheck.refs import Ref
 from coatcheck.session import Session
@@ -169,13 +170,15 @@ class SessionSums:
         return self.cached / self.tokens if self.tokens else None
 
 
-_sums: BoundedCache[tuple[int, str, float], SessionSums] = BoundedCache(_SUMS)
+_sums: LRUCache[tuple[int, str, float], SessionSums] = LRUCache(_SUMS)
+_sums_lock = threading.Lock()
 
 
 def sums_of(store: Store, info: SessionInfo) -> SessionSums:
     """Return the sums of a session. Only the calls since the last time are read."""
     session, key = store.session(info.session_id), (id(store), info.session_id, info.created)
-    known = _sums.get(key) or SessionSums()
+    with _sums_lock:
+        known = replace(_sums.get(key) or SessionSums())  # a copy: pages are made in threads
     for record in session.records(METRICS, after=known.last):
         known.last = record.seq
         try:
@@ -196,7 +199,9 @@ def sums_of(store: Store, info: SessionInfo) -> SessionSums:
         event = _event(record.body)
         known.errors += "error" in event
         known.breaks += "broke" in event
-    return _sums.keep(key, known)
+    with _sums_lock:
+        _sums[key] = known
+    return known
 
 
 def _event(body: bytes) -> dict[str, Any]:

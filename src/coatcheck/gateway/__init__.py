@@ -5,7 +5,8 @@ results out of requests.
 a command behind one.
 """
 
-from coatcheck.gateway.front import Gateway, GatewaySettings
+from coatcheck.gateway.front import Gateway
 from coatcheck.gateway.ledger import Ledger
+from coatcheck.gateway.settings import GatewaySettings
 
 __all__ = ["Gateway", "GatewaySettings", "Ledger"]

@@ -13,18 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
-from coatcheck.gateway.api import (
-    Api,
-    ClientRequest,
-    HeldFacts,
-    HeldResult,
-    LedgerEntry,
-    LoopStep,
-    Merger,
-    OwnCall,
-    Side,
+from coatcheck.gateway.answer import LoopStep, Merger, OwnCall, accumulated, arguments_of
+from coatcheck.gateway.api import Api
+from coatcheck.gateway.ledger import LedgerEntry
+from coatcheck.gateway.raw_json import (
     Unreadable,
-    accumulated,
     canonical,
     canonical_json,
     digest,
@@ -39,6 +32,7 @@ from coatcheck.gateway.api import (
     value_field,
     value_of,
 )
+from coatcheck.gateway.request import MessageFacts, Request, ResultFacts, Side
 from coatcheck.gateway.sse import COMMENT, Event, event
 from coatcheck.messages.formats import is_by_program
 
@@ -59,35 +53,27 @@ class ChatApi(Api):
     output_limits = ("max_completion_tokens", "max_tokens")
     ping = COMMENT
 
-    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+    def facts(self, message: dict[str, Any], size: int) -> MessageFacts:
         role, content = str(message.get("role")), message.get("content")
         side = _SIDES.get(role, "user")
         calls = [one for one in message.get("tool_calls") or () if isinstance(one, dict)]
-        named = tuple(
-            (str(one.get("id")), str((one.get("function") or {}).get("name"))) for one in calls
-        )
-        keys = tuple((0, digest("call", call_id)) for call_id, _ in named)
-        results = (
-            (HeldResult.of(0, str(message.get("tool_call_id")), content),) if role == "tool" else ()
-        )
+        names = [str((one.get("function") or {}).get("name")) for one in calls]
+        call_ids = [str(one.get("id")) for one in calls]
+        answered = str(message.get("tool_call_id"))
+        whole = digest(role, canonical(content), str(message.get("name")), answered, *call_ids)
         text = squeezed(text_in(content)) if side == "answer" else ""
-        rest = [
-            str(message.get("name")),
-            str(message.get("tool_call_id")),
-            *(one[0] for one in named),
-        ]
-        whole = digest(role, canonical(content), *rest)
-        return HeldFacts(
+        in_prefix = whole
+        if side == "answer":
+            in_prefix = digest("answer", text, *map(_call_in_prefix, calls))
+        return MessageFacts(
             side=side,
             digest=whole,
-            in_prefix=digest("answer", text, *map(_call_in_prefix, calls))
-            if side == "answer"
-            else whole,
+            in_prefix=in_prefix,
             size=size,
             label=role,
-            keys=keys,
-            results=results,
-            calls=named,
+            keys=tuple((0, digest("call", call_id)) for call_id in call_ids),
+            results=(ResultFacts.of(0, answered, content),) if role == "tool" else (),
+            calls=tuple(zip(call_ids, names, strict=True)),
             programs=tuple(str(one.get("id")) for one in calls if is_by_program(one)),
             text=text,
         )
@@ -95,7 +81,7 @@ class ChatApi(Api):
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
         return [raw_of(tool.as_openai()) for tool in tools]
 
-    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+    def result_content(self, raw: Raw, result: ResultFacts) -> Any:
         return value_of(fields_of(raw)["content"])
 
     def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
@@ -114,7 +100,7 @@ class ChatApi(Api):
             for call_id, text in texts
         ]
 
-    def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
+    def first_settings(self, request: Request, own: Sequence[str]) -> dict[str, Any]:
         changed = {}
         if request.is_streamed:
             options = request.top.get("stream_options", Raw(b"null"))
@@ -122,44 +108,39 @@ class ChatApi(Api):
             if bytes(given.get("include_usage", Raw(b""))) != b"true":
                 changed["stream_options"] = {**given, "include_usage": True}
         choice = self._choice(request, own)
-        return changed | ({} if choice is None else {"tool_choice": choice})
+        if choice is not None:
+            changed["tool_choice"] = choice
+        return changed
 
-    def _choice(self, request: ClientRequest, own: Sequence[str]) -> Any:
+    def _choice(self, request: Request, own: Sequence[str]) -> Any:
         """Return a tool choice that leaves our tools out where the client requires a call of its
         own, and adds them to those that it allows. None if the choice stays the same."""
         choice = value_field(request.top, "tool_choice")
         if choice == "required":
             inner = [fields_of(tool).get("function", Raw(b"{}")) for tool in request.tools]
-            names = [name for one in inner if (name := text_field(fields_of(one), "name"))]
-            theirs = [{"type": "function", "function": {"name": name}} for name in names]
-            return (
-                {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": theirs}}
-                if names
-                else None
-            )
+            theirs = _functions(text_field(fields_of(one), "name") for one in inner)
+            required = {"mode": "required", "tools": theirs}
+            return {"type": "allowed_tools", "allowed_tools": required} if theirs else None
         allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
-        if (
-            isinstance(choice, dict)
-            and isinstance(allowed, dict)
-            and allowed.get("mode") != "required"
-        ):
-            ours = [{"type": "function", "function": {"name": name}} for name in own]
-            return {
-                **choice,
-                "allowed_tools": {**allowed, "tools": [*allowed.get("tools", ()), *ours]},
-            }
-        return None
+        if not isinstance(allowed, dict) or allowed.get("mode") == "required":
+            return None
+        tools = [*allowed.get("tools", ()), *_functions(own)]
+        return {**choice, "allowed_tools": {**allowed, "tools": tools}}
 
-    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
+    def merger(self, own: Iterable[str], request: Request) -> Merger:
         return _ChatMerger(own, request)
 
-    def refusal(self, request: ClientRequest) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         if (number_field(request.top, "n") or 1) > 1:
             return (
                 "n must be 1: this conversation goes through the Coatcheck gateway, "
                 "which continues one answer"
             )
         return None
+
+
+def _functions(names: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names if name]
 
 
 def _call_in_prefix(call: Mapping[str, Any]) -> str:
@@ -174,7 +155,7 @@ def _call_in_prefix(call: Mapping[str, Any]) -> str:
 
 
 class _ChatMerger(Merger):
-    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+    def __init__(self, own: Iterable[str], request: Request) -> None:
         kind = object_field(request.top, "response_format").get("type")
         super().__init__(own, request, is_structured=kind in ("json_schema", "json_object"))
         self._wants_usage = object_field(request.top, "stream_options").get("include_usage") is True
@@ -335,30 +316,39 @@ class _ChatMerger(Merger):
         self.is_complete = True
 
     def end_step(self) -> LoopStep:
-        own, others, calls = [], 0, []
+        own: list[OwnCall] = []
+        calls: list[dict[str, Any]] = []
         for place in sorted(self._calls):
             call = self._calls[place]
-            function = call.get("function") or {}
-            is_own = self._places[place] is None
-            if is_own:
-                written = str(function.get("arguments") or "{}")
-                try:
-                    arguments = value_of(written.encode("utf-8", "surrogatepass"))
-                except Unreadable:
-                    if self._reason == "length":
-                        continue  # cut by the limit on output
-                    arguments = written
-                own.append(OwnCall(str(call.get("id")), str(function.get("name")), arguments))
-            else:
-                others += 1
+            if self._places[place] is None:
+                one = self._own_call(call)
+                if one is None:
+                    continue
+                own.append(one)
             calls.append(call)
         text = "".join(self._text)
         message: dict[str, Any] = {"role": "assistant", "content": text or None, **self._message}
         if calls:
             message["tool_calls"] = calls
         messages = [raw_of(message)] if text or calls else []
-        is_open = self._reason in ("tool_calls", "function_call", "stop")
-        return LoopStep(messages, own, others, is_open, self._tokens_spent("completion_tokens"))
+        return LoopStep(
+            messages,
+            own,
+            others=len(calls) - len(own),
+            is_open=self._reason in ("tool_calls", "function_call", "stop"),
+            output_tokens=self._tokens_spent("completion_tokens"),
+        )
+
+    def _own_call(self, call: Mapping[str, Any]) -> OwnCall | None:
+        """Return a call of our tools, None if the limit on output has cut its arguments."""
+        function = call.get("function") or {}
+        try:
+            arguments = arguments_of(function.get("arguments"))
+        except Unreadable:
+            if self._reason == "length":
+                return None
+            arguments = function.get("arguments")
+        return OwnCall(str(call.get("id")), str(function.get("name")), arguments)
 
     def _keep(self, *, with_text: bool) -> None:
         text = "".join(self._text)

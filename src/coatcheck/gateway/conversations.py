@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Raw
 
 from coatcheck.errors import CoatcheckError, NotFound
-from coatcheck.gateway.api import digest, value_of
 from coatcheck.gateway.ledger import LIFE, WRITER, Ledger
+from coatcheck.gateway.raw_json import digest, value_of
 from coatcheck.ids import pointer_of
-from coatcheck.messages.cost import BoundedCache
 from coatcheck.redaction import mask
 
 if TYPE_CHECKING:
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
     from coatcheck.session import Session
     from coatcheck.store import Store
 
-_OPENED: Final = 1_024  # sessions that are remembered
-_REOPENED: Final = 60.0  # seconds after which a session is opened again
+_RESPONSES: Final = "coatcheck:responses"  # the session that knows the sessions of responses
 _INDEX: Final = "coatcheck:conversations-"
 _COUNTED_LIFE: Final = (
     3_600.0  # seconds that the session of a request lives that only counts tokens
@@ -72,34 +69,51 @@ class Sessions:
     """Opens the sessions of one tenant's store."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._opened: BoundedCache[tuple[str, str | None], tuple[float, Session | None]] = (
-            BoundedCache(_OPENED)
-        )
+        self.store = store
 
     @property
     def _ttl(self) -> float | None:
-        return None if self._store.ttl is None else max(LIFE, self._store.ttl)
+        return None if self.store.ttl is None else max(LIFE, self.store.ttl)
 
     def open(self, name: str, parent: str | None = None) -> Session:
-        """Open a session. It lives 30 days after its last use, or longer if it already did. A
-        session that was opened a moment ago is reused, so that a request does not wait for what is
-        being written."""
-        opened, known = self._opened.get((name, parent), (0.0, None))
-        if known is not None and time.monotonic() - opened < _REOPENED:
-            return known
-        found = self._store.lasting_session(name, parent=parent, ttl=self._ttl)
-        return self._opened.keep((name, parent), (time.monotonic(), found))[1] or found
+        """Open a session. It lives 30 days after its last use, or longer if it already did."""
+        return self.store.lasting_session(name, parent=parent, ttl=self._ttl)
+
+    def opened(self, origin: Origin) -> Session:
+        """Return the session of an origin. One that cannot be created, on a full disk, can still be
+        read."""
+        try:
+            return self.open(origin.name, origin.parent)
+        except CoatcheckError as error:
+            _LOG.warning("a session cannot be opened: %s", _why(error))
+            return self.unopened(origin.name)
 
     def unopened(self, name: str, *, ttl: float | None = None) -> Session:
         """Return a session without asking the store. It is created with its first artifact or
         record."""
-        return self._store.unchecked_session(name, ttl=self._ttl if ttl is None else ttl)
+        return self.store.unchecked_session(name, ttl=self._ttl if ttl is None else ttl)
 
     def index(self, origin: Origin) -> Session:
         """Return the session with the index of all conversations of this origin. No model ever
         reads in it."""
         return self.unopened(_INDEX + digest("index", origin.name, origin.owner))
+
+    def origin_of(self, response_id: str, default: Origin) -> Origin:
+        """Return the origin of an earlier response to the same client, which named no session."""
+        key = digest("session", default.owner, response_id)
+        try:
+            found = self._responses().find([key]).get(key)
+        except CoatcheckError:
+            return default
+        return default if found is None else replace(default, name=str(value_of(found["session"])))
+
+    def remember(self, response_id: str, origin: Origin) -> None:
+        """Note the origin of a response."""
+        key = digest("session", origin.owner, response_id)
+        self._responses().write(key, {"session": origin.name})
+
+    def _responses(self) -> Ledger:
+        return Ledger(self.store.session(_RESPONSES, ttl=LIFE))
 
 
 class Conversations:

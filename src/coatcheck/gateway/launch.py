@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from coatcheck.errors import InvalidArgument
-from coatcheck.gateway.front import TOKEN, Gateway
+from coatcheck.gateway.front import Gateway
+from coatcheck.gateway.settings import TOKEN
 from coatcheck.http import serving
 
 GRACE: Final = 5

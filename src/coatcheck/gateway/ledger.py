@@ -3,8 +3,7 @@
 Four kinds of records, each in a series of its own, whose first record counts and never changes:
 
 - an adoption, under the digest of a conversation's first message: our tools as they are described
-  to the model, their
-  names, and the policy. Without it a conversation is never changed.
+  to the model, their names, and the policy. Without it a conversation is never changed.
 - a pin, under a call's id and the digest of its result: what was sent in place of the result, or
   that it stayed.
 - an entry, under the digest of everything before an answer and a value of the answer that every
@@ -20,14 +19,14 @@ session, 30 days after its last use.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
 from coatcheck.config import SESSION_TTL
 from coatcheck.errors import Damaged, StoreError
-from coatcheck.gateway.api import LedgerEntry, digest, fields_of, items_of, raw_of, value_of
+from coatcheck.gateway.raw_json import digest, fields_of, items_of, raw_of, value_of
 from coatcheck.refs import RECORD_LIMIT
 
 if TYPE_CHECKING:
@@ -51,6 +50,15 @@ class Adoption:
     tools: list[Raw]
     names: Mapping[str, str]
     policy: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What was sent for an answer that a client keeps: messages, and what the client was shown
+    after the key."""
+
+    messages: list[Raw]
+    after: list[str] = field(default_factory=list)
 
 
 class Ledger:

@@ -15,18 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from msgspec import Raw
 
-from coatcheck.gateway.api import (
-    Api,
-    ClientRequest,
-    HeldFacts,
-    HeldResult,
-    LedgerEntry,
-    LoopStep,
-    Merger,
-    OwnCall,
+from coatcheck.gateway.answer import LoopStep, Merger, OwnCall, accumulated, added
+from coatcheck.gateway.api import Api
+from coatcheck.gateway.ledger import LedgerEntry
+from coatcheck.gateway.raw_json import (
     Unreadable,
-    accumulated,
-    added,
     canonical,
     digest,
     fields_of,
@@ -39,6 +32,7 @@ from coatcheck.gateway.api import (
     value_field,
     value_of,
 )
+from coatcheck.gateway.request import MessageFacts, Request, ResultFacts
 from coatcheck.gateway.sse import Event, event
 from coatcheck.messages.formats import is_by_program
 
@@ -83,14 +77,14 @@ class MessagesApi(Api):
     error_name = "error"
     ping = event(b'{"type": "ping"}', "ping")
 
-    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+    def facts(self, message: dict[str, Any], size: int) -> MessageFacts:
         role = message.get("role")
         content = message.get("content")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
         placed = [(place, one) for place, one in enumerate(blocks) if isinstance(one, dict)]
         label = ", ".join(dict.fromkeys(str(block.get("type")) for _, block in placed))
         whole = digest(str(role), canonical(content))
-        facts = HeldFacts(
+        facts = MessageFacts(
             side="system" if role == "system" else "user",
             digest=whole,
             in_prefix=whole,
@@ -105,13 +99,13 @@ class MessagesApi(Api):
         for place, block in placed:
             if block.get("type") == "tool_result":
                 call_id = str(block.get("tool_use_id"))
-                results.append(HeldResult.of(place, call_id, block.get("content", "")))
+                results.append(ResultFacts.of(place, call_id, block.get("content", "")))
         return replace(facts, results=tuple(results))
 
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
         return [raw_of(tool.as_anthropic()) for tool in tools]
 
-    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+    def result_content(self, raw: Raw, result: ResultFacts) -> Any:
         block = fields_of(items_of(fields_of(raw)["content"])[result.place])
         return value_of(block["content"]) if "content" in block else ""
 
@@ -160,7 +154,7 @@ class MessagesApi(Api):
         return [raw_of({"role": "user", "content": blocks})]
 
     def following(
-        self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]
+        self, request: Request, sent: list[Raw], answer: list[Raw], results: list[Raw]
     ) -> list[Raw]:
         """Return the messages of the next step. The client's last mark moves to the end of our
         results; otherwise each step would pay for the ones before it."""
@@ -179,12 +173,12 @@ class MessagesApi(Api):
                 ]
         return [*sent, *answer, *results]
 
-    def least_output(self, request: ClientRequest) -> int:
+    def least_output(self, request: Request) -> int:
         """Return the minimum output of a further step: more than its thinking may use."""
         budget = object_field(request.top, "thinking").get("budget_tokens")
         return max(super().least_output(request), budget + 1 if isinstance(budget, int) else 0)
 
-    def unbound(self, request: ClientRequest, sent: Sequence[Raw], error: bytes) -> list[str]:
+    def unbound(self, request: Request, sent: Sequence[Raw], error: bytes) -> list[str]:
         """Return the keys of refused thinking. With `drop_block` the provider leaves it out
         itself."""
         if _BOUND not in error or b"drop_block" in bytes(request.top.get("thinking", Raw(b""))):
@@ -205,7 +199,7 @@ class MessagesApi(Api):
             left += [raw_of({**fields_of(message), "content": blocks})] if blocks else []
         return left
 
-    def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
+    def chained(self, request: Request, merger: Merger) -> dict[str, Any]:
         assert isinstance(merger, _MessagesMerger)
         return (
             _with_previous(request, merger.ids[-1])
@@ -214,7 +208,7 @@ class MessagesApi(Api):
         )
 
     def renamed(
-        self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]
+        self, request: Request, merger: Merger, waiting: Sequence[Raw]
     ) -> dict[str, dict[str, Any]]:
         """Record the last id of the answer under its first, for clients that ask why the cache was
         missed."""
@@ -226,14 +220,14 @@ class MessagesApi(Api):
             else {}
         )
 
-    def named_before(self, request: ClientRequest) -> str | None:
+    def named_before(self, request: Request) -> str | None:
         before = object_field(request.top, _DIAGNOSTICS).get("previous_message_id")
         return digest("message", before) if isinstance(before, str) else None
 
-    def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
+    def renaming(self, request: Request, link: Mapping[str, Raw]) -> dict[str, Any]:
         return _with_previous(request, value_of(link["id"])) if "id" in link else {}
 
-    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
+    def merger(self, own: Iterable[str], request: Request) -> Merger:
         return _MessagesMerger(own, request)
 
     def error(self, status: int, message: str) -> bytes:
@@ -280,7 +274,7 @@ class _Block:
 
 
 class _MessagesMerger(Merger):
-    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+    def __init__(self, own: Iterable[str], request: Request) -> None:
         output = bytes(request.top.get("output_config", b""))
         super().__init__(
             own, request, is_structured=b'"format"' in output or "output_format" in request.top
@@ -526,7 +520,7 @@ class _MessagesMerger(Merger):
         return {**total, "iterations": steps}
 
 
-def _with_previous(request: ClientRequest, message_id: str) -> dict[str, Any]:
+def _with_previous(request: Request, message_id: str) -> dict[str, Any]:
     """Return the id of the answer that the provider compares a request with, if the client asks for
     that."""
     given = value_of(request.top[_DIAGNOSTICS])
@@ -545,7 +539,9 @@ def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer_facts(facts: HeldFacts, blocks: Sequence[tuple[int, dict[str, Any]]]) -> HeldFacts:
+def _answer_facts(
+    facts: MessageFacts, blocks: Sequence[tuple[int, dict[str, Any]]]
+) -> MessageFacts:
     """Return the facts of a message with those of an answer, whose blocks come with their
     places."""
     keys: list[tuple[int, str]] = []
@@ -636,16 +632,16 @@ def _behind(blocks: Sequence[Raw], after: Sequence[str]) -> Iterator[Raw]:
         if shown in known:
             del known[: known.index(shown) + 1]
             continue
-        if block.get("type") == "text" and known and known[0].startswith("t:"):
-            if known[0].startswith(shown):
-                known.clear()
-                continue
-            if shown.startswith(known[0]):
-                block = {**block, "text": shown.removeprefix(known.pop(0)).strip()}
-                if block["text"]:
-                    yield raw_of(block)
-                continue
-        yield raw
+        if not known or not shown.startswith("t:") or not known[0].startswith("t:"):
+            yield raw
+        elif known[0].startswith(shown):
+            known.clear()
+        elif shown.startswith(known[0]):
+            text = shown.removeprefix(known.pop(0)).strip()
+            if text:
+                yield raw_of({**block, "text": text})
+        else:
+            yield raw
 
 
 def _role(message: Raw) -> str:

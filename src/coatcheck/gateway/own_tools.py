@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Raw
 
 from coatcheck._toolkit import Tool, function_of, known_as, toolkit
-from coatcheck.gateway.api import OwnCall, raw_of, value_of
+from coatcheck.gateway.answer import OwnCall
 from coatcheck.gateway.ledger import Adoption
+from coatcheck.gateway.raw_json import raw_of, value_of
 from coatcheck.parts import Part
 
 if TYPE_CHECKING:

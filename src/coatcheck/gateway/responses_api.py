@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
-from coatcheck.gateway.api import (
-    Api,
-    ClientRequest,
-    HeldFacts,
-    HeldResult,
-    LedgerEntry,
-    LoopStep,
-    Merger,
-    OwnCall,
-    Side,
+from coatcheck.gateway.answer import LoopStep, Merger, OwnCall, arguments_of
+from coatcheck.gateway.api import Api
+from coatcheck.gateway.ledger import LedgerEntry
+from coatcheck.gateway.raw_json import (
     Unreadable,
     canonical,
     canonical_json,
@@ -39,6 +33,7 @@ from coatcheck.gateway.api import (
     value_field,
     value_of,
 )
+from coatcheck.gateway.request import MessageFacts, Request, ResultFacts, Side
 from coatcheck.gateway.sse import COMMENT, Event, event
 from coatcheck.messages.formats import is_by_program
 
@@ -75,7 +70,7 @@ class ResponsesApi(Api):
             return [raw_of({"role": "user", "content": top["input"]})]
         return super().messages_in(top)
 
-    def read(self, body: bytes) -> ClientRequest:
+    def read(self, body: bytes) -> Request:
         request = super().read(body)
         if not request.tools and request.messages:
             first = fields_of(request.messages[0])
@@ -83,7 +78,7 @@ class ResponsesApi(Api):
                 request.tools = items_of(first["tools"])
         return request
 
-    def facts(self, message: dict[str, Any], size: int) -> HeldFacts:
+    def facts(self, message: dict[str, Any], size: int) -> MessageFacts:
         kind, role = str(message.get("type", "message")), str(message.get("role", ""))
         side: Side = "user"
         if role in _SYSTEM or kind == _ADDITIONAL:
@@ -95,13 +90,14 @@ class ResponsesApi(Api):
             keys = ((0, key),)
         call_id, by_program = str(message.get("call_id")), is_by_program(message)
         calls = ((call_id, str(message.get("name"))),) if kind.endswith("_call") else ()
-        results: tuple[HeldResult, ...] = ()
+        results: tuple[ResultFacts, ...] = ()
         if kind in ("function_call_output", "custom_tool_call_output"):
-            results = (HeldResult.of(0, call_id, message.get("output"), is_for_program=by_program),)
+            result = ResultFacts.of(0, call_id, message.get("output"), is_for_program=by_program)
+            results = (result,)
         text = squeezed(text_in(message.get("content"))) if role == "assistant" else ""
         rest = {name: one for name, one in message.items() if name not in ("id", "status")}
         whole = digest(kind, role, canonical(rest))
-        return HeldFacts(
+        return MessageFacts(
             side=side,
             digest=whole,
             in_prefix=_answer_in_prefix(kind, rest, text) if side == "answer" else whole,
@@ -115,7 +111,7 @@ class ResponsesApi(Api):
         )
 
     def written(
-        self, request: ClientRequest, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any
+        self, request: Request, messages: Sequence[Raw], tools: Sequence[Raw], **more: Any
     ) -> bytes:
         changed = list(messages)
         inside = len(tools) > len(request.tools) and "tools" not in request.top and bool(changed)
@@ -129,7 +125,7 @@ class ResponsesApi(Api):
     def described(self, tools: Sequence[Tool]) -> list[Raw]:
         return [raw_of(tool.as_openai_responses()) for tool in tools]
 
-    def result_content(self, raw: Raw, result: HeldResult) -> Any:
+    def result_content(self, raw: Raw, result: ResultFacts) -> Any:
         return value_of(fields_of(raw)["output"])
 
     def with_results(self, raw: Raw, contents: Mapping[int, Raw]) -> Raw:
@@ -171,17 +167,17 @@ class ResponsesApi(Api):
         return found
 
     def following(
-        self, request: ClientRequest, sent: list[Raw], answer: list[Raw], results: list[Raw]
+        self, request: Request, sent: list[Raw], answer: list[Raw], results: list[Raw]
     ) -> list[Raw]:
         return results if _is_stored(request) else [*sent, *answer, *results]
 
-    def chained(self, request: ClientRequest, merger: Merger) -> dict[str, Any]:
+    def chained(self, request: Request, merger: Merger) -> dict[str, Any]:
         assert isinstance(merger, _ResponsesMerger)
         if not _is_stored(request) or "conversation" in request.top:
             return {}
         return {"previous_response_id": merger.last_id}
 
-    def chain(self, request: ClientRequest) -> str | None:
+    def chain(self, request: Request) -> str | None:
         before = text_field(request.top, "previous_response_id")
         if before:
             return digest("response", before)
@@ -191,9 +187,7 @@ class ResponsesApi(Api):
             return digest("conversation", str(name)) if name else None
         return None
 
-    def links(
-        self, request: ClientRequest, merger: Merger, adopted: str
-    ) -> dict[str, dict[str, Any]]:
+    def links(self, request: Request, merger: Merger, adopted: str) -> dict[str, dict[str, Any]]:
         """Record the last id of the answer under its first."""
         assert isinstance(merger, _ResponsesMerger)
         if not _is_stored(request):
@@ -205,7 +199,7 @@ class ResponsesApi(Api):
         return found
 
     def renamed(
-        self, request: ClientRequest, merger: Merger, waiting: Sequence[Raw]
+        self, request: Request, merger: Merger, waiting: Sequence[Raw]
     ) -> dict[str, dict[str, Any]]:
         """Record our results that wait for the result of the last call, and the calls that a
         program made: the next request may not contain these calls."""
@@ -222,21 +216,21 @@ class ResponsesApi(Api):
             found[digest("waiting", before, merger.last_call)] = {"messages": list(waiting)}
         return found
 
-    def renaming(self, request: ClientRequest, link: Mapping[str, Raw]) -> dict[str, Any]:
+    def renaming(self, request: Request, link: Mapping[str, Raw]) -> dict[str, Any]:
         return {"previous_response_id": link["id"]} if "id" in link else {}
 
-    def waiting_keys(self, request: ClientRequest) -> list[str]:
+    def waiting_keys(self, request: Request) -> list[str]:
         return [
             digest("waiting", before, call_id) for before, call_id in self._calls_before(request)
         ]
 
-    def program_keys(self, request: ClientRequest) -> dict[str, str]:
+    def program_keys(self, request: Request) -> dict[str, str]:
         return {
             digest("program", before, call_id): call_id
             for before, call_id in self._calls_before(request)
         }
 
-    def _calls_before(self, request: ClientRequest) -> Iterator[tuple[str, str]]:
+    def _calls_before(self, request: Request) -> Iterator[tuple[str, str]]:
         """Yield the calls that only the provider has: the key of what the request continues, and
         the id of the call."""
         before = self.chain(request)
@@ -245,31 +239,24 @@ class ResponsesApi(Api):
             if before is not None and result.call_id not in called:
                 yield before, result.call_id
 
-    def first_settings(self, request: ClientRequest, own: Sequence[str]) -> dict[str, Any]:
+    def first_settings(self, request: Request, own: Sequence[str]) -> dict[str, Any]:
+        """Return a tool choice that leaves our tools out where the client requires a call of its
+        own, and adds them to those that it allows."""
         choice = value_field(request.top, "tool_choice")
         if choice == "required":
-            names = [
-                name for tool in request.tools if (name := text_field(fields_of(tool), "name"))
-            ]
-            allowed = [{"type": "function", "name": name} for name in names]
-            return (
-                {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": allowed}}
-                if names
-                else {}
-            )
-        if (
-            isinstance(choice, dict)
-            and choice.get("type") == "allowed_tools"
-            and choice.get("mode") != "required"
-        ):
-            ours = [{"type": "function", "name": name} for name in own]
-            return {"tool_choice": {**choice, "tools": [*choice.get("tools", ()), *ours]}}
-        return {}
+            theirs = _functions(text_field(fields_of(tool), "name") for tool in request.tools)
+            required = {"type": "allowed_tools", "mode": "required", "tools": theirs}
+            return {"tool_choice": required} if theirs else {}
+        if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+            return {}
+        if choice.get("mode") == "required":
+            return {}
+        return {"tool_choice": {**choice, "tools": [*choice.get("tools", ()), *_functions(own)]}}
 
-    def merger(self, own: Iterable[str], request: ClientRequest) -> Merger:
+    def merger(self, own: Iterable[str], request: Request) -> Merger:
         return _ResponsesMerger(own, request)
 
-    def refusal(self, request: ClientRequest) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         if bytes(request.top.get("background", Raw(b"false"))) == b"true":
             return "background must be false: this conversation goes through the Coatcheck gateway"
         return None
@@ -288,7 +275,7 @@ class ResponsesApi(Api):
 
 
 class _ResponsesMerger(Merger):
-    def __init__(self, own: Iterable[str], request: ClientRequest) -> None:
+    def __init__(self, own: Iterable[str], request: Request) -> None:
         form = object_field(request.top, "text").get("format")
         is_structured = isinstance(form, dict) and form.get("type") in (
             "json_schema",
@@ -458,29 +445,38 @@ class _ResponsesMerger(Merger):
             self._note_kind(place, fields_of(raw))
 
     def end_step(self) -> LoopStep:
-        own, others, items = [], 0, []
+        is_stored = _is_stored(self.request)
+        own: list[OwnCall] = []
+        others = 0
+        items: list[Raw] = []
         for place in sorted(self._items):
-            item = value_of(self._items[place])
+            raw = self._items[place]
+            item = value_of(raw)
             if place in self._own_places:
-                try:
-                    arguments = value_of(
-                        str(item.get("arguments") or "{}").encode("utf-8", "surrogatepass")
-                    )
-                except Unreadable:
-                    if self._status == "incomplete":
-                        continue
-                    arguments = item.get("arguments")
-                own.append(OwnCall(str(item.get("call_id")), str(item.get("name")), arguments))
+                one = self._own_call(item)
+                if one is None:
+                    continue
+                own.append(one)
             elif self._kinds[place] in _CALLS:
                 others += 1
-            items.append(
-                self._items[place]
-                if _is_stored(self.request)
-                else _without_id(self._items[place], item)
-            )
+            items.append(raw if is_stored else _without_id(raw, item))
         return LoopStep(
-            items, own, others, self._status == "completed", self._tokens_spent("output_tokens")
+            items,
+            own,
+            others,
+            is_open=self._status == "completed",
+            output_tokens=self._tokens_spent("output_tokens"),
         )
+
+    def _own_call(self, item: Mapping[str, Any]) -> OwnCall | None:
+        """Return a call of our tools, None if the limit on output has cut its arguments."""
+        try:
+            arguments = arguments_of(item.get("arguments"))
+        except Unreadable:
+            if self._status == "incomplete":
+                return None
+            arguments = item.get("arguments")
+        return OwnCall(str(item.get("call_id")), str(item.get("name")), arguments)
 
     def _keep(self, *, with_text: bool) -> None:
         for place in sorted(self._items) if self._bodies else ():
@@ -521,6 +517,10 @@ class _ResponsesMerger(Merger):
         return changed
 
 
+def _functions(names: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"type": "function", "name": name} for name in names if name]
+
+
 def _answer_in_prefix(kind: str, item: Mapping[str, Any], text: str) -> str:
     """Return what an item of the model adds to the digest of a prefix. Clients may leave out
     reasoning, and encode arguments in another way."""
@@ -536,7 +536,7 @@ def _answer_in_prefix(kind: str, item: Mapping[str, Any], text: str) -> str:
     )
 
 
-def _is_stored(request: ClientRequest) -> bool:
+def _is_stored(request: Request) -> bool:
     """Whether the provider keeps the response, so that the next one can name it."""
     return (
         bytes(request.top.get("store", Raw(b"true"))) != b"false" or "conversation" in request.top

@@ -29,19 +29,20 @@ else:
 HeaderList = list[tuple[bytes, bytes]]
 Content = bytes | AsyncIterator[bytes]
 CODING_ERRORS: Final = (zlib.error, zstd.ZstdError)
+HOP: Final = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""Headers of one connection, which are never forwarded."""
+_OF_BODY: Final = frozenset({b"content-length", b"content-encoding"})
 _CONNECT: Final = 20.0
 _SILENT: Final = 600.0  # seconds after which we give up on a provider that sends nothing
 _IDLE: Final = 15.0  # seconds that a connection waits for the next request
 _HEAD: Final = 1 << 16  # bytes of a line or a field in the head of a response
-_PIECE: Final = (
-    1 << 16
-)  # bytes that are written at once: asyncio copies what the socket does not take
-_AUTOMATIC: Final = (
-    "User-Agent",
-    "Accept",
-    "Accept-Encoding",
-    "Content-Type",
-)  # that aiohttp would add
+_PIECE: Final = 1 << 16
+"""Bytes that are written at once: asyncio copies what the socket does not take."""
+_AUTOMATIC: Final = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""Headers that aiohttp would add."""
 
 
 class ProviderFailure(Exception):
@@ -89,9 +90,8 @@ class ProviderAnswer:
             while chunk := await content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if left := content._read_nowait(
-                -1
-            ):  # what arrived before it; `read_nowait` would raise it again
+            # What arrived before the failure; `read_nowait` would raise it again.
+            if left := content._read_nowait(-1):
                 yield left
             raise _failure(error) from error
 
@@ -104,13 +104,7 @@ class ProviderAnswer:
             raise ProviderFailure("unknown content coding")
         async for chunk in self.chunks():
             try:
-                plain = (
-                    chunk
-                    if decoding is None
-                    else b""
-                    if decoding.eof
-                    else decoding.decompress(chunk)
-                )
+                plain = _decoded(chunk, decoding)
             except CODING_ERRORS as error:
                 raise ProviderFailure("damaged content coding") from error
             if plain:
@@ -125,6 +119,13 @@ class ProviderAnswer:
     def close(self) -> None:
         """Close the response. Its connection is reused if the body was read to the end."""
         self._response.close()
+
+
+def headers_of(response: ProviderAnswer, *, is_raw: bool = False) -> HeaderList:
+    """Return the headers of a provider's response: all except those of the connection and, unless
+    its body `is_raw`, those of the body."""
+    dropped = HOP if is_raw else HOP | _OF_BODY
+    return [(name, value) for name, value in response.headers if name.lower() not in dropped]
 
 
 class ProviderClient:
@@ -206,6 +207,13 @@ class _Pieces(Payload):
         self, writer: AbstractStreamWriter, content_length: int | None
     ) -> None:
         await self.write(writer)
+
+
+def _decoded(chunk: bytes, decoding: Decoder | None) -> bytes:
+    """Return a chunk without its content coding. What follows the end of the coding is dropped."""
+    if decoding is None:
+        return chunk
+    return b"" if decoding.eof else decoding.decompress(chunk)
 
 
 def _verifying() -> ssl.SSLContext:

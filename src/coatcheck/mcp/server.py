@@ -138,19 +138,20 @@ class Sessions:
         self.only = only or None  # the tools to offer
         self._session_id = session_id
         self._named = named
-        self._open = functools.lru_cache(MAX_CONNECTIONS)(
-            functools.partial(store.lasting_session, ttl=ttl)
-        )
+        self._ttl = ttl
 
     def of(self, context: Context) -> Session:
+        """Return the session of a request. Asks the store: call it in a thread."""
         if self.hooks is not None:
             return self.hooks.session_of(call_id_of(context))
+        return self.store.lasting_session(self.client_of(context), ttl=self._ttl)
+
+    def client_of(self, context: Context) -> str:
+        """Return what identifies the client of a request: without hooks, the id of its session."""
         connection = context.request.headers.get(_SESSION) if context.request is not None else None
         if not connection or self._named:
-            return self._open(self._session_id)
-        return self._open(
-            f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}"
-        )
+            return self._session_id
+        return f"{self._session_id}-{hashlib.sha256(connection.encode()).hexdigest()[:16]}"
 
 
 def call_id_of(context: Context) -> str | None:
@@ -215,7 +216,7 @@ class _Handlers:
         if hooks is not None and params.name == HOOK and call_id_of(context) is None:
             done = await in_thread(hooks.answer, parsed_event(params.arguments or {}))
             return types.CallToolResult(content=[types.TextContent(text=json.dumps(done))])
-        session = self._sessions.of(context)
+        session = await in_thread(self._sessions.of, context)
         tools = toolkit(session, only=self._sessions.only)
         tool = next((one for one in tools if one.name == params.name), None)
         if tool is None:
@@ -267,7 +268,8 @@ class _Handlers:
 
         async def handle(context: Context, params: P) -> T:
             try:
-                return await in_thread(answer, self._sessions.of(context), params)
+                session = await in_thread(self._sessions.of, context)
+                return await in_thread(answer, session, params)
             except CoatcheckError as error:
                 code, uri = CODES[error.code].mcp, getattr(params, "uri", None)
                 if (
@@ -290,7 +292,7 @@ class _Handlers:
     async def set_level(
         self, context: Context, params: types.SetLevelRequestParams
     ) -> types.EmptyResult:
-        self._levels[self._sessions.of(context).session_id] = params.level
+        self._levels[self._sessions.client_of(context)] = params.level
         if len(self._levels) > MAX_CONNECTIONS:
             del self._levels[next(iter(self._levels))]
         return types.EmptyResult()
@@ -299,7 +301,7 @@ class _Handlers:
         """Send a log message if the client wants it. Since 2026-07-28 each request says so, and the
         SDK checks."""
         if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-            wanted = self._levels.get(self._sessions.of(context).session_id)
+            wanted = self._levels.get(self._sessions.client_of(context))
             if wanted is None or _LEVELS.index(level) < _LEVELS.index(wanted):
                 return
         send: Callable[..., Awaitable[None]] = context.session.send_log_message

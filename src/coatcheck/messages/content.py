@@ -34,6 +34,7 @@ _ARGUMENTS: Final = (
     ("input",),
     ("args",),
 )
+_WITHOUT_DATA: Final = ("text", "input_text", "output_text", "tool_use", "tool_result", "toolCall")
 _OUTPUTS: Final = ("tool_result", "function_call_output")
 
 
@@ -175,6 +176,8 @@ def _shown(block: Any) -> Any:
     content = block.get("content")
     if isinstance(content, list):
         return with_blocks(block, content, list(map(_shown, content)))
+    if block.get("type") in _WITHOUT_DATA:
+        return block
     part = read(block)
     if not is_stub(part.encoded):
         return block

@@ -82,6 +82,14 @@ class Excerpt(NamedTuple):
         return Body(data if is_utf8 else decoded(data).encode("utf-8", "surrogatepass"), least)
 
     @property
+    def everything(self) -> tuple[str, str]:
+        """All of the text, not masked, and the suffix for figures from it: empty if it is the whole
+        content. What is shown of it goes through `columns.safe` or `masked_line`."""
+        body = self.body
+        text = body.data.decode("utf-8", "replace").removeprefix("\ufeff")
+        return text, f", {self.within(len(body.data))}" if body.least else ""
+
+    @property
     def extent(self) -> str:
         """The size of the content: its lines if they are counted, else its bytes."""
         return some(self.lines, "line") if self.lines is not None else f"{self.size} bytes"
@@ -174,32 +182,18 @@ class Preview:
     """A preview of content. `shown` describes it in our own words and never quotes the content.
 
     `ask` is the argument of the first read that a careful engineer would make of this content, e.g.
-    `grep="ERROR|FATAL"`, and `part` the path to the part of a JSON document that it is for."""
+    `grep="ERROR|FATAL"`, and `part` the path to the part of a JSON document that it is for. `code`
+    is a program to run instead, if the agent can."""
 
     text: str
     shown: str
     ask: str = ""
     part: str = ""
+    code: str = ""
 
 
-Form = Callable[[Excerpt, int], Preview | None]
-"""Preview a text within a limit of characters; None for a text without this form."""
-
-
-class Kind(NamedTuple):
-    """One kind of content, a row of the table that `preview` goes through until a form fits.
-
-    `cues` are texts, at least one of which is near the beginning or end of all such content.
-    `begins` is a pattern for how it begins. Without them, the form is always tried. `percent` is
-    the maximum length of its preview relative to the usual one; longer previews were measured to
-    pay off."""
-
-    name: str
-    cues: tuple[str, ...]
-    form: Form
-    percent: int = 100
-    begins: re.Pattern[str] | None = None
-
+PROSE: Final = 600
+"""Maximum number of characters of a preview that shows only the two ends of a text."""
 
 EMPTY: Final = Preview("(empty)", "all 0 characters")
 """The preview of empty content, which would otherwise look like a missing preview."""

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import InvalidArgument
 from coatcheck.previews.excerpts import count
+from coatcheck.reading.enclosing import Enclosure, enclosures
 from coatcheck.reading.grep_page import Form, GrepPage, Layout, render
 from coatcheck.reading.line_groups import LONG_LINE, OVERLAP
 from coatcheck.reading.matches import LONG, Found, Place, Search, collect, count_each
@@ -68,7 +69,8 @@ def search(
     start = Position(*position) if position else Position(asked.ranges[0][0])
     place = Place(start.number, start.inside, start.due)
     found = collect(asked, place, is_counted=not start.known)
-    page = _best_form(found, Layout(text, request.max_chars, base), request, start.due)
+    layout = Layout(text, request.max_chars, base, _enclosures(found, asked, base))
+    page = _best_form(found, layout, request, start.due)
 
     matches = max(start.matches + found.matches, start.known >> 1)
     is_exact = found.is_exact or bool(start.known & 1)
@@ -116,6 +118,17 @@ def _search_of(text: DecodedText, request: Request) -> Search:
         is_context_fixed=_fixed_context(request) is not None,
         max_chars=request.max_chars,
     )
+
+
+def _enclosures(found: Found, asked: Search, base: str) -> dict[int, Enclosure]:
+    """What encloses the matches. Of lines that do not match there may be too many."""
+    if asked.invert:
+        return {}
+    numbers = [row.number for row in found.rows if row.is_match]
+    known = enclosures(asked.text, numbers)
+    if not base or not asked.text.is_document:
+        return known
+    return {line: one._replace(text=f"#{base}{one.text[1:]}") for line, one in known.items()}
 
 
 def _has_escapes(text: DecodedText) -> bool:

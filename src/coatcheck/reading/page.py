@@ -49,7 +49,7 @@ _HINTS: Final = {
     "characters count from 0",
 }
 
-_WAYS: Final = ("lines", "chars", "grep", "query", "diff")
+_WAYS: Final = ("lines", "chars", "grep", "query", "diff", "code")
 _OF_GREP: Final = ("context", "ignore_case", "invert", "literal")
 
 TAG: Final = 6
@@ -137,7 +137,7 @@ class Slice(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What to read of an artifact: slices, a grep (also within slices of lines), a query, a diff,
-    or all of it.
+    the output of a program (`coatcheck.programs` answers those), or all of it.
 
     Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number
     of lines around a match to the kind of content, and "auto" adds as many as a short page has room
@@ -152,6 +152,7 @@ class Request:
     literal: bool = False
     query: str | None = None
     diff: str | None = None
+    code: str | None = None
     exact: bool = False
     max_chars: int = MAX_CHARS
 

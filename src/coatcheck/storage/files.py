@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,9 +35,9 @@ from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, fra
 # Opening a pipe must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
-_SYNCED_KEPT = 10_000
 # Bytes of a value whose lines its readers count; they keep as many frames in memory.
 _UNCOUNTED = 4 * FRAME
+_SYNCED_KEPT = 10_000
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 _QUARANTINE = "quarantine"
 
@@ -51,8 +50,9 @@ class FileBlobs(BlobStore):
         self._uri = file_uri(root / "blobs")
         self._disk = disk
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
-        self._local = threading.local()  # the memory that each thread compares with
-        self._synced: set[str] = set()  # places of recent copies that are known to be synced
+        # Places of recent copies that are known to be synced. Without it, each repeated put of a
+        # large value would make six syncs (counted), and waiting for the disk is what a put costs.
+        self._synced: set[str] = set()
         if not is_read_only:
             for name in ("blobs", "tmp"):
                 disk.make_folder(name, folder)
@@ -128,11 +128,8 @@ class FileBlobs(BlobStore):
     def sync(self, blob: Blob, *, always: bool = False) -> None:
         """Make a copy that will be reused as durable as a new one: its publisher may not have
         synced it. `always` is for a copy that replaces another, which may be durable."""
-        if (
-            not (always or self._disk.durable)
-            or blob.place in self._synced
-            or not _is_place(blob.place)
-        ):
+        is_wanted = always or self._disk.durable
+        if not is_wanted or blob.place in self._synced or not _is_place(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with (
             self._opened(blob) as file,
@@ -190,11 +187,9 @@ class FileBlobs(BlobStore):
     def _is(self, blob: Blob, file: int, data: bytes) -> bool:
         if blob.coding != "raw":
             return self._read(blob, file, 0, blob.size) == data
-        piece = getattr(self._local, "piece", None)
-        if piece is None:
-            piece = self._local.piece = memoryview(bytearray(_COMPARED))
         if os.fstat(file).st_size != len(data):
             return False
+        piece = memoryview(bytearray(_COMPARED))
         for at in range(0, len(data), _COMPARED):
             got = os.preadv(file, [piece], at)
             if got != min(_COMPARED, len(data) - at) or not data.startswith(piece[:got], at):

@@ -253,10 +253,7 @@ class Passages:
             if count:
                 with self._lock:
                     self._opened().execute("VACUUM")
-        except (
-            StoreError,
-            sqlite3.Error,
-        ):
+        except (StoreError, sqlite3.Error):
             # For example no space left: a discarded index leaves no traces either.
             with self._lock:
                 self._discard()

@@ -88,14 +88,17 @@ _MACHINES: Final = {
 }
 
 
-def forbid_sockets_and_processes() -> bool:
-    """Set the filter for this process, and return whether that worked."""
+def forbid_sockets_and_processes(*, may_execute: bool = False) -> bool:
+    """Set the filter for this process, and return whether that worked.
+
+    With `may_execute`, the process can still become another program: one that confines itself
+    before it starts the program that needs it. Landlock then limits which."""
     if sys.platform != "linux" or sys.byteorder != "little" or struct.calcsize("P") != 8:
         return False
     machine = _MACHINES.get(os.uname().machine)
     if machine is None:
         return False
-    program = _program(machine, os.getpid())
+    program = _program(machine, os.getpid(), may_execute=may_execute)
     code = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("HxxxxxxP", len(program) // _SIZE, ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +107,7 @@ def forbid_sockets_and_processes() -> bool:
     return bool(libc.syscall(machine.seccomp, _SET_FILTER, _ALL_THREADS, described) == 0)
 
 
-def _program(machine: _Machine, pid: int) -> bytes:
+def _program(machine: _Machine, pid: int, *, may_execute: bool = False) -> bytes:
     """Return the filter: instructions that the kernel runs for each call, until one returns."""
     refuse = _instruction(_RETURN, _FAIL | errno.EPERM)
     missing = _instruction(_RETURN, _FAIL | errno.ENOSYS)
@@ -121,9 +124,9 @@ def _program(machine: _Machine, pid: int) -> bytes:
         _instruction(_IF_EQUAL, machine.clone3, otherwise=1),
         missing,
     ]
-    for numbers in _DENIED.values():
+    for name, numbers in _DENIED.items():
         number = numbers[machine.column]
-        if number is not None:
+        if number is not None and not (may_execute and name == "execve"):
             steps += [_instruction(_IF_EQUAL, number, otherwise=1), refuse]
     for number, condition, value in (
         (machine.clone, _IF_ANY_BIT, _THREAD),
