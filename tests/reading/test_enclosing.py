@@ -49,7 +49,8 @@ func main() {
 
 
 def grep(data: str, media_type: str = "text/plain", **options: Any) -> list[str]:
-    request = Request(**({"grep": "needle", "context": 0} | options))
+    wanted: dict[str, Any] = {"grep": "needle", "context": 0, **options}
+    request = Request(**wanted)
     return read(make_content(data.encode(), media_type), request).text.split("\n")
 
 

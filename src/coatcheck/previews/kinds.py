@@ -235,7 +235,7 @@ class _Described:
             least = "" if text.is_whole else "at least "
             verb = "is" if self._secrets == 1 else "are"
             secrets = some(self._secrets, "secret")
-            notes.append(f"{least}{secrets} {verb} masked in what you read")
+            notes.append(f"{least}{secrets} {verb} masked in this preview")
         return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
     def _by_kind(self, text: Excerpt, limit: int) -> Preview | None:

@@ -341,9 +341,9 @@ def _document(content: Content, form: Any) -> str:
 
 def _rows(content: Content) -> str | None:
     """The rows in a text as JSON, or None if there are none."""
-    from coatcheck.reading import heavy
+    from coatcheck.reading import heavy, tables
 
     try:
-        return heavy.rows(content)[0].decode()
+        return heavy.table(content, tables.MAIN)[0].decode()
     except CoatcheckError:
         return None
