@@ -18,6 +18,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -38,6 +39,8 @@ _SERIES: Final = "folders"
 _MAX_FOLDERS: Final = 50  # of one store; those that were used first are forgotten
 _CHUNK: Final = 1 << 20
 _NAME: Final = re.compile(r"([0-9a-f]{12,64})\.[a-z0-9]{1,8}")
+_DRAFT: Final = re.compile(r"\.[0-9a-f]{32}")
+_ABANDONED: Final = 3_600.0  # seconds after which a draft is certainly not being written any more
 _IGNORE: Final = ".gitignore"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -107,7 +110,7 @@ def _remove_folder(folder: Path, owner: str) -> None:
         if _content(handle, _IGNORE) != _ignore(owner):
             return
         for name in os.listdir(handle):
-            if name == _IGNORE or _NAME.fullmatch(name):
+            if _is_ours(name):
                 os.unlink(name, dir_fd=handle)
     folder.rmdir()
 
@@ -117,13 +120,28 @@ def _remove_in(parts: Parts, folder: Path, prefixes: Collection[str] | None) -> 
         if _content(handle, _IGNORE) != _ignore(_owner(parts)):
             return
         for name in os.listdir(handle):
-            is_ours = _NAME.fullmatch(name) is not None
-            if not is_ours or (prefixes is not None and name[:MIN_PREFIX] not in prefixes):
+            if prefixes is None and _DRAFT.fullmatch(name):
+                _remove_old(handle, name)
+            if _NAME.fullmatch(name) is None:
+                continue
+            if prefixes is not None and name[:MIN_PREFIX] not in prefixes:
                 continue
             digest = _digest_in(handle, name)
             if digest is None or parts.catalog.blob(digest) is None:
                 with suppress(OSError):
                     os.unlink(name, dir_fd=handle)
+
+
+def _remove_old(handle: int, name: str) -> None:
+    """Remove a draft that a process left behind when it was killed."""
+    with suppress(OSError):
+        written = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime
+        if written < time.time() - _ABANDONED:
+            os.unlink(name, dir_fd=handle)
+
+
+def _is_ours(name: str) -> bool:
+    return name == _IGNORE or bool(_NAME.fullmatch(name) or _DRAFT.fullmatch(name))
 
 
 @contextmanager
@@ -151,7 +169,7 @@ def _make_private(handle: int, folder: Path, owner: str) -> None:
     expected = _ignore(owner)
     found = _content(handle, _IGNORE)
     if found is None:
-        if not all(map(_NAME.fullmatch, os.listdir(handle))):
+        if not all(map(_is_ours, os.listdir(handle))):
             raise _refused(folder, "it has other files")
         _write(handle, _IGNORE, io.BytesIO(expected))
     elif found != expected:
