@@ -212,7 +212,7 @@ def _outlined(
     ask = f'lines="{top[0].first}:{top[0].first + 79}"'
     if common and len(found) > _LISTED:
         ask = grep(*(f"{word} " for word in common), start="" if is_numbered else "^[a-z ]*")
-    sections = (Section("", items, "lines that look like upper definitions"),)
+    sections = (Section("", items, "lines that look like top-level definitions"),)
     return Draft(lead, sections, scope=scope, ask=ask)
 
 

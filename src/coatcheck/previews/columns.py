@@ -86,10 +86,15 @@ class Column:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The column in ever more words: its name, with the type, with the detail."""
+        """The column in ever more words: its name, with the type, with the number of values or
+        their range, with the values."""
         name = masked_line(self.name, 40) or '""'
         typed = f"{name} {self.type}"
+        number = f"{self.distinct} distinct{_nulls(self.nulls)}"
         details = [one for one in (self.brief, self.detail) if one]
+        has_range = ".." in self.detail
+        if self.distinct > 1 and not has_range and len(number) < len(details[0]):
+            details.insert(0, number)
         return (name, typed, *(f"{typed} {one}" for one in details))
 
 

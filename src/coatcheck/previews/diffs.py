@@ -46,6 +46,11 @@ NUMBERED_DIFF, SHORT_HISTORY = (
 )
 _DAY: Final = lazy_pattern(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
 _AUTHOR: Final = start_pattern(r"Author:[ \t]{1,8}([^<\n]{1,80}?) {0,4}<")
+# `git log --stat`: a line for each file, and one for each commit.
+_FILE_STAT: Final = start_pattern(r" (\S[^|\n]{0,300}?) +\| {1,8}(\d{1,9}) ?[+-]{0,300}$")
+_COMMIT_STAT: Final = start_pattern(
+    r" (\d{1,9}) files? changed(?:, (\d{1,9}) insertions?\(\+\))?(?:, (\d{1,9}) deletions?\(-\))?$"
+)
 _DATE: Final = start_pattern(r"(?:Author|Commit)?Date: {1,8}([^\n]{8,40})$")
 
 
@@ -103,7 +108,7 @@ def history(text: Excerpt) -> Draft | None:
     span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at]) for at in (-1, 0)) if dates else ()
     lead += f", {' to '.join(span)}" if span else ""
     totals = _totals(files) if files else None
-    lead += f"; {totals.text}" if totals else ""
+    lead += f"; {totals.text}" if totals else _stat_totals(body)
     common = authors.most_common()
     names = [f"{masked_line(name, 30)} {times}" for name, times in common[:_LISTED]]
     sections = [Section("authors: ", names, "authors", len(common), share=0.25)]
@@ -113,10 +118,32 @@ def history(text: Excerpt) -> Draft | None:
     else:
         subjects = _subjects(body, commits)
         sections.append(Section("subjects: ", subjects, "subjects", len(commits), share=0.35))
+        sections.append(_most_changed(body))
         ask = 'grep="^commit |^    [^ ]"'
     sections.append(_sample(body, commits))
     kept = tuple(section for section in sections if section.items)
     return Draft(lead, kept, scope=part, ask=ask)
+
+
+def _stat_totals(body: Body) -> str:
+    """The totals that `git log --stat` reports below its commits, summed up."""
+    files = added = removed = 0
+    for match in islice(_COMMIT_STAT.finditer(body.lines), _PARTS):
+        files += int(match[1])
+        added += int(match[2] or 0)
+        removed += int(match[3] or 0)
+    return f"; {some(files, 'file change')}, +{added} -{removed}" if files else ""
+
+
+def _most_changed(body: Body) -> Section:
+    """The files of `git log --stat` with the most changed lines. Long names are cut by git."""
+    changed: Counter[str] = Counter()
+    for match in islice(_FILE_STAT.finditer(body.lines), _PARTS):
+        changed[_text(match[1])] += int(match[2])
+    items = []
+    for name, lines in changed.most_common(_LISTED):
+        items.append(f"{masked_line(name, 80)} ±{lines}")
+    return Section("most changed: ", items, "changed files", len(changed), share=0.25)
 
 
 def _subjects(body: Body, commits: list[re.Match[bytes]]) -> list[str]:
