@@ -209,7 +209,8 @@ class Ours:
         self.session = session
         self._tools = {tool.name: tool for tool in coatcheck.toolkit(session)}
         self._pointer = ""
-        self.runs_code = "code" in self._tools["get_artifact"].parameters["properties"]
+        parameters = self._tools["get_artifact"].parameters["properties"]
+        self.runs_code, self.counts = "code" in parameters, "count" in parameters
 
     @property
     def schemas(self) -> str:
@@ -245,13 +246,15 @@ class Ours:
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._pointer:
             return None
-        asked: dict[str, str] = {}
+        asked: dict[str, Any] = {}
         before, after = intent.near
         at = shown_line(intent, r"(\d+)[:>]", pages)
         if at is not None:
             asked = {"lines": f"{max(1, at - before)}:{at + after}"}
         elif intent.grep:
             asked = {"grep": intent.grep}
+            if intent.count and self.counts:
+                asked["count"] = True
             if (before or after) and "context" in self._tools["get_artifact"].parameters[
                 "properties"
             ]:
