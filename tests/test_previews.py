@@ -397,6 +397,30 @@ def test_a_coloured_table_may_have_lines_with_nothing_but_colours() -> None:
     assert "30 rows × 3 columns\nNAME " in look(f"NAME STATUS AGE\n{rows}").text
 
 
+def test_git_log_with_statistics_shows_the_files_that_changed_most() -> None:
+    commits = "".join(
+        f"commit {n:040x}\nAuthor: Ann <ann@example.org>\nDate:   Mon Mar 2 10:00:{n:02} 2026 +0000\n\n"
+        f"    Change number {n}\n\n src/app.py    | 7 +++++--\n docs/a.md     |  2 ++\n"
+        " 2 files changed, 7 insertions(+), 2 deletions(-)\n\n"
+        for n in range(40)
+    )
+    found = look(commits, limit=1_200)
+    assert found.text.startswith("git log of 40 commits, Mar 2 2026; 80 file changes, +280 -80\n")
+    assert "most changed: src/app.py ±280, docs/a.md ±80" in found.text
+
+
+def test_numbers_that_are_aligned_to_the_right_are_in_their_own_column() -> None:
+    few = "".join(f"root {n:>9}  0.0 {n * 7:>6} sleep {n}\n" for n in range(1, 40))
+    many = "root     31254 12.5 536436 make test\n"
+    found = look(f"USER       PID %CPU    RSS COMMAND\n{few}{many}").text
+    assert "PID 1..31254, %CPU 0.0 39|12.5 1, RSS 7..536436" in found
+
+
+def test_columns_that_do_not_fit_their_names_are_not_described() -> None:
+    rows = "".join(f"web-{n}          up\n" for n in range(30))
+    assert "columns" not in look(f"NAME  STATUS  AGE\n{rows}").text
+
+
 def test_colours_of_a_log_do_not_hide_its_levels() -> None:
     assert "ERROR 100" in look("\x1b[31mERROR\x1b[0m it failed again and again\n" * 100).text
 
@@ -426,7 +450,7 @@ def test_python_shows_its_definitions_with_line_numbers() -> None:
     assert found.text == (
         "python, 70 lines; 3 definitions:\nclass Store:4-6 {put:5-6}, def main:9-10"
     )
-    assert found.shown == "2 of 2 lines that look like upper definitions, counted in all of it"
+    assert found.shown == "2 of 2 lines that look like top-level definitions, counted in all of it"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,2 @@
 """What a child process gives up on Linux before it touches hostile content: `landlock` for files,
-`seccomp` for system calls.
-
-Both modules need the standard library alone, since a child imports them before anything else.
-"""
+`seccomp` for system calls."""

@@ -1,13 +1,19 @@
 """Landlock: a process restricts itself to a few files, for the rest of its life. Linux 5.13 or
-newer."""
+newer.
+
+It imports little: workers of programs load this file alone, each time that one starts.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import struct
-from collections.abc import Mapping
-from typing import Final
+
+TYPE_CHECKING = False  # as in `typing`, which takes longer to import than this file to run
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Final
 
 EXECUTE: Final = 1 << 0
 READ: Final = 1 << 2

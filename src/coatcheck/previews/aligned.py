@@ -44,7 +44,6 @@ _TELLING: Final = (
     "STATUS", "STATE", "PHASE", "READY", "TYPE", "REASON", "SEVERITY", "CONCLUSION", "USER",
     "NAMESPACE", "KIND",
 )  # fmt: skip
-_SAMPLED: Final = 50
 _ROWS: Final = 3
 
 
@@ -90,10 +89,12 @@ def columns(text: Excerpt) -> Draft | None:
     rows = tables[0].rows
     if len(rows) < 3:
         return None
-    found = [
-        _of_column(name, cells, rows)
-        for name, cells in zip(header.names, _cells_of(rows, header), strict=True)
-    ]
+    cells_of_columns = _cells_of(rows, header)
+    if cells_of_columns is None:
+        return None
+    found = []
+    for name, cells in zip(header.names, cells_of_columns, strict=True):
+        found.append(_of_column(name, cells, rows))
     part = f"{scope.removeprefix(', ')}: " if scope else ""
     lead = f"{part}{some(len(rows), 'row')} × {some(len(found), 'column')}"
     after = _what_follows(tables[1:], other_lines)
@@ -210,22 +211,22 @@ def _tables_below(header: _Header, lines: list[str]) -> tuple[list[_Table], int]
     return tables, other_lines
 
 
-def _cells_of(rows: list[str], header: _Header) -> list[list[str]]:
-    """The cells of each column: cut below the names if four of five rows are aligned with them,
-    else split at spaces."""
+def _cells_of(rows: list[str], header: _Header) -> list[list[str]] | None:
+    """The cells of each column: cut below the names if all rows are aligned with them, else split
+    at spaces, as for numbers that are aligned to the right. None if neither fits all rows."""
     starts = [header.row.find(name) for name in header.names]
-    first = rows[:_SAMPLED]
-    aligned = sum(_is_aligned(row, starts) for row in first)
-    if aligned * 5 < len(first) * 4:
-        split = [row.split(None, len(starts) - 1) for row in rows]
+    if all(_is_aligned(row, starts) for row in rows):
+        ends: list[int | None] = [*starts[1:], None]
         return [
-            [row[index] if len(row) > index else "" for row in split]
-            for index in range(len(starts))
+            [row[start:end].strip() for row in rows]
+            for start, end in zip(starts, ends, strict=True)
         ]
-    ends: list[int | None] = [*starts[1:], None]
-    return [
-        [row[start:end].strip() for row in rows] for start, end in zip(starts, ends, strict=True)
-    ]
+    if any(" " in name for name in header.names):
+        return None
+    split = [row.split(None, len(starts) - 1) for row in rows]
+    if any(len(cells) < len(starts) for cells in split):
+        return None
+    return [list(column) for column in zip(*split, strict=True)]
 
 
 def _is_aligned(row: str, starts: list[int]) -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice
 from typing import Final
 
 from coatcheck.deferred import lazy_pattern
 
 from .documents import headings, looks_like_markdown
 from .drafts import Draft, Form, Section
-from .excerpts import Excerpt, grep, line_pattern, some, visible
+from .excerpts import Excerpt, grep, some, start_pattern, visible
 
 _NUMBERED: Final = lazy_pattern(r"[ \t]{0,8}(\d{1,7})(?:→|\t|[:|] ?|-)")
 _KEYWORDS: Final = frozenset(
@@ -58,50 +59,50 @@ NUMBERED_LINES: Final = lazy_pattern(
 )
 """How numbered lines begin. A few of the first lines may differ."""
 
-_DEFINITION: Final = line_pattern(
-    r"^([ \t]{0,12})"
+_DEFINITION: Final = start_pattern(
+    r"([ \t]{0,12})"
     r"(?:(?:export|default|declare|public|private|protected|internal|static|final|abstract|async"
     r"|pub|pub\(crate\)|unsafe|override|open|sealed|data|inline|virtual|extern|partial|local)"
-    r"[ \t]+){0,5}"
+    r"[ \t]{1,4}){0,5}"
     r"(def|class|func|function|fn|interface|struct|enum|trait|impl|type|module|namespace|object"
     r"|record|message|service|protocol|extension|CREATE TABLE|CREATE VIEW|create table|create view)"
-    r"[*]?(?:<[^<>\n]{0,40}>)?[ \t]+"
-    r"(?:\([^()\n]{0,80}\)[ \t]*)?([A-Za-z_$\"`][\w$.\"`\x80-\xff]*)"
+    r"[*]?(?:<[^<>\n]{0,40}>)?[ \t]{1,4}"
+    r"(?:\([^()\n]{0,80}\)[ \t]{0,4})?([A-Za-z_$\"`\x80-\xff][\w$.\"`\x80-\xff]{0,80})"
 )
-_METHOD: Final = line_pattern(
-    r"^((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)"
-    r"[ \t]+){0,4}"
-    r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]*)\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$"
+_METHOD: Final = start_pattern(
+    r"((?:\t| {2,4}))(?:(?:public|private|protected|static|final|async|override|abstract|get|set)"
+    r"[ \t]{1,4}){0,4}"
+    r"(?:[A-Z][\w<>\[\],]{0,40} )?([A-Za-z_$][\w$]{0,80})\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{$"
 )
-_CONSTANT: Final = line_pattern(
-    r"^(?:export )?(const|let|var) ([A-Za-z_$][\w$]*)[^\n=]{0,80}= ?(?:async )?[(f]"
+_CONSTANT: Final = start_pattern(
+    r"(?:export )?(const|let|var) ([A-Za-z_$][\w$]{0,80})[^\n=]{0,80}= ?(?:async )?[(f]"
 )
-_C_FUNCTION: Final = line_pattern(
-    r"^(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]*)\("
+_C_FUNCTION: Final = start_pattern(
+    r"(?:[A-Za-z_][\w:<>]{0,40}[ \t*&]{1,4}){1,4}([A-Za-z_][\w:]{0,80})\("
 )
-_SHELL: Final = line_pattern(r"^([A-Za-z_][\w-]{0,60}) ?\(\) ?\{")
-_TRIPLE: Final = line_pattern(r'"""|\'\'\'')
+_SHELL: Final = start_pattern(r"([A-Za-z_][\w-]{0,60}) ?\(\) ?\{")
+_TEXTS: Final = lazy_pattern(rb'"""(?:[^"]|"(?!""))*+"""|\'\'\'(?:[^\']|\'(?!\'\'))*+\'\'\'')
+_BLANK: Final = bytes(10 if byte == 10 else 32 for byte in range(256))
+_DEEPEST: Final = 12
 _LOOK: Final = 16_384
 _MANY: Final = 5_000  # definitions
 _METHODS: Final = (6, 15, 30)  # methods of a class that are listed if there is no room for all
 _LEAST: Final = 6  # definitions in a text whose language is not known
 _LEAST_KNOWN: Final = 2  # in one whose language can be seen, but without an import
 _LISTED: Final = 60
-_COMMENTS: Final = ("#", "//", "*", "--")
-_CLASSES: Final = frozenset(
-    {"class", "interface", "struct", "enum", "trait", "impl", "module", "namespace", "object",
-     "record", "service", "protocol", "extension", "message"}
-)  # fmt: skip
+_BY_KEYWORD: Final = ("python", "go", "rust")  # languages whose definitions all have a keyword
 
 
 @dataclass(slots=True)
 class Definition:
-    """One definition: its keyword and name, its first and last line, and those inside of it."""
+    """One definition: its keyword and name, its first and last line, and those inside of it. `at`
+    is the offset of its first line."""
 
     indent: int
     word: str
     name: str
     first: int
+    at: int
     last: int = 0
     inner: list[Definition] = field(default_factory=list)
 
@@ -187,12 +188,11 @@ def _outlined(
         language = next((name for name, one in _LANGUAGES if one.search(beginning)), "")
         is_numbered = start > 1 or data is not text.body.data
         is_known = bool(language) and (is_numbered or _IMPORT.search(beginning) is not None)
-    found = definitions(data)
-    if not found:
-        return None
-    early = data.count(b"\n", 0, _LOOK)
     least = _LEAST_KNOWN if language else _LEAST
-    if not is_known and sum(one.first <= early for one in found) < least:
+    if not is_known and len(definitions(data[:_LOOK], language)) < least:
+        return None
+    found = definitions(data, language)
+    if not found:
         return None
     top = _nested(found, data)
     for one in found:
@@ -212,24 +212,26 @@ def _outlined(
     ask = f'lines="{top[0].first}:{top[0].first + 79}"'
     if common and len(found) > _LISTED:
         ask = grep(*(f"{word} " for word in common), start="" if is_numbered else "^[a-z ]*")
-    sections = (Section("", items, "lines that look like upper definitions"),)
+    sections = (Section("", items, "lines that look like top-level definitions"),)
     return Draft(lead, sections, scope=scope, ask=ask)
 
 
-def definitions(data: bytes) -> list[Definition]:
+def definitions(data: bytes, language: str = "") -> list[Definition]:
     """The definitions in a source, in order, each with the number of its line."""
     found: dict[int, tuple[int, bytes, bytes]] = {}
-    for match in _DEFINITION.found(data, _MANY):
-        found[match.start()] = (len(match[1].expandtabs(4)), match[2], match[3])
-    for match in _CONSTANT.found(data, _MANY):
+    lines = b"\n" + data
+    for match in islice(_DEFINITION.finditer(lines), _MANY):
+        found[match.start()] = (len(match[1]), match[2], match[3])
+    others = language not in _BY_KEYWORD
+    for match in islice(_CONSTANT.finditer(lines) if others else (), _MANY):
         found.setdefault(match.start(), (0, match[1], match[2]))
-    for match in _SHELL.found(data, _MANY):
+    for match in islice(_SHELL.finditer(lines) if others else (), _MANY):
         found.setdefault(match.start(), (0, b"", match[1]))
-    for match in _METHOD.found(data, _MANY):
+    for match in islice(_METHOD.finditer(lines) if others else (), _MANY):
         if match[2].decode() not in _KEYWORDS:
-            found.setdefault(match.start(), (len(match[1].expandtabs(4)), b"", match[2]))
+            found.setdefault(match.start(), (len(match[1]), b"", match[2]))
     if not found:
-        for match in _C_FUNCTION.found(data, _MANY):
+        for match in islice(_C_FUNCTION.finditer(lines), _MANY):
             found[match.start()] = (0, b"", match[1])
     listed = []
     number, at = 1, 0
@@ -237,75 +239,69 @@ def definitions(data: bytes) -> list[Definition]:
         number += data.count(b"\n", at, offset)
         at = offset
         indent, word, name = found[offset]
-        shown = visible(name[:80].decode("utf-8", "replace"))
-        listed.append(Definition(indent, word.decode(), shown, number))
+        shown = visible(name.decode("utf-8", "replace"))
+        listed.append(Definition(indent, word.decode(), shown, number, offset))
     return listed
 
 
 def _nested(found: Sequence[Definition], data: bytes) -> list[Definition]:
     """Give each definition its last line and those inside of it; return the upper ones."""
-    indents = _indents(data)
+    plain = data
+    if b'"""' in data or b"'''" in data:
+        plain = _TEXTS.sub(_blanked, data)
     top: list[Definition] = []
-    outer: list[Definition] = []
     for one in found:
-        one.last = _last_line(one, indents)
-        while outer and outer[-1].last < one.first:
-            outer.pop()
-        if not outer:
+        one.last = one.first + _lines_inside(one, plain)
+        if top and one.first <= top[-1].last:
+            top[-1].inner.append(one)
+        else:
             top.append(one)
-            outer.append(one)
-            continue
-        outer[0].inner.append(one)
     return top
 
 
-@dataclass(frozen=True, slots=True)
-class _Indents:
-    """The indentation of each line, -1 for one that says nothing about it: an empty line, a
-    comment, the inside of a text in triple quotes. And the first character of each line."""
-
-    widths: list[int]
-    first: list[bytes]
+def _blanked(match: re.Match[bytes]) -> bytes:
+    """A text in triple quotes as blank lines, whose indentation says nothing."""
+    return match[0].translate(_BLANK)
 
 
-def _indents(data: bytes) -> _Indents:
-    lines = data.expandtabs(4).split(b"\n")
-    stripped = [each.lstrip() for each in lines]
-    widths = [len(each) - len(rest) for each, rest in zip(lines, stripped, strict=True)]
-    first = [rest[:2] for rest in stripped]
-    for index, start in enumerate(first):
-        if not start or start[:1] in b"#" or start in (b"//", b"* ", b"--", b"/*"):
-            widths[index] = -1
-    quotes = _TRIPLE.found(data, 2 * _MANY)
-    number, at, begins, mark = 0, 0, 0, b""
-    for match in quotes:
-        number += data.count(b"\n", at, match.start())
-        at = match.start()
-        if not mark:
-            mark, begins = match[0], number
-        elif match[0] == mark:
-            for index in range(begins + 1, number + 1):
-                widths[index] = -1
-            mark = b""
-    return _Indents(widths, first)
-
-
-def _last_line(one: Definition, indents: _Indents) -> int:
-    """The number of the last line of a definition: the last one that is indented deeper, and the
-    bracket that closes it."""
-    last = one.first
-    for index in range(one.first, len(indents.widths)):
-        width = indents.widths[index]
-        if width < 0:
+def _lines_inside(one: Definition, plain: bytes) -> int:
+    """The number of lines of a definition after its first: up to the last one that is indented
+    deeper, or the bracket that closes it."""
+    outside = _outside(one.indent)
+    start = plain.find(b"\n", one.at)
+    at = start
+    while at >= 0:
+        match = outside.search(plain, at)
+        if match is None:
+            end = _end_before(plain, len(plain.rstrip()), one)
+            return plain.count(b"\n", one.at, end)
+        first = plain[match.end() - 1 : match.end() + 2]
+        is_level = match.end() - match.start() - 2 == one.indent
+        if first[:1] in (b")", b"]", b"{"):  # a signature of several lines
+            at = match.end()
             continue
-        if width > one.indent:
-            last = index + 1
-            continue
-        start = indents.first[index][:1]
-        if start in (b")", b"]", b"{"):  # a signature of several lines
-            last = index + 1
-            continue
-        if start == b"}" or indents.first[index] == b"en":
-            return index + 1 if width == one.indent else last
-        return last
-    return last
+        if (first[:1] == b"}" or first == b"end") and is_level:
+            return plain.count(b"\n", one.at, match.end())
+        return plain.count(b"\n", one.at, _end_before(plain, match.start(), one))
+    return 0
+
+
+def _end_before(plain: bytes, end: int, one: Definition) -> int:
+    """Where the last line before an offset ends that is indented deeper than a definition: comments
+    and blank lines after it are not inside."""
+    while end > one.at:
+        start = plain.rfind(b"\n", 0, end) + 1
+        row = plain[start:end]
+        if len(row) - len(row.lstrip()) > one.indent and row.strip():
+            return end
+        if start <= one.at:
+            return start if start > one.at else one.at
+        end = start - 1
+    return one.at
+
+
+@cache
+def _outside(indent: int) -> re.Pattern[bytes]:
+    """A pattern for a line that is indented at most that much, other than a comment. There are as
+    many as indentations, up to `_DEEPEST`."""
+    return re.compile(rb"\n[ \t]{0,%d}[^\s#/*]" % min(indent, _DEEPEST))

@@ -11,7 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain, islice
+from typing import Final, cast
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import MARK, is_suspect, mask
@@ -85,10 +86,15 @@ class Column:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The column in ever more words: its name, with the type, with the detail."""
+        """The column in ever more words: its name, with the type, with the number of values or
+        their range, with the values."""
         name = masked_line(self.name, 40) or '""'
         typed = f"{name} {self.type}"
+        number = f"{self.distinct} distinct{_nulls(self.nulls)}"
         details = [one for one in (self.brief, self.detail) if one]
+        has_range = ".." in self.detail
+        if self.distinct > 1 and not has_range and len(number) < len(details[0]):
+            details.insert(0, number)
         return (name, typed, *(f"{typed} {one}" for one in details))
 
 
@@ -126,15 +132,17 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
     if not values:
         return Column(name, "NULL", "", 0, nulls)
     if all(issubclass(kind, dict) for kind in kinds):
-        keys = dict.fromkeys(str(key) for value in values for key in _keys(value))
-        listed = ", ".join(masked_line(key, 24) for key in list(keys)[:4])
+        objects = cast("Sequence[dict[str, object]]", values)
+        keys = dict.fromkeys(chain.from_iterable(objects))
+        listed = ", ".join(masked_line(str(key), 24) for key in islice(keys, 4))
         more = f", +{len(keys) - 4}" if len(keys) > 4 else ""
         return Column(name, "STRUCT", f"{{{listed}{more}}}{note}", 0, nulls)
     if all(issubclass(kind, list) for kind in kinds):
-        sizes = [len(value) for value in values if isinstance(value, list)]
-        inner = {type(item) for value in values if isinstance(value, list) for item in value[:4]}
+        arrays = cast("Sequence[list[object]]", values)
+        sizes = set(map(len, arrays))
         low, high = min(sizes), max(sizes)
         many = f"{low}-{high} items" if low < high else f"{low} items"
+        inner = set(map(type, chain.from_iterable(arrays)))
         return Column(name, f"{_inner(inner)}[]", many + note, 0, nulls)
     if not kinds <= {str, int, float, bool}:
         if len(kinds) == 1 and issubclass(next(iter(kinds)), str):
@@ -155,10 +163,6 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
     return _described(name, "VARCHAR", texts, set(texts), nulls, row)
 
 
-def _keys(value: object) -> Collection[str]:
-    return value.keys() if isinstance(value, dict) else ()
-
-
 def _inner(kinds: set[type]) -> str:
     """The type of the items of arrays."""
     kinds.discard(type(None))
@@ -173,7 +177,8 @@ def _inner(kinds: set[type]) -> str:
 
 
 def _number_type(values: Sequence[object]) -> str:
-    largest = max(abs(value) for value in values if isinstance(value, int))
+    numbers = cast("Sequence[int]", values)
+    largest = max(abs(min(numbers)), abs(max(numbers)))
     for name, bound in _LARGEST.items():
         if largest < bound:
             return name
@@ -259,20 +264,19 @@ def _first(values: Sequence[object]) -> object:
 def _range(type_: str, distinct: Collection[object]) -> str:
     """The least and the largest value; empty if texts of different forms cannot be compared."""
     if type_ not in _NUMERIC:
-        texts = [str(value) for value in distinct]
+        texts = cast("Collection[str]", distinct)
         low, high = min(texts), max(texts)
         has_zone = type_ == "TIMESTAMPTZ"
         if len(set(map(len, texts))) > 1 or (has_zone and len({one[-6:] for one in texts}) > 1):
             is_utc = has_zone and all(one.endswith("Z") for one in texts)
             return f"{low}..{high}" if is_utc else ""
         return f"{low}..{high}"
-    if any(isinstance(value, str) for value in distinct):
+    if isinstance(next(iter(distinct)), str):
         kind = float if type_ == "DOUBLE" else int
-        least = min(distinct, key=kind)  # type: ignore[arg-type]
-        most = max(distinct, key=kind)  # type: ignore[arg-type]
-        return f"{str(least)[:SHOWN]}..{str(most)[:SHOWN]}"
-    ordered = sorted(distinct, key=lambda value: value)  # type: ignore[arg-type,return-value]
-    return f"{_number(ordered[0])}..{_number(ordered[-1])}"
+        read = list(map(kind, cast("Collection[str]", distinct)))
+        return f"{_number(min(read))}..{_number(max(read))}"
+    numbers = cast("Collection[float]", distinct)
+    return f"{_number(min(numbers))}..{_number(max(numbers))}"
 
 
 def _number(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
+from itertools import islice
 from os.path import commonprefix
 from typing import Final, NamedTuple
 
@@ -12,19 +13,29 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import is_suspect, mask
 
 from .drafts import Draft, Section
-from .excerpts import Body, Excerpt, grep, line_pattern, masked_line, some, uncoloured
+from .excerpts import (
+    Body,
+    Excerpt,
+    grep,
+    line_pattern,
+    masked_line,
+    some,
+    start_pattern,
+    uncoloured,
+)
 
 _PARTS: Final = 20_000  # commits or files that are counted
 _LISTED: Final = 40
 _SAMPLE: Final = 500  # characters of the commit that is shown
 _LINES: Final = 120  # lines of the largest change that a first read asks for
-_COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
+_IS_COMMIT: Final = line_pattern(r"^(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
+_COMMIT: Final = start_pattern(r"(?:\x1b\[33m)?commit ([0-9a-f]{7,64})\b")
 _ONE_LINE: Final = lazy_pattern(
     r"(?:[*|\\/ ]{0,12})(?=[a-f]*\d)([0-9a-f]{7,12}) (?:\([^()\n]{1,200}\) )?(\S[^\n]*)"
 )
-_FILE_IN_DIFF: Final = line_pattern(
-    r"^(?:diff --git a/[^\n]* b/([^\n]+)|Index: ([^\n]+)\n=+)$"
-    r"|^--- (?:a/)?([^\n\t]+)[^\n]*\n\+\+\+ (?:b/)?([^\n\t]+)"
+_FILE_IN_DIFF: Final = start_pattern(
+    r"(?:diff --git a/[^\n]{1,1000} b/([^\n]{1,1000})$|Index: ([^\n]{1,1000})\n={2,100}$"
+    r"|--- (?:a/)?([^\n\t]{1,1000})[^\n]*\n\+\+\+ (?:b/)?([^\n\t]{1,1000}))"
 )
 _EDITED: Final = lazy_pattern(r"([ +-])[ ]{0,6}(\d{1,6})(?: |$)")
 # How edits and short histories begin. A few of the first lines may differ.
@@ -34,8 +45,13 @@ NUMBERED_DIFF, SHORT_HISTORY = (
     for one in (_EDITED.pattern, _ONE_LINE.pattern)
 )
 _DAY: Final = lazy_pattern(r"(?:[A-Z][a-z]{2} ([A-Z][a-z]{2} \d{1,2}) [\d:]{8} (\d{4}).{0,10})")
-_AUTHOR: Final = line_pattern(r"^Author:\s+([^<\n]{1,80}?) *<")
-_DATE: Final = line_pattern(r"^(?:Author|Commit)?Date: +([^\n]{8,40})$")
+_AUTHOR: Final = start_pattern(r"Author:[ \t]{1,8}([^<\n]{1,80}?) {0,4}<")
+# `git log --stat`: a line for each file, and one for each commit.
+_FILE_STAT: Final = start_pattern(r" (\S[^|\n]{0,300}?) +\| {1,8}(\d{1,9}) ?[+-]{0,300}$")
+_COMMIT_STAT: Final = start_pattern(
+    r" (\d{1,9}) files? changed(?:, (\d{1,9}) insertions?\(\+\))?(?:, (\d{1,9}) deletions?\(-\))?$"
+)
+_DATE: Final = start_pattern(r"(?:Author|Commit)?Date: {1,8}([^\n]{8,40})$")
 
 
 class ChangedFile(NamedTuple):
@@ -58,7 +74,7 @@ class _Totals(NamedTuple):
 
 def diff(text: Excerpt) -> Draft | None:
     """Preview of the files in a diff, with the lines added and removed in each."""
-    if _COMMIT(text.head[:2_000]):
+    if _IS_COMMIT(text.head[:2_000]):
         return history(text)
     body = text.body
     files = _changed(body.data, [])
@@ -81,18 +97,18 @@ def history(text: Excerpt) -> Draft | None:
     """Preview of `git log`, with or without the changes: commits, authors, dates, files, and one
     whole commit."""
     body = text.body
-    commits = _COMMIT.found(body.data, _PARTS)
+    commits = list(islice(_COMMIT.finditer(body.lines), _PARTS))
     if not commits or commits[0].start() > 200:
         return None
-    dates = [_text(match[1]).strip() for match in _DATE.found(body.data, _PARTS)]
-    authors = Counter(_text(match[1]) for match in _AUTHOR.found(body.data, _PARTS))
+    dates = [_text(match[1]).strip() for match in islice(_DATE.finditer(body.lines), _PARTS)]
+    authors = Counter(map(_text, _AUTHOR.findall(body.lines)))
     files = _changed(body.data, [match.start() for match in commits])
     part = _part(text, body, max(len(commits), len(files)))
     lead = f"git log of {some(len(commits), 'commit')}{part}"
     span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at]) for at in (-1, 0)) if dates else ()
     lead += f", {' to '.join(span)}" if span else ""
     totals = _totals(files) if files else None
-    lead += f"; {totals.text}" if totals else ""
+    lead += f"; {totals.text}" if totals else _stat_totals(body)
     common = authors.most_common()
     names = [f"{masked_line(name, 30)} {times}" for name, times in common[:_LISTED]]
     sections = [Section("authors: ", names, "authors", len(common), share=0.25)]
@@ -102,10 +118,32 @@ def history(text: Excerpt) -> Draft | None:
     else:
         subjects = _subjects(body, commits)
         sections.append(Section("subjects: ", subjects, "subjects", len(commits), share=0.35))
+        sections.append(_most_changed(body))
         ask = 'grep="^commit |^    [^ ]"'
     sections.append(_sample(body, commits))
     kept = tuple(section for section in sections if section.items)
     return Draft(lead, kept, scope=part, ask=ask)
+
+
+def _stat_totals(body: Body) -> str:
+    """The totals that `git log --stat` reports below its commits, summed up."""
+    files = added = removed = 0
+    for match in islice(_COMMIT_STAT.finditer(body.lines), _PARTS):
+        files += int(match[1])
+        added += int(match[2] or 0)
+        removed += int(match[3] or 0)
+    return f"; {some(files, 'file change')}, +{added} -{removed}" if files else ""
+
+
+def _most_changed(body: Body) -> Section:
+    """The files of `git log --stat` with the most changed lines. Long names are cut by git."""
+    changed: Counter[str] = Counter()
+    for match in islice(_FILE_STAT.finditer(body.lines), _PARTS):
+        changed[_text(match[1])] += int(match[2])
+    items = []
+    for name, lines in changed.most_common(_LISTED):
+        items.append(f"{masked_line(name, 80)} ±{lines}")
+    return Section("most changed: ", items, "changed files", len(changed), share=0.25)
 
 
 def _subjects(body: Body, commits: list[re.Match[bytes]]) -> list[str]:
@@ -171,7 +209,9 @@ def _changed(data: bytes, commits: list[int]) -> list[ChangedFile]:
     """The first `_PARTS` files of a diff in order. A part ends where the next file or commit
     begins."""
     starts: list[tuple[int, str]] = []
-    for match in _FILE_IN_DIFF.found(data, 2 * _PARTS + 2):  # a file has up to two
+    for match in islice(
+        _FILE_IN_DIFF.finditer(b"\n" + data), 2 * _PARTS + 2
+    ):  # a file has up to two
         is_header = not (match[1] or match[2])
         if is_header and starts and data.find(b"\n@@ ", starts[-1][0], match.start()) < 0:
             continue  # the header of the file that has just begun

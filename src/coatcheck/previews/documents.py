@@ -14,25 +14,26 @@ from typing import Final
 from coatcheck.deferred import lazy_pattern
 
 from .drafts import Draft, Section
-from .excerpts import Body, Excerpt, grep, line, line_pattern, masked_line, some
+from .excerpts import Body, Excerpt, grep, line, masked_line, some, start_pattern
 
 _HEADING_OR_FENCE: Final = lazy_pattern(
     r"\n(?:(#{1,6})[ \t]{1,4}(\S[^\n]{0,300})|[ ]{0,3}(`{3,40}|~{3,40})([^\n]{0,200}))"
 )
 _TITLES: Final = lazy_pattern(r"(?:^|\n\n)# \S[^\n]{0,100}\n(?=\n)")
 _UNDERLINED: Final = lazy_pattern(r"^(\S[^\n]{0,200})\n([=\-~^\"'*+#])\2{2,200}$", re.MULTILINE)
-_ELEMENT: Final = line_pattern(r"<([A-Za-z_][\w.:-]*)([^<>]{0,1000})>")
+_ROOT: Final = lazy_pattern(rb"<([A-Za-z_][\w.:-]{0,60})([^<>]{0,1000})>")
+_ELEMENT: Final = lazy_pattern(rb"<([A-Za-z_][\w.:-]{0,60})[\s/>]")
 _TAG: Final = lazy_pattern(r"<(title|p|h[1-6])\b[^<>]{0,500}>", re.IGNORECASE)
 _ANY_TAG: Final = lazy_pattern(r"<[^<>]{0,500}>")
 _TITLE: Final = lazy_pattern(rb"<title\b[^<>]{0,500}>([^<]{0,400})", re.IGNORECASE)
-_HEADING: Final = line_pattern(r"(?i)<(h[1-6])(?:\s[^<>]{0,500})?>")
-_SILENT: Final = line_pattern(
-    r"(?i)<(script|style|template)\b|</(?:script|style|template)|<!--|-->"
+_HEADING: Final = lazy_pattern(rb"<([hH][1-6])(?:\s[^<>]{0,500})?>")
+_SILENT: Final = lazy_pattern(
+    rb"<(script|style|template)\b|</(?:script|style|template)|<!--|-->", re.IGNORECASE
 )
 _SCRIPT: Final = lazy_pattern(
     r"<(script|style)[^<]*+(?:<(?!/\1)[^<]*+)*+|<!--[^-]*+(?:-(?!->)[^-]*+)*+", re.IGNORECASE
 )
-_ROW_OR_TABLE: Final = line_pattern(r"(?i)<(/?table|tr)\b")
+_ROW_OR_TABLE: Final = lazy_pattern(rb"<(/?table|tr)\b", re.IGNORECASE)
 _TABLE_RULE: Final = lazy_pattern(
     r"^[ \t]{0,4}(\|?[^\n|]{1,200}\|[^\n]{0,1000})\n[ \t]{0,4}\|?[ \t]{0,4}:?-{2,100}:?[ \t]{0,4}\|"
     r"[-:| \t]{0,500}$",
@@ -43,14 +44,14 @@ _MARKS: Final = 100_000
 _MANY: Final = 5_000  # headings
 _FEW: Final = 40
 
-_ROLE: Final = line_pattern(
-    r"^\s*(?:- |\* )?(?:'|\")?"
+_ROLE: Final = start_pattern(
+    r"[ \t]{0,200}(?:- |\* )?(?:'|\")?"
     r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|tab|menuitem|img|listitem"
     r"|row)\b"
 )
-_UID: Final = line_pattern(
-    r"^\s*(?:uid=|\[)[\w_]+\]?\s?<?(link|button|textbox|combobox|checkbox|radio|searchbox|heading"
-    r"|a|input|select|textarea|StaticText|tab)\b"
+_UID: Final = start_pattern(
+    r"[ \t]{0,200}(?:uid=|\[)\w{1,80}\]?\s?<?"
+    r"(link|button|textbox|combobox|checkbox|radio|searchbox|heading|a|input|select|textarea|StaticText|tab)\b"
 )
 _URL: Final = lazy_pattern(r"(?:Page URL|Current URL|URL|url)[:=] ?\"?(\S{4,300}?)\"?(?=\s|$)")
 _NAME: Final = lazy_pattern(
@@ -170,19 +171,21 @@ def _markdown_headings(body: str, start: int = 1) -> list[Heading]:
 def tree(text: Excerpt) -> Draft | None:
     """Preview of the root of an XML document and its most frequent elements."""
     body = text.body
-    elements = _ELEMENT.found(body.data, _MARKS)
-    if not elements:
+    root = _ROOT.search(body.data)
+    if root is None:
         return None
-    root, *others = elements
-    names = Counter(match[1].decode("utf-8", "replace") for match in others)
-    least = body.least or ("≥" if len(elements) == _MARKS else "")
+    names = Counter(_ELEMENT.findall(body.data, root.end()))
+    least = body.least
     attributes = masked_line(root[2].decode("utf-8", "replace").strip().rstrip("/"), 200)
     start = f"<{root[1].decode('utf-8', 'replace')}{' ' if attributes else ''}{attributes}>"
     part = f", {text.within(len(body.data))}" if body.least else ""
     common = sorted(names.items(), key=lambda item: (-item[1], item[0]))
-    items = [f"{name} ×{least}{times}" if times > 1 else name for name, times in common]
-    section = Section("", items[:_FEW], "names of elements", len(items))
-    ask = grep(f"<{common[0][0]}") if common else ""
+    items = []
+    for name, times in common[:_FEW]:
+        shown = masked_line(name.decode("utf-8", "replace"), 60)
+        items.append(f"{shown} ×{least}{times}" if times > 1 else shown)
+    section = Section("", items, "names of elements", len(common))
+    ask = grep(f"<{common[0][0].decode('utf-8', 'replace')}") if common else ""
     sections = (section,) if items else ()
     return Draft(f"XML {start}{part}", sections, shown="the root", scope=part, ask=ask)
 
@@ -223,11 +226,13 @@ def page(text: Excerpt) -> Draft | None:
 
 def _page_headings(data: bytes) -> list[Heading]:
     """The headings outside of scripts, styles and comments."""
-    silent = _SILENT.found(data, _MARKS)  # where scripts, styles and comments begin and end
+    silent = list(
+        islice(_SILENT.finditer(data), _MARKS)
+    )  # where scripts, styles and comments begin and end
     begins = [match.start() for match in silent]
     found = []
     number, at = 1, 0
-    for match in _HEADING.found(data, _MANY):
+    for match in islice(_HEADING.finditer(data), _MANY):
         before = bisect_left(begins, match.start())
         last = silent[before - 1] if before else None
         if last is not None and (last[1] or last[0] == b"<!--"):
@@ -246,7 +251,7 @@ def _page_tables(data: bytes) -> list[str]:
     found: list[list[int]] = []
     opened: list[int] = []
     number, at = 1, 0
-    for match in _ROW_OR_TABLE.found(data, _MARKS):
+    for match in islice(_ROW_OR_TABLE.finditer(data), _MARKS):
         tag = match[1].lower()
         if tag == b"table":
             number += data.count(b"\n", at, match.start())
@@ -296,18 +301,18 @@ def snapshot(text: Excerpt) -> Draft | None:
     body = text.body
     roles: Counter[str] = Counter()
     for pattern in (_ROLE, _UID):
-        for match in pattern.found(body.data, _MARKS):
-            role = match[1].decode()
-            roles[_PLURAL.get(role, role)] += 1
+        for role, times in Counter(pattern.findall(body.lines)).items():
+            name = role.decode()
+            roles[_PLURAL.get(name, name)] += times
         if roles:
             break
     if roles.total() < 5:
         return None
-    url, name = _URL.search(text.head), _NAME.search(text.head)
-    title = next((one for one in name.groups() if one), "") if name else ""
+    url, named = _URL.search(text.head), _NAME.search(text.head)
+    title = next((one for one in named.groups() if one), "") if named else ""
     lead = f"page “{masked_line(title, 70)}”" if title else "page"
     lead += f" {masked_line(url[1], 90)}" if url else ""
-    least = body.least or ("≥" if roles.total() >= _MARKS else "")
+    least = body.least
     counts = ", ".join(f"{least}{some(roles[role], role)}" for role in _SHOWN if roles[role])
     total = roles["heading"]
     sections = [

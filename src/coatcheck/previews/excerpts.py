@@ -42,9 +42,6 @@ _RESERVED: Final = frozenset(
      "unpivot", "using", "variadic", "when", "where", "window", "with"}
 )  # fmt: skip
 _CONTEXT: Final = 512  # bytes around a line that are searched for secrets too
-_COUNTED: Final = 512 << 10  # bytes in which every occurrence is counted
-_WINDOWS: Final = 9
-_WINDOW: Final = 3_072
 _ASK: Final = 90  # characters of an argument
 
 
@@ -114,20 +111,11 @@ class Body(NamedTuple):
     data: bytes
     least: str
 
-    def occurrences(self, word: bytes) -> tuple[int, bool]:
-        """How often a text occurs, and whether that is exact: in large content it is an estimate
-        from windows."""
-        data = self.data
-        if len(data) <= _COUNTED:
-            return data.count(word), True
-        windows = self.windows
-        return round(windows.count(word) * len(data) / len(windows)), False
-
     @property
-    def windows(self) -> bytes:
-        """Parts from all over large content, to estimate from."""
-        step = len(self.data) // _WINDOWS
-        return b"".join(self.data[at : at + _WINDOW] for at in range(0, len(self.data), step))
+    def lines(self) -> bytes:
+        """The content with a line feed before its first line too. Offsets in it are those of the
+        line feeds before the lines in `data`, plus one."""
+        return b"\n" + self.data
 
     def number(self, at: int, lines: int | None = None) -> int:
         """The number of the line at an offset. If the number of all lines is known, it is counted
@@ -173,8 +161,15 @@ class Body(NamedTuple):
 
 
 def line_pattern(pattern: str) -> QuickPattern:
-    """A pattern for the lines of whole contents: `^` and `$` match at every line."""
+    """A pattern for the lines of whole contents: `^` and `$` match at every line. For few matches:
+    each takes 5 µs."""
     return QuickPattern(f"(?m){pattern}", captures=True)
+
+
+def start_pattern(pattern: str) -> re.Pattern[bytes]:
+    """A pattern for the beginnings of many lines of `Body.lines`. It begins with the line feed
+    before the line, to which `re` skips ahead; a match takes 0.3 µs."""
+    return lazy_pattern(rf"\n{pattern}".encode(), re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,19 @@ from .excerpts import Excerpt, grep, masked_line, some
 
 _LONG: Final = 50
 _LISTED: Final = 200
-_LOCATION: Final = lazy_pattern(
-    r"(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)"
+# The file, in one of three notations, and the rest of the line.
+_LINES: Final = lazy_pattern(
+    r"\n(?:((?:[A-Za-z]:)?[^\s:()\"'<>|]{1,200}):\d{1,7}(?::\d{1,5})?(?=[:\s]|$)"
     r"|([^\s:()\"'<>|]{1,200})\(\d{1,7},\d{1,5}\):"
-    r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)"
+    r"|([^\s:()\"'<>|]{1,200}?\.\w{1,8})-\d{1,7}-)([^\n]*)",
+    re.MULTILINE,
 )
 _NUMBERED: Final = lazy_pattern(r"[:(-]\d")
-_SEVERITY: Final = lazy_pattern(r"\b(error|warning)\b", re.IGNORECASE)
-_CODE: Final = lazy_pattern(
-    r"\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b|\[([a-z][\w-]{2,40})\]\s*$"
-    r"|: ([A-Z]{1,4}\d{3,4})\b"
+_SEVERITIES: Final = lazy_pattern(r"\n[^\n]{0,30}?\b(error|warning)\b", re.IGNORECASE)
+_CODES: Final = lazy_pattern(
+    r"\n[^\n]{0,300}?(?:\b(?:error|warning)\b:? +([A-Z]{1,5}\d{1,5})\b"
+    r"|\[([a-z][\w-]{2,40})\][ \t]*$|: ([A-Z]{1,4}\d{3,4})\b)",
+    re.MULTILINE,
 )
 
 
@@ -49,7 +52,7 @@ def locations(text: Excerpt) -> Draft | None:
     if len(first) < 4 or hits * 2 < len(first):
         return None
     whole, scope = text.everything
-    located = _located(whole.split("\n"))
+    located = _located(whole)
     files, total = located.files, located.files.total()
     shared = commonprefix(list(files)) if len(files) > 1 else ""  # noqa: RUF071 - of characters, cut at a folder
     folder = shared[: shared.rfind("/") + 1]
@@ -96,35 +99,37 @@ def _first_read(located: _Located) -> str:
 
 
 def _file_of(row: str) -> str:
-    """The file that a line begins with, followed by a number; empty if there is none. Times and
-    addresses are not files."""
-    match = _LOCATION.match(row)
+    """The file that a line begins with, followed by a number; empty if there is none."""
+    match = _LINES.match(f"\n{row}")
     name = next(one for one in match.groups() if one) if match else ""
-    is_file = (
-        ("." in name or "/" in name)
-        and any(map(str.isalpha, name))
-        and not name.startswith(("http", "["))
-    )
-    return name if is_file else ""
+    return name if _is_file(name) else ""
 
 
-def _located(lines: list[str]) -> _Located:
+def _is_file(name: str) -> bool:
+    """Whether a name before a number is one of a file. Times and addresses are not."""
+    has_mark = "." in name or "/" in name
+    return has_mark and any(map(str.isalpha, name)) and not name.startswith(("http", "["))
+
+
+def _located(whole: str) -> _Located:
     """Count the lines that begin with a file."""
     found = _Located()
-    for each in lines:
-        name = _file_of(each)
-        if not name:
-            continue
-        found.files[name] += 1
-        severity = _SEVERITY.search(each, len(name), len(name) + 40)
-        if severity is not None:
-            found.severities[severity[1].lower()] += 1
-        code = _CODE.search(each, len(name))
-        if code is not None:
-            rule = code[code.lastindex or 0]
-            found.codes[rule] += 1
-            if rule not in found.examples:
-                found.examples[rule] = each[len(name) :].partition(": ")[2].strip()
+    rests: dict[str, list[str]] = {}
+    for one, two, three, rest in _LINES.findall(f"\n{whole}"):
+        rests.setdefault(one or two or three, []).append(rest)
+    texts: list[str] = []
+    for name, after in rests.items():
+        if _is_file(name):
+            found.files[name] += len(after)
+            texts += after
+    joined = "\n" + "\n".join(texts)
+    found.severities.update(word.lower() for word in _SEVERITIES.findall(joined))
+    codes = Counter(one or two or three for one, two, three in _CODES.findall(joined))
+    found.codes.update(codes)
+    for code, _ in codes.most_common(_LISTED):
+        at = joined.find(code)
+        row = joined[joined.rfind("\n", 0, at) + 1 : joined.find("\n", at) % (len(joined) + 1)]
+        found.examples[code] = row.partition(": ")[2].strip() or row.strip()
     return found
 
 

@@ -233,9 +233,8 @@ class _Described:
         notes = ["progress bars are folded"] if text.is_folded else []
         if self._secrets:
             least = "" if text.is_whole else "at least "
-            verb = "is" if self._secrets == 1 else "are"
             secrets = some(self._secrets, "secret")
-            notes.append(f"{least}{secrets} {verb} masked in what you read")
+            notes.append(f"{least}{secrets} in it, masked here")
         return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
 
     def _by_kind(self, text: Excerpt, limit: int) -> Preview | None:
@@ -351,6 +350,7 @@ def _rows(text: Excerpt) -> Draft | None:
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("numbered lines", (), code.numbered, code.NUMBERED_LINES),
     Kind("numbered diff", (), diffs.numbered_diff, diffs.NUMBERED_DIFF),
+    Kind("Markdown table", ("|",), tables.ruled, lazy_pattern(r"\s*\|")),
     Kind("document", ("#",), documents.found_markdown, lazy_pattern("# |---\n")),
     Kind("broken JSON", ('"',), broken_json),
     Kind("Python rows", ("[(", "[{'"), _rows),
@@ -372,6 +372,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("code", (), code.source),
     Kind("markdown", (), documents.found_markdown),
     Kind("YAML", (), keyed.yaml),
+    Kind("plain lines", (), tables.plain_lines),
     Kind("output", (), limited(logs.output)),
 )
 """The kinds of text without a known media type, in the order in which they are tried."""

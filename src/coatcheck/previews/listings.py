@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -15,6 +16,7 @@ from .excerpts import Excerpt, grep, masked_line, some
 
 _LISTED: Final = 200  # names that may be shown
 _LARGEST: Final = 12
+_SUFFIX: Final = lazy_pattern(r"[^/\n](\.[A-Za-z0-9]{1,7})$", re.MULTILINE)
 _PATH: Final = lazy_pattern(
     r"(?:\.{0,2}/|[A-Za-z]:\\)?[\w.@+~%=,\[\]() -]{1,120}(?:[/\\][\w.@+~%=,\[\]() -]{0,200}){0,40}"
 )
@@ -97,13 +99,13 @@ def paths(text: Excerpt) -> Draft | None:
     shared = shared[: shared.rfind("/") + 1]
     folders: Counter[str] = Counter()
     suffixes: Counter[str] = Counter()
-    for each in found:
-        rest = each.removeprefix(shared)
-        folders[f"{rest.partition('/')[0]}/" if "/" in rest else "(files)"] += 1
-        name = rest.rpartition("/")[2]
-        suffix = name.rpartition(".")[2]
-        if "." in name[1:] and len(suffix) < 8 and suffix.isalnum():
-            suffixes[f".{suffix}"] += 1
+    start = len(shared)
+    for folder, times in Counter(
+        [each[start : each.find("/", start) + 1] for each in found]
+    ).items():
+        folders[folder or "(files)"] += times
+    for suffix in _SUFFIX.findall("\n".join(found)):
+        suffixes[suffix] += 1
     part = f"{scope.removeprefix(', ')}: " if scope else ""
     lead = f"{part}{some(len(found), 'path')}{f' in {masked_line(shared, 60)}' if shared else ''}"
     common, largest = suffixes.most_common(), folders.most_common()

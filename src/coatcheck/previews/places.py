@@ -54,6 +54,10 @@ class _At:
     values: Sequence[object]
     depth: int
 
+    def has(self, wanted: type) -> bool:
+        """Whether a value is of a type."""
+        return any(issubclass(kind, wanted) for kind in set(map(type, self.values)))
+
 
 def places(document: object) -> list[Place]:
     """The places of a document that have rows, those with the most first, outer ones before inner
@@ -64,8 +68,8 @@ def places(document: object) -> list[Place]:
     while queue and seen < _MOST:
         at = queue.popleft()
         seen += 1
-        arrays = [value for value in at.values if isinstance(value, list)]
-        objects = [value for value in at.values if isinstance(value, dict)]
+        arrays = [value for value in at.values if isinstance(value, list)] if at.has(list) else []
+        objects = [value for value in at.values if isinstance(value, dict)] if at.has(dict) else []
         if arrays:
             found += _in_arrays(at, arrays, queue)
         if objects:
@@ -109,9 +113,10 @@ def _in_objects(at: _At, objects: list[dict[str, object]], queue: deque[_At]) ->
         values = list(chain.from_iterable(by_key.values()))
         by_key, pointer = {"*": values}, None
     for key, values in by_key.items():
-        inner = [value for value in values if isinstance(value, (dict, list))]
-        if not inner:
+        kinds = set(map(type, values))
+        if not any(issubclass(kind, (dict, list)) for kind in kinds):
             continue
+        inner = [value for value in values if isinstance(value, (dict, list))]
         name = key if key == "*" or PLAIN.fullmatch(key) else "…"
         path = f"{at.path}.{name}" if at.path else name
         below = None

@@ -24,7 +24,7 @@ from .excerpts import Body, Excerpt, line_pattern, masked_line, some, uncoloured
 # after a time or a container's name
 _AT: Final = r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"
 _ITEMS: Final = 1_000
-_SKIPPED: Final = 20_000
+_LISTED: Final = 40
 _TOTALS: Final = 10_000
 _DIGITS: Final = lazy_pattern(r"\d+")
 _NAME: Final = 90
@@ -41,7 +41,7 @@ class Reporter(NamedTuple):
     failed: str
     ask: str
     noun: str = "failed"
-    skipped: str = ""
+    skipped: bytes = b""
 
 
 REPORTS: Final = (
@@ -51,19 +51,20 @@ REPORTS: Final = (
              r" in [\d.]+s)",
              r"(?:FAILED|ERROR) ([\w./\\-]+(?:::[^\n]+?|\.py))(?: - [^\n]*)?$",
              "^(FAILED|ERROR|E) ",
-             skipped=r"^(?:SKIPPED \[\d+\] [^\n]*?\d+: ([^\n]+)|[^\n]* SKIPPED \(([^\n]+)\))"),
+             skipped=rb"SKIPPED (?:\[\d+\] [^\n]{1,300}?\d: |\()([^\n]{1,300}?)\)?"
+             rb"(?: +\[ *\d+%\])?$"),
     Reporter("unittest", ("\nRan ",),
              r"(FAILED \([^)\n]*\)|OK(?: \([^)\n]*\))?)\s*$|^(Ran \d+ tests? in [\d.]+s)",
              r"(?:FAIL|ERROR): (\S+ \([^)\n]*\))",
              "^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): ",
-             skipped=r"(?:^|\.\.\. )skipped ['\"]([^\n]*?)['\"]?$"),
+             skipped=rb"skipped ['\"]([^\n]{1,300}?)['\"]?$"),
     Reporter("jest", ("Test Suites: ",), r"(Tests: +[^\n]*total)", r"● ([^\n]* › [^\n]*)",
              "● |^FAIL "),
     Reporter("vitest", (" Test Files ",),
              r"(Tests +[^\n]*\(\d+\))", r"(?:FAIL|×) +([^\n]+? > [^\n]+)", "FAIL |Error: "),
     Reporter("go test", ("--- FAIL: ", "--- PASS: ", "\nok  \t", "\nFAIL\t"),
              r"(FAIL|ok)\s+\S+\s+[\d.(\[]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic",
-             skipped=r"^\s*--- SKIP: [^\n]*\n\s+\S+\.go:\d+: ([^\n]+)"),
+             skipped=rb"--- SKIP: [^\n]*\n\s+\S+\.go:\d+: ([^\n]+)"),
     Reporter("cargo test", ("test result: ",),
              r"(test result: [^\n]*)", r"test (\S+) \.\.\. FAILED", "FAILED|panicked at|^error"),
     Reporter("maven", ("Tests run: ",),
@@ -122,7 +123,7 @@ class _Patterns:
 
     totals: QuickPattern
     failed: QuickPattern
-    skipped: QuickPattern | None
+    skipped: re.Pattern[bytes] | None
 
 
 def report(text: Excerpt, *, of: Reporter, patterns: _Patterns) -> Draft | None:
@@ -147,13 +148,12 @@ def report(text: Excerpt, *, of: Reporter, patterns: _Patterns) -> Draft | None:
     if names:
         items = [f"{name} ×{times}" if times > 1 else name for name, times in names.items()]
         sections.append(Section(f"{of.noun}: ", items, of.noun, share=0.7))
-    skipped = patterns.skipped.found(body.data, _SKIPPED) if patterns.skipped else []
+    skipped = patterns.skipped.findall(body.data) if patterns.skipped else []
     if skipped:
-        reasons = Counter(map(_text, skipped)).most_common()
-        listed = [f"{reason} ×{times}" for reason, times in reasons]
-        more = "≥" if len(skipped) == _SKIPPED or body.least else ""
-        label = f"why skipped ({more}{some(len(skipped), 'line')}): "
-        sections.append(Section(label, listed, "reasons", share=0.5))
+        reasons = Counter(skipped).most_common()
+        listed = [f"{_shown(reason)} ×{times}" for reason, times in reasons[:_LISTED]]
+        label = f"why skipped ({body.least}{some(len(skipped), 'line')}): "
+        sections.append(Section(label, listed, "reasons", len(reasons), share=0.5))
     ask = f'grep="{of.ask}"' if names else 'lines="-30:"'
     return Draft(lead, tuple(sections), shown="the totals", ask=ask)
 
@@ -184,14 +184,17 @@ def _form(of: Reporter) -> Form:
         patterns=_Patterns(
             line_pattern(f"{_AT}(?:{of.totals})"),
             line_pattern(_AT + of.failed),
-            line_pattern(of.skipped) if of.skipped else None,
+            lazy_pattern(of.skipped, re.MULTILINE) if of.skipped else None,
         ),
     )
 
 
 def _text(match: re.Match[bytes]) -> str:
     """The first group that took part in a match, on one line."""
-    found = next((one for one in match.groups() if one), b"")
+    return _shown(next((one for one in match.groups() if one), b""))
+
+
+def _shown(found: bytes) -> str:
     return masked_line(uncoloured(found[:400].decode("utf-8", "replace")).strip(), _NAME)
 
 

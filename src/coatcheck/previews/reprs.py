@@ -16,7 +16,7 @@ from .json_text import rows_of
 _STRINGS: Final = lazy_pattern(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
 _COUNTED: Final = 512 << 10  # bytes in which rows are counted
-_READ: Final = 32 << 10  # characters that are parsed: reading a repr is slow
+_READ: Final = 16 << 10  # characters that are parsed: reading a repr is slow
 _BEGINS: Final = lazy_pattern(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
 _LOOK: Final = 2_000
 

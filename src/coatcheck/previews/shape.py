@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import chain, islice
+from operator import itemgetter
 from typing import ClassVar, Final, Self, cast
 
 from .excerpts import count
@@ -79,8 +80,8 @@ def keys_of(objects: Iterable[object]) -> dict[str, list[object]]:
             same.append(each)
     found: dict[str, list[object]] = {}
     for keys, rows in alike.items():
-        for key, values in zip(keys, zip(*map(dict.values, rows), strict=True), strict=True):
-            found.setdefault(key, []).extend(values)
+        for key in keys:
+            found.setdefault(key, []).extend(map(itemgetter(key), rows))
     return found
 
 

@@ -7,7 +7,8 @@ finds there. Needs the extra `programs`.
 
 from __future__ import annotations
 
-from coatcheck.programs.engine import Limits, close, confinement, is_available
+from coatcheck.programs.confined import confinement
+from coatcheck.programs.engine import Limits, close, is_available
 from coatcheck.programs.prelude import program_in
 from coatcheck.programs.reading import read, run_alone
 

@@ -1,19 +1,17 @@
 """Run a model's program in a worker process of its own, within limits that are always set.
 
-Workers are confined (`worker.py`) and used once: memory that one program took is not the next
-one's, and nothing is left of it. One worker is started ahead, since that takes longer than most
-programs: 30 ms against 2. All of them belong to one process id, so a fork begins with none.
+Workers are confined (`confined`, `worker`) and used once: memory that one program took is not the
+next one's, and nothing is left of it. One worker is started ahead, since that takes longer than
+most programs: 15 ms against 3. All of them belong to one process id. A fork of a process
+that has run programs runs none: the interpreter's client does not work there.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -21,11 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from coatcheck.errors import InvalidArgument, LimitExceeded, MissingExtra, ProgramFailed
 from coatcheck.ids import clip, is_encodable
+from coatcheck.programs import confined
 from coatcheck.programs.hints import hint_for
 from coatcheck.programs.prelude import PRELUDE, prepared
 from coatcheck.redaction import mask
@@ -40,7 +38,6 @@ MAX_BUSY: Final = 4
 QUEUE: Final = 60.0  # seconds to wait for one of them
 START: Final = 20.0  # seconds for a worker to start
 _LONGEST: Final = 600  # characters of an error
-_FOLDER: Final = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +51,7 @@ class Limits:
     calls: int = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Confinement:
-    """Whether a worker can open only its own files, and whether it has neither sockets nor other
-    processes."""
-
-    files: bool
-    calls: bool
+DEFAULT: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +82,7 @@ def run(
         raise MissingExtra(EXTRA)
     from coatcheck.programs.monty import Step  # takes 20 ms
 
-    limits = limits or Limits()
+    limits = limits or DEFAULT
     output = _Output()
     steps = [Step(PRELUDE, {}), Step(prepared(program.source), {})]
     if program.inputs or program.before:
@@ -128,18 +119,6 @@ def check_source(source: object) -> None:
         raise InvalidArgument(
             "the program has half of a surrogate pair", hint="write characters, or \\u escapes"
         )
-
-
-def confinement() -> Confinement:
-    """Return how a worker is confined on this machine, tried by one that starts no interpreter."""
-    if os.name != "posix":
-        return Confinement(files=False, calls=False)
-    done = subprocess.run(
-        [*_starter(), "--report"], capture_output=True, timeout=START, check=False, env={}
-    )
-    if done.returncode:
-        return Confinement(files=False, calls=False)
-    return Confinement(**json.loads(done.stdout))
 
 
 class _Output:
@@ -249,8 +228,10 @@ class _Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> Worker:
+        global _has_started
         from coatcheck.programs.monty import Worker
 
+        _has_started = True
         return Worker(self._confining())
 
     def _confining(self) -> str | None:
@@ -263,7 +244,7 @@ class _Workers:
 
             self._folder = tempfile.mkdtemp(prefix="coatcheck-")
             script = os.path.join(self._folder, "monty")
-            command = shlex.join([*_starter(), os.path.realpath(find_monty_binary())])
+            command = shlex.join(confined.command(find_monty_binary()))
             with open(os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w") as file:
                 file.write(f'#!/bin/sh\nexec {command} "$@"\n')
             self._binary = script
@@ -284,20 +265,20 @@ class _Borrowed:
         self._workers.give_back(self._worker)
 
 
-def _starter() -> list[str]:
-    """The command that confines itself: its next argument is the binary that it becomes."""
-    return [
-        sys.executable, "-I", "-S", "-B", str(_FOLDER / "worker.py"), str(_FOLDER.parent.parent),
-    ]  # fmt: skip
-
-
 _ours: _Workers | None = None
 _of_parent: list[_Workers] = []  # kept, so that a fork does not end the workers of its parent
 _making = threading.Lock()
+_has_started = False  # whether this process, or one that it is a fork of, has started a worker
+_is_fork_of_user = False  # whether a parent of this process has started workers before the fork
 
 
 def _workers() -> _Workers:
     global _ours
+    if _is_fork_of_user:  # the interpreter's client would wait forever, and break the parent's
+        raise LimitExceeded(
+            "programs cannot run in a fork of a process that has run programs",
+            hint="fork before the first program, or start the process with spawn",
+        )
     with _making:
         if _ours is None:
             _ours = _Workers()
@@ -315,8 +296,9 @@ def close() -> None:
 
 def _forget() -> None:
     """After a fork: the workers belong to our parent."""
-    global _ours, _making
+    global _ours, _making, _is_fork_of_user
     _making = threading.Lock()
+    _is_fork_of_user = _has_started
     if _ours is not None:
         _of_parent.append(_ours)
         _ours = None

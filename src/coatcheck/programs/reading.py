@@ -25,6 +25,7 @@ from coatcheck.errors import (
     ProgramFailed,
     TooLarge,
 )
+from coatcheck.externalize.storing import put
 from coatcheck.ids import clip
 from coatcheck.intake import About
 from coatcheck.media import decoded, essence, is_json, is_jsonl, sniff_text
@@ -143,15 +144,13 @@ def page_of(
     shown = f"the program's output, {count(len(text), 'character')}"
     if len(text) <= request.max_chars:
         return Page(text, shown, pointer, None)
-    ref = session.put_about(
-        text,
-        About(
-            tool=TOOL,
-            summary=clip(f"output of a program: {code}", 300),
-            parents=tuple(parents),
-            request=mask(json.dumps({"code": code[:_MAX_REQUEST]}, ensure_ascii=False)),
-        ),
+    about = About(
+        tool=TOOL,
+        summary=clip(mask(f"output of a program: {code}"), 300),
+        parents=tuple(parents),
+        request=mask(json.dumps({"code": code[:_MAX_REQUEST]}, ensure_ascii=False)),
     )
+    ref = put(session, text, about)
     with session.content(ref) as content:
         first = read_text(
             content,
@@ -341,9 +340,9 @@ def _document(content: Content, form: Any) -> str:
 
 def _rows(content: Content) -> str | None:
     """The rows in a text as JSON, or None if there are none."""
-    from coatcheck.reading import heavy
+    from coatcheck.reading import heavy, tables
 
     try:
-        return heavy.rows(content)[0].decode()
+        return heavy.table(content, tables.MAIN)[0].decode()
     except CoatcheckError:
         return None
