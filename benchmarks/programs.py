@@ -18,9 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
+import itertools
 import json
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,9 +32,11 @@ from importlib import import_module
 from typing import Any, Final
 
 import coatcheck
-from benchmarks.bench import Bench
+from benchmarks.bench import KB, MB, Bench, size_name
+from benchmarks.peers.contents import KINDS, content
 from benchmarks.peers.tools import as_script
 from benchmarks.report import Row
+from benchmarks.timing import Side, interleaved
 from benchmarks.tool_tasks import TASKS, TIME_LIMIT, Task, Toolbox, ToolFailed
 from coatcheck import ToolCall, ToolExecutor, tokens
 from coatcheck.errors import CoatcheckError
@@ -279,3 +284,49 @@ def programs(bench: Bench) -> Iterator[Row]:
         print(f"\nmissed: {one}")
     case = f"{len(TASKS)} tasks: a program takes at most a tenth of the tokens"
     yield Row(case, None, tenths, len(TASKS), "count", at_least=True)
+    yield from _program_times(bench)
+    yield from _stub_times(bench)
+
+
+def _program_times(bench: Bench) -> Iterator[Row]:
+    """What a program takes: one that does nothing, and one that parses 13 MB of JSON."""
+    records = [
+        {"id": number, "name": f"record {number}", "tags": ["a", "b"]} for number in range(10)
+    ]
+    size = len(json.dumps(records))
+    large = json.dumps(records * (13 * MB // size))
+    with bench.new_store("process") as store:
+        session = store.session("programs")
+        cases = (
+            ("an empty program", "", "1", 0.005),
+            ("a program over 13 MB of JSON", large, "len(data)", 0.2),
+        )
+        for case, content, code, limit in cases:
+            ref = session.put(content or "a text")
+            samples = []
+            for _ in range(bench.rounds(30)):
+                start = time.perf_counter()
+                session.read(ref.pointer, code=code)
+                samples.append(time.perf_counter() - start)
+            yield Row(case, None, statistics.median(samples), limit)
+
+
+def _stub_times(bench: Bench) -> Iterator[Row]:
+    """What a stub takes over storing the content."""
+    numbers = itertools.count(1)
+    for size, rounds, limit in ((20 * KB, 100, 0.001), (MB, 20, 0.012)):
+        for kind in KINDS:
+            with bench.new_store("process") as store:
+                session = store.session("stubs")
+                new = functools.partial(_new, kind, size, numbers)
+                times = interleaved(
+                    Side(new, session.put),
+                    Side(new, functools.partial(session.externalize, tool="search")),
+                    bench.rounds(rounds),
+                )
+            case = f"a stub of {size_name(size)} of {kind}"
+            yield Row(case, times[0].p50, times[1].p50, limit, "over", times=times)
+
+
+def _new(kind: str, size: int, numbers: Iterator[int]) -> str:
+    return content(kind, size, next(numbers))

@@ -380,6 +380,9 @@ def questions(bench: Bench) -> Iterator[Row]:
     in_one, in_two = sum(one <= 1 for one in calls), sum(one <= 2 for one in calls)
     yield Row(f"{asked}: answered in one call", None, in_one, 78, "count", at_least=True)
     yield Row(f"{asked}: answered in two calls", None, in_two, len(here), "count", at_least=True)
+    sizes = [_exact(one.pages[0]) for one in ours if one.pages[0].startswith('{"stub"')]
+    yield Row(f"{asked}: tokens of the largest stub", None, max(sizes), 450, "count")
+    yield Row(f"{asked}: tokens of a stub, median", None, statistics.median(sizes), 300, "count")
     yield Row(f"{asked}: unable", None, sum(not one.right for one in ours), 0, "count")
     if answers:
         case = f"{asked}: fewest tokens of {len(answers) + 1}"
