@@ -244,6 +244,7 @@ def test_a_section_has_the_parameters_of_what_it_configures(tmp_path: Path) -> N
     assert configured(found) == Policy(max_tokens=7, tools={"t": "always", "u": Limit(max_bytes=3)})
     assert found.section("budget", max_rag_chunks=1)["max_rag_chunks"] == 1
     taken = set(inspect.signature(Policy).parameters) - {
+        "commands",
         "count",
         "prices",
         "read_arguments",

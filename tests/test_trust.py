@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import coatcheck
-from coatcheck import config
+from coatcheck import config, trust
 from coatcheck.cli import main
 from coatcheck.config import BY_KEY, SETTINGS, load
+from coatcheck.errors import InvalidArgument
 from tests.mcp.speaking import ODD, Speaker
 
 HOSTILE = """\
@@ -31,6 +32,7 @@ max_artifact_bytes = 1
 [policy]
 redact = "none"
 read_tool = "Bash: curl example.org"
+files = "./src"
 max_tokens = 500
 
 [serve]
@@ -42,7 +44,7 @@ baseline = "/etc/passwd"
 """
 GUARDED = {
     "store.url", "store.tenant", "store.durability", "store.grace", "store.quota_bytes", "store.max_artifact_bytes",
-    "policy.redact", "policy.read_tool", "serve.tokens", "metrics.file", "metrics.baseline",
+    "policy.redact", "policy.read_tool", "policy.files", "serve.tokens", "metrics.file", "metrics.baseline",
 }  # fmt: skip
 LOG = "".join(f"line {number}: nothing to see here\n" for number in range(3_000))
 
@@ -103,6 +105,26 @@ def test_ignored_settings_are_reported_in_one_line_once(
     assert line.startswith(f"{project / 'coatcheck.toml'} is not trusted, so store.url, ")
     assert line.endswith(f"are ignored; to use them: coatcheck trust {project}")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "folder", ["../elsewhere", "/tmp/elsewhere", "~/elsewhere", ".", "./link/files"]
+)
+def test_a_trusted_file_may_not_name_a_folder_for_files_outside_the_project(
+    project: Path, folder: str
+) -> None:
+    (project / "link").symlink_to(project.parent)
+    (project / "coatcheck.toml").write_text(f'[policy]\nfiles = "{folder}"\n')
+    trust.trust(project / "coatcheck.toml", (project / "coatcheck.toml").read_bytes())
+    with pytest.raises(InvalidArgument, match="not inside the project"):
+        load()
+
+
+def test_the_user_may_name_any_folder_for_files(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COATCHECK_POLICY_FILES", str(project.parent / "elsewhere"))
+    assert load()["policy.files"] == str(project.parent / "elsewhere")
 
 
 @pytest.mark.usefixtures("project")

@@ -176,6 +176,7 @@ class AsyncSession(_Wrapper[Session]):
     preview = _hop(Session.preview, _same)
     externalize = _hop(Session.externalize, _same)
     materialize = _hop(Session.materialize, _same, long=None)
+    write_file = _hop(Session.write_file, _same, long=None)
     search = _hop(Session.search, _same, long=True)
     count = _hop(Session.count, _same)
     artifacts = _hop(Session.artifacts, _same)

@@ -141,7 +141,8 @@ class WithCoatcheck(Offloading):
         self, session: Session, policy: Policy | None = None, *, tool_tokens: int | None = None
     ) -> None:
         self._session = session
-        self._policy = policy or configured(session.store.settings)
+        policy = policy or configured(session.store.settings)
+        self._policy = replace(policy, files=None)
         tools = toolkit(session)
         self._read = tools[0]
         described = sum(estimate(dumped(tool.as_anthropic())) for tool in tools)

@@ -178,6 +178,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
                                           "if no limit is set"),
     Setting("policy.expected_calls", "whole", None,
             "model calls that usually follow a result; by default estimated"),
+    Setting("policy.files", "place", None, "folder in which results are files too, for agents "
+                                           "that read files",
+            needs_trust=True),
     Setting("policy.tools", "rules", {}, "limits for single tools"),
     Setting("page.max_chars", "whole", 8_000, "maximum characters of one page", least=1_500),
     Setting("tools.max_store_bytes", "whole", 524_288,
@@ -344,6 +347,8 @@ def load(
         from_file = _from_file(path, content)
         if not is_named:
             ignored = _untrusted(path, content, from_file, environ)
+            if "policy.files" not in ignored:
+                _check_inside(path, from_file.get("policy.files"))
     found = {key: value for key, value in from_file.items() if key not in ignored}
     origins = dict.fromkeys(found, Origin("file", str(path)))
     found |= from_environment
@@ -374,6 +379,18 @@ def _untrusted(
     if guarded and is_trusted(path, content, environ):
         return ()
     return guarded
+
+
+def _check_inside(path: Path, folder: str | None) -> None:
+    """Raise `InvalidArgument` if a project's settings file names a folder outside the project."""
+    if folder is None:
+        return
+    project = Path(os.path.realpath(path.parent))
+    if project not in Path(os.path.realpath(os.path.expanduser(folder))).parents:
+        raise InvalidArgument(
+            f"{path}: policy.files is {clip(folder)}, which is not inside the project",
+            hint="name a folder of the project, or set COATCHECK_POLICY_FILES",
+        )
 
 
 def _report_ignored(path: Path, keys: tuple[str, ...]) -> None:

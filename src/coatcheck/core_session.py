@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from coatcheck import media
+from coatcheck.agent_files import remove_files, write_file
 from coatcheck.checks import check_name, seconds, whole
 from coatcheck.content import ArtifactStream, BlobReader, Content
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
@@ -186,6 +187,15 @@ class CoreSession(ABC):
             return self._parts.files.write(
                 stream, media.JSON if is_part else ref.media_type, self.session_id, folder
             )
+
+    def write_file(self, target: Ref | str, folder: str | Path) -> Path:
+        """Write an artifact to a read-only file for an agent that reads files, and return its path.
+
+        The file is named by the digest. It lives as long as the artifact: `forget`, `end` and
+        `store.collect` remove it. The folder is private to this store, and git ignores it. Raises
+        what `open` raises, and `InvalidArgument` for a folder with other files."""
+        ref = self.content(target).ref
+        return write_file(self._parts, ref, lambda: self.open(ref), folder)
 
     def note_shown(self, ref: Ref, ranges: Ranges) -> None:
         """Note that the session was shown these bytes of an artifact."""
@@ -482,11 +492,13 @@ class CoreSession(ABC):
             parts.passages.leave(session_id, digest)
         for blob in freed.blobs:
             parts.blobs.remove(blob)
+        remove_files(parts, digest)
         return freed.refs > 0 or self._is_lent(entry)
 
     def end(self) -> int:
         """Forget everything in this session, and remove the files that `materialize` made. Return
-        the number of artifacts removed: those that no other session refers to."""
+        the number of artifacts removed: those that no other session refers to. Their files that
+        `write_file` made are removed too."""
         parts = self._parts
         parts.files.remove(self.session_id)
         freed = parts.catalog.remove(self.session_id, end=True)
@@ -494,6 +506,7 @@ class CoreSession(ABC):
         for blob in freed.blobs:
             parts.blobs.remove(blob)
         parts.blobs.leftovers(remove=True)
+        remove_files(parts)
         return freed.artifacts
 
     @abstractmethod

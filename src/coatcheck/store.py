@@ -14,6 +14,7 @@ from itertools import islice
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
+from coatcheck.agent_files import remove_files, remove_folders
 from coatcheck.checks import check_name, seconds, whole
 from coatcheck.config import DEFAULTS, Settings
 from coatcheck.content import Files
@@ -290,6 +291,7 @@ class Store:
                 self._passages.keep(lambda digest: self._catalog.blob(digest) is not None)
             except StoreError as error:  # the index can be rebuilt: it does not stop a collection
                 report.problems.append(StoreProblem("unreadable", error.message))
+            remove_files(self._parts)
         return report
 
     def collect_if_due(self, *, every: float = 86_400.0) -> CollectReport | None:
@@ -402,6 +404,8 @@ class Store:
         for tenant in self._tenants.values():
             tenant.close()
         self._activity.flush()
+        if self.url == "memory:":
+            remove_folders(self._parts)
         self._passages.close()
         self._catalog.close()
         self._blobs.close()

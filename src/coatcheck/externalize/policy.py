@@ -6,6 +6,7 @@ Both are validated when they are created, so that a mistake shows at start-up.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -15,6 +16,7 @@ from typing import Any, Final, Literal
 from coatcheck.checks import one_of, seconds, valid, whole
 from coatcheck.config import Settings
 from coatcheck.externalize.decision import LEAST_TOKENS
+from coatcheck.externalize.file_hints import COMMANDS, commands_here
 from coatcheck.ids import clip
 from coatcheck.models import Prices
 from coatcheck.refs import Ref
@@ -37,6 +39,7 @@ COSTLIEST: Final = 5
 
 _UTF8: Final = 4  # maximum bytes per character
 _END: Final = 64 * 1_024
+_LONGEST_PATH: Final = 150  # characters of the path of a folder, which is a part of every stub
 
 Shrink = Callable[[Any], Any]
 """Turns a tool's result into what the model is shown. A result that it returns unchanged is handled
@@ -162,10 +165,12 @@ class Policy(Limit):
     `read_arguments` are the arguments it accepts. `resolves` is True if pointers in the arguments
     of the agent's tools are resolved. A `ToolExecutor` sets these three for its own tools. `render`
     writes the stub instead of Coatcheck, from the ref and the first `preview_chars` characters,
-    with secrets masked. `ttl` limits the life of a stored result, in seconds. `reference` is called
-    with the ref of each payload that leaves a line of a transcript, and "tool-result", "tool-call"
-    or "message". What it returns for the first payload of a tool result of pi or OpenClaw is
-    written into the line, as `details.artifactRef`."""
+    with secrets masked. `files` is a folder in which each stored result is a file too, for agents
+    that read files: the stub names it, with a command line for one of `commands`, by default those
+    of grep, sed, jq and python3 that this machine has. `ttl` limits the life of a stored result, in
+    seconds. `reference` is called with the ref of each payload that leaves a line of a transcript,
+    and "tool-result", "tool-call" or "message". What it returns for the first payload of a tool
+    result of pi or OpenClaw is written into the line, as `details.artifactRef`."""
 
     enabled: bool = True
     preview_chars: int = PREVIEW_CHARS
@@ -178,6 +183,8 @@ class Policy(Limit):
     read_arguments: tuple[str, ...] = READ_ARGUMENTS
     resolves: bool = False
     render: Callable[[Ref, str], str] | None = None
+    files: str | os.PathLike[str] | None = None
+    commands: tuple[str, ...] | None = None
     ttl: float | None = None
     reference: Callable[[Ref, str], Mapping[str, Any]] | None = None
     model: str | None = None
@@ -224,6 +231,7 @@ class Policy(Limit):
         valid(name is None or is_name, name, "read_tool", "the name of a tool or None")
         are_names = isinstance(takes, tuple) and all(isinstance(one, str) for one in takes)
         valid(are_names, takes, "read_arguments", 'a tuple of names, e.g. ("pointer", "lines")')
+        self._check_files()
         is_mapping = isinstance(tools, Mapping) and all(isinstance(one, str) for one in tools)
         valid(is_mapping, tools, "tools", 'a mapping of tool names, e.g. {"read_file": "never"}')
         for tool, rule in tools.items():
@@ -238,6 +246,19 @@ class Policy(Limit):
         object.__setattr__(self, "tools", MappingProxyType(dict(tools)))
         object.__setattr__(self, "safe_chars", self._safe_chars(COSTLIEST, _UTF8, LEAST_TOKENS))
         object.__setattr__(self, "safe_ascii", self._safe_chars(1, 1, LEAST_TOKENS))
+
+    def _check_files(self) -> None:
+        files: object = self.files
+        if isinstance(files, os.PathLike):
+            files = os.fspath(files)
+            object.__setattr__(self, "files", files)
+        is_path = isinstance(files, str) and 0 < len(files) <= _LONGEST_PATH and files.isprintable()
+        valid(files is None or is_path, files, "files", 'the path of a folder, e.g. ".coatcheck"')
+        commands: object = self.commands
+        are_known = isinstance(commands, tuple) and set(commands) <= set(COMMANDS)
+        valid(commands is None or are_known, commands, "commands", f"some of {COMMANDS}")
+        if files is not None and commands is None:
+            object.__setattr__(self, "commands", commands_here())
 
     def decides_by_cost(self, tool: str | None) -> bool:
         """Whether neither a limit nor a rule for the tool decides about its results."""

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 from coatcheck import media
 from coatcheck.errors import CoatcheckError, StoreError
+from coatcheck.externalize.file_hints import file_hint
 from coatcheck.externalize.policy import MAX_TOKENS, Limit, Policy
 from coatcheck.ids import is_pointer
 from coatcheck.previews import Facts
@@ -55,6 +56,7 @@ PLACEHOLDER: Final = '{"pruned":"'
 
 STORED: Final = "stored whole"
 _NOT_STORED: Final = "not stored: call the tool again where it is needed"
+_AROUND_PREVIEW: Final = 1_400  # characters of a stub besides its preview, at most
 _LONGEST_PREVIEW: Final = 2_000  # characters, in a stub whose policy is unknown
 _STUB_AT_LINE_START: Final = re.compile(r'^\{"stub":"', re.MULTILINE)
 _STUB_IN_JSON: Final = (b'{\\"stub\\":\\"', b"{\\u0022stub")  # inside a string of a line
@@ -114,12 +116,16 @@ def _max_tokens(text: str) -> int:
     return estimate(text) + len(rare.encode("utf-8", "surrogatepass"))
 
 
-def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> str:
-    """Return the stub of the artifact that `pointer` leads to."""
+def stub_of(
+    pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD, file: str | None = None
+) -> str:
+    """Return the stub of the artifact that `pointer` leads to. `file` is its file, if the agent can
+    read it."""
     if about.cut is not None:
         lead = f"{about.cut}; {_PARTS[lead]}"
     fields: dict[str, object] = {
         "stub": lead,
+        "file": file,
         "artifact": pointer,
         "kind": about.kind,
         "media_type": about.media_type,
@@ -129,7 +135,7 @@ def stub_of(pointer: str, about: Facts, policy: Policy, *, lead: str = LEAD) -> 
         "summary": about.summary or None,
         "preview": about.preview.text,
         "shown": about.preview.shown,
-        "hint": _hint(pointer, about, policy),
+        "hint": _hint(pointer, about, policy) if file is None else _hint_for(file, about, policy),
     }
     return _ENCODER.encode({key: value for key, value in fields.items() if value is not None})
 
@@ -156,6 +162,13 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
             hint += f" or {way}"
             break
     return f"{hint} reads it; {_REPEATING}"
+
+
+def _hint_for(file: str, about: Facts, policy: Policy) -> str:
+    """Say how to look into a file."""
+    is_masked = policy.redact == "store"
+    hint = file_hint(file, about, policy.commands or (), is_masked=is_masked)
+    return f"{hint}; {_REPEATING}"
 
 
 def _hint_without_tool(pointer: str, policy: Policy) -> str:
@@ -233,7 +246,7 @@ def is_stub(text: str, policy: Policy | None = None) -> bool:
     """Whether a text looks like a stub and is as short as one, so that storing it would be
     useless. Without a policy, its preview may have up to 2,000 characters."""
     preview = _LONGEST_PREVIEW if policy is None else policy.preview_chars
-    return text.startswith(STUB) and len(text) <= 1_000 + 2 * preview
+    return text.startswith(STUB) and len(text) <= _AROUND_PREVIEW + 2 * preview
 
 
 def is_replacement(text: str) -> bool:

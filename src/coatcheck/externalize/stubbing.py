@@ -7,14 +7,16 @@ host has wrapped in blocks or in JSON, the text inside is stored.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from coatcheck.core_session import CoreSession
+from coatcheck.errors import CoatcheckError
 from coatcheck.externalize import wrapped
 from coatcheck.externalize.judge import Judge
 from coatcheck.externalize.outcome import Outcome
@@ -44,23 +46,31 @@ _LOG: Final = logging.getLogger("coatcheck")
 
 
 class Failures:
-    """Counts how often storing failed in this process. Logs the first failure of each store."""
+    """Counts how often storing failed in this process. Logs the first failure of each kind for each
+    store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._logged: WeakSet[Store] = WeakSet()
+        self._logged: WeakKeyDictionary[Store, set[str]] = WeakKeyDictionary()
         self.count = 0
 
     def note(self, store: Store, error: Exception) -> None:
+        """Note that a result could not be stored."""
         with self._lock:
             self.count += 1
-            is_new = store not in self._logged
-            self._logged.add(store)
+        self._log(store, error, "storing a result failed, results are cut until it works: %s")
+
+    def note_file(self, store: Store, error: Exception) -> None:
+        """Note that a result was stored, but could not be written to its file."""
+        self._log(store, error, "writing a file failed, stubs name none until it works: %s")
+
+    def _log(self, store: Store, error: Exception, message: str) -> None:
+        with self._lock:
+            logged = self._logged.setdefault(store, set())
+            is_new = message not in logged
+            logged.add(message)
         if is_new:
-            _LOG.warning(
-                "storing a result failed, results are cut until it works: %s",
-                mask(f"{store!r}: {error}"),
-            )
+            _LOG.warning(message, mask(f"{store!r}: {error}"))
 
 
 FAILURES: Final = Failures()
@@ -131,12 +141,24 @@ def stub_outcome(
     """Return the outcome of a stored value: its stub, as the policy writes it."""
     policy = result.policy
     if policy.render is None:
-        stub = stub_of(ref.pointer, facts, policy, lead=lead)
+        file = (
+            None if policy.files is None else _file_of(result.session, ref, os.fspath(policy.files))
+        )
+        stub = stub_of(ref.pointer, facts, policy, lead=lead, file=file)
     else:
         most = policy.preview_chars
         stub = policy.render(ref, mask(prepared.text[: most + CONTEXT])[:most])
     tokens = round(prepared.tokens) if facts.tokens is None else facts.tokens
     return Outcome(stub, stub, ref, (ref,), is_stub=True, stored_tokens=tokens, stubs=(stub,))
+
+
+def _file_of(session: CoreSession, ref: Ref, folder: str) -> str | None:
+    """Write the file of an artifact, and return its path. If that fails, the stub names none."""
+    try:
+        return str(session.write_file(ref, folder))
+    except CoatcheckError as error:
+        FAILURES.note_file(session.store, error)
+        return None
 
 
 def failed(
