@@ -38,6 +38,7 @@ _MAX_FOLDERS: Final = 50  # of one store; those that were used first are forgott
 _CHUNK: Final = 1 << 20
 _NAME: Final = re.compile(r"([0-9a-f]{12,64})\.[a-z0-9]{1,8}")
 _IGNORE: Final = ".gitignore"
+_ABOUT: Final = b"# Files of a Coatcheck store"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,6 +71,15 @@ def _ending(media_type: str, kind: str) -> str:
     if not media.is_text(media_type):
         return "bin"
     return "log" if kind == "log" else "txt"
+
+
+def is_files_folder(folder: Path) -> bool:
+    """Whether a folder has files of artifacts, of this store or another."""
+    try:
+        with open(folder / _IGNORE, "rb") as file:
+            return file.read(len(_ABOUT)) == _ABOUT
+    except OSError:
+        return False
 
 
 def write_file(
@@ -183,7 +193,7 @@ def _refused(folder: Path, why: str) -> InvalidArgument:
 
 
 def _ignore(owner: str) -> bytes:
-    return f"# Files of a Coatcheck store ({owner}). It removes them.\n*\n".encode()
+    return _ABOUT + f" ({owner}). It removes them.\n*\n".encode()
 
 
 def _owner(parts: Parts) -> str:
