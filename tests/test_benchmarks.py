@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from benchmarks import effect, eyes, offload, prompts, quality, questions, replay
+from benchmarks import contents, effect, eyes, offload, prompts, quality, replay
 from benchmarks.bench import Bench
 from benchmarks.built import built
+from benchmarks.counted import COUNTED
+from benchmarks.looked_up import LOOKED_UP
 from benchmarks.peers import PEERS, compare, environment
+from benchmarks.peers.tools import as_script
 from benchmarks.provider_rules import BoundThinking
 from benchmarks.report import Row
 from benchmarks.results import Results, Table, changes, save
@@ -285,17 +288,44 @@ def test_thinking_is_bound_to_everything_before_it() -> None:
 
 WITHOUT_PROGRAMS = [
     question
-    for question in questions.QUESTIONS
-    if question.content not in questions.MADE
+    for question in LOOKED_UP
+    if question.content not in contents.MADE
     or question.content in ("LICENSE as a PDF", "argparse.py", "dpkg.log")
 ]
 
 
-@pytest.mark.parametrize("question", WITHOUT_PROGRAMS, ids=lambda question: question.ask)
-def test_the_answer_to_a_question_is_known_from_its_content(question: questions.Question) -> None:
+def content_of(question: contents.Question) -> str:
     try:
-        text = questions.text_of(question.content)
-    except questions.NotHere as reason:
+        return contents.text_of(question.content)
+    except contents.NotHere as reason:
         pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("question", WITHOUT_PROGRAMS, ids=lambda question: question.ask)
+def test_the_answer_to_a_question_is_known_from_its_content(question: contents.Question) -> None:
+    text = content_of(question)
     known = re.compile(question.known(text))
     assert known.search(text) or known.search(str(text.count(question.counted or "\0")))
+
+
+@pytest.mark.parametrize("question", COUNTED, ids=lambda question: question.ask)
+def test_the_programs_of_a_question_print_its_answer(
+    question: contents.Question, tmp_path: Path
+) -> None:
+    text = content_of(question)
+    try:
+        known = re.compile(question.known(text))
+    except contents.NotHere as reason:
+        pytest.skip(str(reason))
+    (tmp_path / "result.txt").write_text(text)
+    for intent in question.intents:
+        if intent.code:
+            script = as_script(intent.code, "result.txt", text[:2_000])
+            done = subprocess.run(
+                [sys.executable, "-c", script],
+                cwd=tmp_path,
+                capture_output=True,
+                check=True,
+                text=True,
+            )
+            assert known.search(done.stdout)

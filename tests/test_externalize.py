@@ -349,7 +349,8 @@ def test_a_tool_can_have_its_own_rule(session: Session) -> None:
             "n": "never",
             "l": Limit(max_chars=3),
             "s": lambda value: value[:1_500],
-        }
+        },
+        preview_chars=200,
     )
     assert session.externalize("ok", tool="a", policy=policy).is_stub
     assert session.externalize(LOG, tool="n", policy=policy).content is LOG

@@ -13,10 +13,9 @@ import pytest
 import coatcheck
 from coatcheck import Policy, Session, tokens, toolkit
 from coatcheck.previews import Sample, excerpts, preview
-from tests.test_golden_stubs import VALUES, _fresh
 from tests.token_samples import corpus_files
 
-MOST_TOKENS = 260
+MOST_TOKENS = 450
 CALL = re.compile(r'get_artifact\((pointer="[^"]*"(?:, \w+="[^"]*")?)\)')
 ARGUMENT = re.compile(r'(\w+)="([^"]*)"')
 
@@ -129,7 +128,7 @@ EXAMPLES: dict[str, Example] = {
     "log of JSON": Example(
         lines(300, '{{"ts":"2026-01-01T10:00:00Z","level":"info","msg":"served {n}"}}')
         + '{"level":"error","msg":"no"}\n',
-        ("ERROR 1 INFO 300", "301 records"),
+        ("ERROR 1 INFO 300", "301 records", "msg VARCHAR"),
         'grep=".level.:.error."',
     ),
     "log without levels": Example(
@@ -159,7 +158,7 @@ EXAMPLES: dict[str, Example] = {
         "NAME                    READY   STATUS             RESTARTS   AGE\n"
         + "".join(POD.format(n=n) for n in range(60))
         + "api-0001-abcde          0/1     CrashLoopBackOff   12         3d\n",
-        ("61 rows of NAME, READY, STATUS, RESTARTS, AGE", "STATUS: Running 60, CrashLoopBackOff 1"),
+        ("61 rows × 5 columns", "STATUS Running 60|CrashLoopBackOff 1"),
         'grep="CrashLoopBackOff"',
     ),
     "kubectl describe": Example(
@@ -167,35 +166,35 @@ EXAMPLES: dict[str, Example] = {
         + lines(60, "                  l{n}=x")
         + "Status:           Running\nEvents:\n  Type     Reason   Age   From     Message\n"
         + "  Warning  BackOff  5m    kubelet  no\n",
-        ("description of web", "1 warning event", "Events:65"),
+        ("description of web", "1 warning event", "Events:65", "Warning BackOff"),
         'lines="65:125"',
     ),
     "pip list": Example(
         "Package    Version\n---------- -------\n" + lines(100, "package-{n:03} 1.{n}.0"),
-        ("100 rows of Package, Version",),
+        ("100 rows × 2 columns", "Version"),
         'grep="package-000"',
     ),
     "grep output": Example(
         lines(60, "src/shop/cart.py:{n}:def f{n}():")
         + lines(30, "src/shop/buy.py:{n}:def g{n}():"),
-        ("90 lines from 2 files in src/shop/: cart.py 60, buy.py 30",),
+        ("90 lines from 2 files in src/shop/", "cart.py 60, buy.py 30"),
         'grep="cart.py"',
     ),
     "tsc": Example(
         lines(60, "src/a.ts({n},28): error TS2304: Cannot find name 'x{n}'.")
         + "src/b.ts(1,2): error TS2339: Property.\n",
-        ("61 errors in 2 files in src/; TS2304 ×60, TS2339 ×1", "a.ts 60"),
+        ("61 errors in 2 files in src/", "TS2304 ×60", "TS2339 ×1", "a.ts 60"),
         'grep="TS2304"',
     ),
     "mypy": Example(
         lines(60, "src/a.py:{n}: error: Name 'x' is not defined  [name-defined]")
         + "src/a.py:2: error: no  [attr-defined]\n",
-        ("61 errors in 1 file; name-defined ×60",),
+        ("61 errors in 1 file", "name-defined ×60"),
         'grep="name-defined"',
     ),
     "paths": Example(
         lines(90, "./src/p{n}/a.py") + lines(10, "./docs/d{n}.md"),
-        ("100 paths in ./: src/ 90, docs/ 10; .py 90, .md 10",),
+        ("100 paths in ./", "src/ 90, docs/ 10", ".py 90, .md 10"),
         'grep="[.]py$"',
     ),
     "ls -l": Example(
@@ -206,7 +205,7 @@ EXAMPLES: dict[str, Example] = {
         'lines="1:60"',
     ),
     "settings": Example(
-        lines(90, "SHOP_{n}=value {n}"), ("90 settings: SHOP_0, SHOP_1",), 'grep="^SHOP_0="'
+        lines(90, "SHOP_{n}=value {n}"), ("90 settings", "SHOP_0, SHOP_1"), 'grep="^SHOP_0="'
     ),
     "terraform plan": Example(
         "Terraform will perform the following actions:\n"
@@ -233,7 +232,7 @@ EXAMPLES: dict[str, Example] = {
         "<!doctype html><html><head><title>A shop</title></head><body>"
         + "<div class='x'>words</div>" * 900
         + "<h2>At the end</h2></body></html>",
-        ("HTML “A shop”", "h2 At the end"),
+        ("HTML “A shop”", "1:h2 At the end"),
         'query="text"',
     ),
     "Markdown": Example(
@@ -243,18 +242,18 @@ EXAMPLES: dict[str, Example] = {
     ),
     "code": Example(
         "import os\n\n\n" + lines(300, "def function_{n}():\n    return {n}\n\n"),
-        ("def function_0:4", "+"),
+        ("def function_0:4-5", "+"),
         'grep="^[a-z ]*def "',
     ),
     "CSV": Example(
         "id,name,state\n"
         + "".join(f"{n},user {n},{'open' if n % 3 else 'closed'}\n" for n in range(900)),
-        ("900 rows × 3 columns: id, name, state",),
+        ("900 rows × 3 columns", "state VARCHAR open 600|closed 300"),
         'query="SELECT state, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"',
     ),
     "JSON rows": Example(
         json.dumps([{"id": n, "name": f"user {n}"} for n in range(900)]),
-        ("[900 × {id: int, name: str}]",),
+        ("JSON array of 900 items", "id BIGINT 0..899"),
         'query="SELECT name, id FROM artifact LIMIT 20"',
     ),
     "API answer": Example(
@@ -266,7 +265,7 @@ EXAMPLES: dict[str, Example] = {
                 },
             }
         ),
-        ("items: [90 × ",),
+        ("data.items: 90 objects: id BIGINT",),
         'query="SELECT state, count(*) FROM artifact GROUP BY 1 ORDER BY 2 DESC"',
     ),
     "Kubernetes list": Example(
@@ -276,7 +275,7 @@ EXAMPLES: dict[str, Example] = {
                 "items": [{"kind": "Pod", "metadata": {"name": f"web-{n}"}} for n in range(90)],
             }
         ),
-        ("items: [90 × ",),
+        ("items: 90 objects: ",),
         'query="$.items[*].metadata.name"',
     ),
     "notebook": Example(
@@ -293,7 +292,7 @@ EXAMPLES: dict[str, Example] = {
     "JSON that is cut off": Example(
         json.dumps({"items": [{"name": f"user {n}", "age": n} for n in range(300)]})[:-40]
         + "... [truncated]",
-        ("JSON, cut off or invalid: {items: [≥",),
+        ("JSON, cut off or invalid: ", "items [≥"),
         'grep=".name."',
     ),
     "Python rows": Example(
@@ -337,19 +336,6 @@ def test_a_stub_shows_what_to_ask_for_and_its_hint_works(kind: str, session: Ses
         assert part in stub["preview"]
     assert example.ask in stub["hint"]
     assert is_answered(answer(session, stub["hint"]))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, value in VALUES.items() if isinstance(value, str | bytes | dict)]
-)
-def test_the_hint_of_every_golden_stub_works(name: str, session: Session) -> None:
-    outcome = session.externalize(_fresh(VALUES[name]), tool="t")
-    for stub in (
-        json.loads(line)
-        for line in outcome.text.splitlines()
-        if outcome.ref and line.startswith('{"stub"')
-    ):
-        assert is_answered(answer(session, stub["hint"]))
 
 
 def test_stubs_of_real_files_are_small_and_their_hints_work(corpus: Path, session: Session) -> None:
@@ -401,3 +387,22 @@ def test_a_preview_of_text_shows_whole_lines_at_both_ends() -> None:
     assert text.startswith(head)
     assert head.endswith("form.\n")
     assert tail.partition("]… ")[2].startswith("This is sentence ")
+
+
+def test_a_hint_is_a_program_where_counting_needs_one_and_the_agent_can_run_it(
+    session: Session,
+) -> None:
+    log = "".join(f"2026-01-01 10:00:00 {['put', 'get'][n % 2]} key-{n}\n" for n in range(900))
+    users = {f"user{n}": {"role": ["admin", "guest"][n % 2]} for n in range(200)}
+    for value, program in (
+        (log, "print(Counter(w for l in lines for w in l.split()[2:3]).most_common(30))"),
+        (
+            json.dumps({"users": users}),
+            "print(Counter(v.get('role') for v in data['users'].values()).most_common(20))",
+        ),
+    ):
+        able = Policy(tools={"t": "always"}, read_arguments=("pointer", "lines", "grep", "code"))
+        hint = json.loads(session.externalize(value, tool="t", policy=able).text)["hint"]
+        assert hint.startswith('get_artifact(pointer="art:')
+        assert f'", code="{program}")' in hint
+        assert "code=" not in stub_of(session, value)["hint"]

@@ -590,13 +590,13 @@ def test_errors_do_not_quote_secrets() -> None:
 def test_a_preview_says_that_secrets_are_masked() -> None:
     found = preview(Sample.of(b"user=bob\npassword=Zx9horseQq\n"), media_type="text/plain")
     assert found.text == "user=bob\npassword=[masked: password]\n"
-    assert found.shown.endswith("; 1 secret is masked in what you read")
+    assert found.shown.endswith("; 1 secret in it, masked here")
 
 
 def test_a_preview_of_a_part_says_that_there_may_be_more_secrets() -> None:
     text = "a line of words\n" * 30_000
     found = preview(Sample.of(f"password=Zx9horseQq\n{text}".encode()), media_type="text/plain")
-    assert found.shown.endswith("; at least 1 secret is masked in what you read")
+    assert found.shown.endswith("; at least 1 secret in it, masked here")
 
 
 @pytest.mark.parametrize("shift", range(-60, 61, 4))

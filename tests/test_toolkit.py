@@ -48,13 +48,13 @@ def cursor(answer: str) -> str | None:
 # What a model is shown
 
 
-def test_all_three_schemas_have_fewer_than_420_tokens_and_one_alone_fewer_than_190(
+def test_all_three_schemas_have_at_most_425_tokens_and_one_alone_fewer_than_225(
     session: Session,
 ) -> None:
     for form in ("as_openai", "as_openai_responses", "as_anthropic"):
-        assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) < 420
+        assert tokens.exact(json.dumps([getattr(tool, form)() for tool in toolkit(session)])) <= 425
     alone = toolkit(session, only=("get",))[0]
-    assert tokens.exact(json.dumps([alone.as_anthropic()])) < 190
+    assert tokens.exact(json.dumps([alone.as_anthropic()])) < 225
 
 
 def test_a_model_can_have_only_some_of_the_tools(session: Session) -> None:
@@ -99,7 +99,7 @@ def test_each_schema_has_the_form_that_its_provider_expects(session: Session) ->
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["pointer"]
     assert list(schema["properties"]) == [
-        "pointer", "lines", "grep", "context", "ignore_case", "query", "cursor",
+        "pointer", "lines", "grep", "context", "ignore_case", "query", "code", "cursor",
     ]  # fmt: skip
     assert (
         tool.as_openai_responses()["name"]

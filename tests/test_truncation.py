@@ -381,7 +381,7 @@ def test_a_cut_log_is_counted_as_the_part_that_arrived(session: Session) -> None
         ).text
     )
     assert stub["preview"].startswith("the part that arrived: 213 lines · ERROR 2 ")
-    assert stub["shown"] == "levels and times of 213 lines that arrived"
+    assert stub["shown"] == "levels and times, 8 of 8 words, counted in what arrived"
 
 
 def test_the_executor_and_our_tools_say_it_too(session: Session) -> None:

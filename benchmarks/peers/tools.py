@@ -27,12 +27,14 @@ _INSIDE: Final = re.compile(r"(?i)^\(\?i\)|\\(?=\W)|[$^]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """What to look for: one of `grep`, `sql`, `path`, `lines` and `text`.
+    """What to look for: one of `grep`, `sql`, `path`, `lines`, `text`, `code` and `command`.
 
     `grep` is a regular expression; with `near`, this many lines before and after its first match;
     with `count`, only the number of its matches is of interest. `path` is a JSONPath; `sql` is
     about the table `artifact`, or the array at `at`. `lines` is a range such as "-15:". `text` asks
-    for the readable text of a document: "all", or its "last" page."""
+    for the readable text of a document: "all", or its "last" page. `code` is a Python program that
+    prints what is wanted of `text`, `lines` (a list) or `data` (of JSON, or of rows); `command` is
+    a shell command over the file `F`."""
 
     grep: str = ""
     near: tuple[int, int] = (0, 0)
@@ -42,6 +44,8 @@ class Intent:
     path: str = ""
     lines: str = ""
     text: str = ""
+    code: str = ""
+    command: str = ""
 
     @property
     def literal(self) -> str:
@@ -90,6 +94,93 @@ def shown_line(intent: Intent, before: str, pages: Sequence[str]) -> int | None:
         return None
     found = (re.search(rf"(?m)^{before}.*{re.escape(intent.literal)}", page) for page in pages[1:])
     return next((int(match[1]) for match in found if match), None)
+
+
+def as_script(code: str, path: str, start: str) -> str:
+    """A program for Python's interpreter, given one that expects `text`, `lines` or `data`. `start`
+    is the beginning of the content, which shows what it is."""
+    modules = [name for name in ("csv", "json", "re") if re.search(rf"\b{name}\.", code)]
+    made = []
+    if re.search(r"\b(text|lines)\b", code):
+        made.append(f"text = open({path!r}).read()")
+    if re.search(r"\blines\b", code):
+        made.append("lines = text.splitlines()")
+    if re.search(r"\bdata\b", code) and start[:1] in "[{":
+        modules.append("json")
+        is_lines = start.startswith("{") and start.count('\n{"') > 0
+        each = f"[json.loads(l) for l in open({path!r})]"
+        made.append(f"data = {each}" if is_lines else f"data = json.load(open({path!r}))")
+    elif re.search(r"\bdata\b", code):
+        modules.append("csv")
+        made.append(f"data = list(csv.DictReader(open({path!r})))")
+    if modules:
+        made.insert(0, "import " + ", ".join(sorted(set(modules))))
+    if "Counter" in code:
+        made.insert(0, "from collections import Counter")
+    return "\n".join([*made, code])
+
+
+class Shell:
+    """A file, its first 2 KB, and a shell, as coding agents have them. Output is cut at 30,000
+    characters.
+
+    `command` → the command; `code` → the program, given to Python; grep and lines → `grep` and
+    `tail`. There is no more: a command shows all that it found."""
+
+    version = "bash"
+    schemas = json.dumps([{
+        "name": "bash", "description": "Run a command in a shell, in the project's folder. Returns its output, of "
+        "which at most 30,000 characters are shown.",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+    }])  # fmt: skip
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._results, self._name, self._start = folder, 0, "", ""
+
+    def offload(self, content: str, ask: str) -> str:
+        self._results += 1
+        self._name = f"result-{self._results}.txt"
+        (self._folder / self._name).write_text(content)
+        self._start = content[:2_000]
+        size, lines = len(content.encode()), content.count("\n") + 1
+        return f"Output of {size:,} bytes and {lines:,} lines is in {self._name}. It begins:\n{self._start}"
+
+    def hint(self, shown: str) -> Call | None:
+        return None
+
+    def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
+        command = shell_command(intent, self._name, self._start)
+        return Call("bash", {"command": command}) if command else None
+
+    def more(self, call: Call, page: str) -> Call | None:
+        return None
+
+    def run(self, call: Call) -> str:
+        done = subprocess.run(
+            ["bash", "-c", call.arguments["command"]], cwd=self._folder, text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=120,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+        return done.stdout[:30_000]
+
+
+def shell_command(intent: Intent, name: str, start: str) -> str:
+    """The command over a file that an intent is, or '' if it is none."""
+    if intent.command:
+        return re.sub(r"(?<=\s)F(?=\s|$)", name, intent.command)
+    if intent.code:
+        return f"python3 - <<'E'\n{as_script(intent.code, name, start)}\nE"
+    if intent.grep:
+        before, after = intent.near
+        flags = "-i " if intent.grep.startswith("(?i)") else ""
+        flags += (
+            f"-nP -B{before} -A{after}" if before or after else "-noP" if intent.count else "-nP"
+        )
+        pattern = intent.grep.removeprefix("(?i)").replace("'", r"'\''")
+        return f"grep {flags} '{pattern}' {name}" + (" | wc -l" if intent.count else "")
+    if intent.lines.startswith("-"):
+        return f"tail -n {intent.lines.strip(':-')} {name}"
+    return ""
 
 
 class Strands:
@@ -353,7 +444,7 @@ class ContextMode:
     sandbox, with the question as the intent: over 5 KB, that shows the matching sections.
 
     grep and lines → a shell command over the file in the sandbox (`ctx_execute`); path → JavaScript
-    over it (`ctx_execute_file`); after that, `ctx_search` for the words of the question. It slows
+    over it (`ctx_execute_file`); command and code → its sandbox too; after that, `ctx_search` for the words of the question. It slows
     down a session that searches often, so each question is a session of its own."""
 
     def __init__(self, folder: Path) -> None:
@@ -377,6 +468,12 @@ class ContextMode:
         return Call("ctx_search", {"queries": [self._ask]})
 
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
+        if intent.command or intent.code:
+            name = self._path.name
+            if intent.command:
+                return self._shell(shell_command(intent, name, ""))
+            script = as_script(intent.code, name, self._path.read_text()[:2_000])
+            return Call("ctx_execute", {"language": "python", "code": script})
         before, after = intent.near
         if intent.grep:
             flags = "-i " if intent.grep.startswith("(?i)") else ""
@@ -448,6 +545,7 @@ class ContextMode:
 
 
 READERS: Final[dict[str, tuple[str, Callable[[Path], Any]]]] = {
+    "shell": ("", Shell),
     "strands": ("strands-agents", Strands),
     "deepagents": ("deepagents", Deepagents),
     "agno": ("agno", Agno),

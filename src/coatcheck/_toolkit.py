@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol
 
-from coatcheck import media
+from coatcheck import media, programs
 from coatcheck.checks import one_of, whole
 from coatcheck.errors import (
     CoatcheckError,
@@ -30,6 +30,7 @@ from coatcheck.errors import (
     InvalidPointer,
     MissingExtra,
     NotFound,
+    ProgramFailed,
     StoreError,
     TooLarge,
 )
@@ -42,6 +43,7 @@ from coatcheck.ids import SCHEME, clip, is_encodable, is_pointer
 from coatcheck.intake import About
 from coatcheck.parts import Part
 from coatcheck.previews.excerpts import line
+from coatcheck.programs import program_in
 from coatcheck.reading import Page, Request, source_of, sql
 from coatcheck.reading import read as read_page
 from coatcheck.reading.page import AUTO
@@ -75,6 +77,9 @@ _SCHEMA_KEYS: Final = ("parameters", "input_schema", "inputSchema")
 
 
 _SQL: Final = ", SQL SELECT ... FROM artifact"
+_CODE: Final = (
+    "Python on the whole content: text, lines, data (JSON or rows); answers what it prints"
+)
 
 
 def _schema(required: list[str], **properties: str) -> dict[str, Any]:
@@ -93,8 +98,9 @@ def _schema(required: list[str], **properties: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _schemas(*, has_sql: bool) -> tuple[dict[str, Any], ...]:
+def _schemas(*, has_sql: bool, has_programs: bool) -> tuple[dict[str, Any], ...]:
     """The schemas of the tools. They describe only what is installed."""
+    code = {"code": _CODE} if has_programs else {}
     return (
         _schema(
             ["pointer"],
@@ -104,6 +110,7 @@ def _schemas(*, has_sql: bool) -> tuple[dict[str, Any], ...]:
             context="",
             ignore_case="",
             query="text, shape, JSONPath $.a[0]" + _SQL * has_sql,
+            **code,
             cursor="of last page",
         ),
         _schema([], query="words to search for", cursor="of last page"),
@@ -120,6 +127,7 @@ _PREFIX: Final = re.compile(r"[\w.:/-]{0,40}", re.ASCII)
 _LOG: Final = logging.getLogger("coatcheck")
 RESERVED: Final = 1_000  # characters for the first line of a page
 _ERROR: Final = 1_000
+_PRINTED: Final = 1_000
 _NAME: Final = 60
 _MAX_NAME: Final = 200
 _SHOWN: Final = 300
@@ -362,7 +370,7 @@ def toolkit(
     options = _Options(
         max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles
     )
-    schemas = _schemas(has_sql=sql.pool.is_installed)
+    schemas = _schemas(has_sql=sql.pool.is_installed, has_programs=programs.is_available())
     return [
         Tool(name, words, form, purpose != "store", purpose, options, session)
         for purpose, name, words, form in zip(_PURPOSES, names, DESCRIPTIONS, schemas, strict=True)
@@ -412,11 +420,11 @@ def known_as(described: object) -> tuple[Purpose, str] | None:
     schema: Mapping[str, Any] = next(
         (inner[key] for key in _SCHEMA_KEYS if isinstance(inner.get(key), Mapping)), {}
     )
-    if not _plain_name(name).endswith(endings) or not _has_parameters(
-        schema, _schemas(has_sql=False)[place]
-    ):
-        return None
-    return purpose, name
+    has_ours = any(
+        _has_parameters(schema, _schemas(has_sql=False, has_programs=has_programs)[place])
+        for has_programs in (True, False)
+    )
+    return (purpose, name) if has_ours and _plain_name(name).endswith(endings) else None
 
 
 def _plain_name(name: str) -> str:
@@ -473,6 +481,8 @@ class _Answers:
             ref = self.session.ref(target)
         except (NotFound, InvalidPointer) as error:
             return self._missing(asked, error)
+        except ProgramFailed as error:
+            return self._program_failed(error)
         except MissingExtra as error:  # a model cannot install it
             raise InvalidArgument(
                 "that is not available here", hint="use grep, lines or a JSONPath"
@@ -490,6 +500,15 @@ class _Answers:
         elif page.derived is not None:
             parts.append(f'more: pointer="{page.derived}"')
         return self._marked(f"[{'; '.join(parts)}]", page.text)
+
+    def _program_failed(self, error: ProgramFailed) -> str:
+        """Return the error of a program, and the end of what it printed before."""
+        first, printed = line(mask(str(error)), _ERROR), error.printed.rstrip()
+        if not printed:
+            return self._marked(f"[error: {first}]")
+        shown = printed[-_PRINTED:]
+        of = f"the last {len(shown):,} characters of " if len(shown) < len(printed) else ""
+        return self._marked(f"[error: {first}; below is {of}what it printed before]", shown)
 
     def picture(self, arguments: dict[str, Any]) -> Part | None:
         """Return the image that a model asked for, or None if it is not one that can be shown."""
@@ -521,6 +540,12 @@ class _Answers:
             request = Request(max_chars=self.max_chars - RESERVED, **changed)
             return read_page(self.session, source, request, cursor)
 
+        if "code" in arguments:
+            request = Request(
+                max_chars=self.max_chars - RESERVED,
+                **arguments | {"code": program_in(arguments["code"])},
+            )
+            return programs.read(self.session, source, request), []
         if "grep" in arguments:
             arguments = {"context": AUTO, **arguments}
         with source.content:

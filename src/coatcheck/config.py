@@ -167,8 +167,8 @@ SETTINGS: Final[tuple[Setting, ...]] = (
             "limit for a tool result in tokens; without any limit, cost decides"),
     Setting("policy.max_chars", "whole", None, "limit for a tool result in characters"),
     Setting("policy.max_bytes", "whole", None, "limit for a tool result in bytes"),
-    Setting("policy.preview_chars", "whole", 200,
-            "maximum characters of content in a stub; some kinds get up to 60% more", least=0),
+    Setting("policy.preview_chars", "whole", 1_200,
+            "maximum characters of the preview in a stub", least=0),
     Setting("policy.redact", "text", None, "mask secrets in results, transcripts and prompts "
                                            "before they are stored",
             choices=("store",), needs_trust=True, safe=("store",)),

@@ -3,6 +3,7 @@
     CoatcheckError
     ├── InvalidArgument            an argument is invalid
     │   ├── InvalidPointer         not a pointer, or its fragment does not exist
+    │   ├── ProgramFailed          a program ended with an error
     │   └── UnsupportedValue       the value's type cannot be stored exactly
     ├── NotFound                   no such artifact in this session
     │   └── Expired                the artifact's time to live is over
@@ -60,6 +61,26 @@ class InvalidArgument(CoatcheckError, ValueError):
 class InvalidPointer(InvalidArgument):
     code = "invalid_pointer"
     default_hint = "a pointer is 'art:' and at least 12 hex characters"
+
+
+class ProgramFailed(InvalidArgument):
+    """A program ended with an error. `printed` is what it printed until then, `kind` and `detail`
+    are the name and the message of the exception, if it raised one, and `line` is its line."""
+
+    code = "program_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        printed: str = "",
+        kind: str = "",
+        detail: str = "",
+        line: int | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.printed, self.kind, self.detail, self.line = printed, kind, detail, line
 
 
 class UnsupportedValue(InvalidArgument, TypeError):
@@ -197,6 +218,7 @@ CODES: dict[str, SurfaceCodes] = {
     "error": SurfaceCodes(500, 1, -32603),
     "invalid_argument": SurfaceCodes(400, 2, -32602),
     "invalid_pointer": SurfaceCodes(400, 2, -32602),
+    "program_failed": SurfaceCodes(400, 2, -32602),
     "unsupported_value": SurfaceCodes(415, 2, -32602),
     "not_found": SurfaceCodes(404, 3, -32002),
     "expired": SurfaceCodes(410, 3, -32002),

@@ -64,6 +64,11 @@ def prefix_range(prefix: str) -> tuple[bytes, bytes]:
     return bytes.fromhex(prefix.ljust(64, "0")), bytes.fromhex(prefix.ljust(64, "f"))
 
 
+def escaped(key: str) -> str:
+    """A key as a step of a fragment."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
 def follow(value: Any, fragment: str) -> Any:
     """Return the part of a JSON value that a fragment names. If there is no such part, the error
     says how far it got."""

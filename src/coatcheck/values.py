@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import Damaged, InvalidArgument, UnsupportedValue
-from coatcheck.ids import clip
+from coatcheck.ids import clip, escaped
 from coatcheck.refs import Codec
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Array(NamedTuple):
 def largest_array(value: object) -> Array | None:
     """Describe the array that `find_largest` finds."""
     path, items = find_largest(value)
-    pointer = "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in path)
+    pointer = "".join(f"/{escaped(key)}" for key in path)
     columns = dict.fromkeys(
         str(key) for item in items[:_SAMPLED] if isinstance(item, dict) for key in item
     )

@@ -213,7 +213,7 @@ def test_headings_links_tables_and_lists_of_an_office_file_are_text(
         "## Figures\n\nRegion | Sales\nNorth | 1,200\nSouth | 980\n\n"
         "## Next steps\n- Hire two people\n  - in Basel\n- Move the office\n- First\n- Second"
     )
-    assert session.read(ref, grep="980").text == "8:South | 980"
+    assert session.read(ref, grep="980").text == "4=## Figures\n8:South | 980"
     assert 'query="text" gives its text' in session.read(ref).text
 
 

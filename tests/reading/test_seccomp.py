@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from coatcheck.reading import heavy, seccomp
+from coatcheck.confinement import seccomp
+from coatcheck.reading import heavy
 
 BEFORE = """
 import ctypes, os, resource, signal, socket, subprocess, sys, threading

@@ -91,7 +91,7 @@ def test_a_sheet_without_names_has_letters_for_columns(session: Session) -> None
 
 
 def test_a_missing_sheet_is_reported_with_the_existing_ones(session: Session) -> None:
-    with pytest.raises(InvalidArgument, match=r'no table .Nope. .*"q3 figures", staff'):
+    with pytest.raises(InvalidArgument, match=r'no table .Nope. .*"Q3 figures", Staff'):
         session.read("sales", query="SELECT * FROM Nope")
 
 

@@ -23,7 +23,7 @@ from coatcheck.content import Content
 from coatcheck.errors import CoatcheckError, InvalidArgument, LimitExceeded, MissingExtra, TooLarge
 from coatcheck.reading import sql
 from coatcheck.reading.sandbox import MAX_BUSY, Pool
-from coatcheck.reading.sql import SqlLimits, is_sql, pointers_in, run_sql
+from coatcheck.reading.sql import SqlLimits, is_sql, run_sql
 from tests.reading.framed import make_content
 
 of_each_source = pytest.mark.usefixtures("each_source")
@@ -97,7 +97,6 @@ def test_nested_values_are_returned_as_json_and_odd_types_as_text() -> None:
 def test_other_artifacts_join_under_their_pointers() -> None:
     other = make_content(b'[{"id": 1, "qty": 10}, {"id": 3, "qty": 30}]', "application/json")
     question = 'SELECT name, qty FROM artifact JOIN "art:0123456789ab" AS o USING (id) ORDER BY id'
-    assert pointers_in(question) == ["art:0123456789ab"]
     assert (
         run_sql(question, table() | {"art:0123456789ab": other}).text == "name,qty\napple,10\n,30"
     )
@@ -113,10 +112,13 @@ def test_one_content_under_two_names_is_loaded_once() -> None:
     assert answer.text == "n\n9"
 
 
-def test_pointers_in_strings_and_comments_are_ignored() -> None:
-    question = """SELECT 'in "art:aaaaaaaaaaaa"' -- "art:bbbbbbbbbbbb"
-        /* "art:cccccccccccc" */ FROM "art:dddddddddddd", "art:dddddddddddd", "art:short" """
-    assert pointers_in(question) == ["art:dddddddddddd"]
+def test_a_pointer_in_a_string_or_a_comment_is_not_opened() -> None:
+    with coatcheck.open("memory:") as store:
+        session = store.session("s")
+        ref = session.put("id,name\n1,apple\n2,pear\n", media_type="text/csv")
+        question = """SELECT count(*) AS n, 'in "art:aaaaaaaaaaaa"' AS t -- "art:bbbbbbbbbbbb"
+            /* "art:cccccccccccc" */ FROM artifact"""
+        assert session.read(ref, query=question).text == 'n,t\n2,"in ""art:aaaaaaaaaaaa"""'
 
 
 @pytest.mark.parametrize(
@@ -178,19 +180,19 @@ def test_an_unknown_table_is_reported_with_the_existing_ones() -> None:
 @pytest.mark.parametrize(
     ("data", "media_type", "expected"),
     [
-        (b'{"items": []}', "application/json", "JSONPath"),
+        (b"{}", "application/json", "no rows"),
         (b"", "text/csv", "empty"),
         (b"\x89PNG", "image/png", "not a table"),
         (b"PAR1 is not all of it", "application/vnd.apache.parquet", "cannot be read as a table"),
         (b"[1, 2", "application/json", "cannot be read as a table"),
-        (b"[" * 100_000, "application/json", "cannot be read as a table"),
+        (b"[" * 100_000, "application/json", "nested too deeply"),
     ],
 )
 @of_each_source
 def test_content_that_is_not_a_table_is_an_error_that_says_why(
     data: bytes, media_type: str, expected: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=expected):
+    with pytest.raises((InvalidArgument, LimitExceeded), match=expected):
         run_sql("SELECT * FROM artifact", table(data, media_type))
 
 
@@ -406,10 +408,6 @@ def test_an_array_inside_a_json_object_is_a_table_by_its_fragment() -> None:
         assert page.text == "n\n7"
         page = session.read(ref, query="SELECT count(*) AS n FROM artifact")
         assert (page.text, page.shown) == ("n\n7", "1 row, 1 column; artifact is #/orders")
-        scalars = session.put({"shop": "north", "numbers": [1, 2, 3]})
-        with pytest.raises(InvalidArgument) as refused:
-            session.read(scalars, query="SELECT count(*) FROM artifact")
-        assert "add #/numbers to the pointer, for 3 rows" in refused.value.hint
 
 
 @of_each_source
@@ -627,7 +625,7 @@ def test_an_idle_child_that_was_killed_is_replaced_silently() -> None:
 
 
 def test_a_child_that_exceeds_its_time_limit_is_killed_and_the_next_call_is_served() -> None:
-    described, files, _ = sql._describe(table())
+    described, files, _ = sql._describe({"artifact": sql.Source(table()["artifact"])})
     limits = asdict(SqlLimits(seconds=600))
     message = {"sql": WAYS_OUT["an endless recursion"], "tables": described, "limits": limits}
     with pytest.raises(LimitExceeded, match="stopped"):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -131,11 +131,19 @@ def get(
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore case.")
 @click.option("-v", "--invert", is_flag=True, help="With --grep: lines that do not match.")
 @click.option("-F", "--literal", is_flag=True, help="With --grep: treat the pattern as plain text.")
+@click.option("-c", "--count", is_flag=True, help="With --grep: numbers alone.")
+@click.option("--last", is_flag=True, help="With --grep: the last matches first, page by page.")
 @click.option(
     "--query",
     help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.",
 )
 @click.option("--diff", metavar="OLDER", help="Changes since another artifact.")
+@click.option(
+    "--code",
+    metavar="PYTHON",
+    help="What a program prints: it has text, lines and data (JSON or rows). '-' reads it from "
+    "stdin.",
+)
 @click.option("--cursor", help="Continue where a page ended.")
 @click.option(
     "--max-chars",
@@ -159,6 +167,8 @@ def read(
 
     TARGET is a pointer, an id or a name. A line on stderr says which part the page shows. Without
     options it reads from the start. Exits with 1 if --grep matches nothing."""
+    if request["code"] == "-":
+        request["code"] = sys.stdin.read()
     with cli.open_session(url, session_id, target, any_session) as session:
         page = session.read(target, **request, exact=True)
         if as_json:
@@ -175,6 +185,29 @@ def read(
             terminal.print_text(text, styled, raw=raw)
             terminal.print_note(_position(page))
     return NO_MATCH if page.matches == 0 and page.cursor is None else 0
+
+
+@click.command()
+@click.argument("file", type=click.File())
+@click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
+@cli.session_options
+def program(file: IO[str], raw: bool, session_id: str, url: str | None, as_json: bool) -> None:
+    """Run a Python program over the artifacts of a session, in a sandbox.
+
+    FILE is '-' for stdin. The program opens artifacts with artifact("art:...") and prints what it
+    finds. For one artifact, 'read --code' has text, lines and data ready."""
+    from coatcheck import programs
+    from coatcheck.reading import Request
+
+    with cli.open_existing(url) as store:
+        session = cli.known_session(store, session_id)
+        limit = store.settings["page.max_chars"]
+        page = programs.run_alone(session, Request(code=file.read(), max_chars=limit))
+    if as_json:
+        terminal.print_json({"text": page.text, "shown": page.shown, "derived": page.derived})
+    else:
+        terminal.print_text(page.text + "\n" if page.text else "", None, raw=raw)
+        terminal.print_note(_position(page))
 
 
 @click.command()

@@ -29,6 +29,7 @@ _EXTRAS: Final = {
     "mcp": ("mcp", "the MCP server, the proxy and install"),
     "pdf": ("pypdf", "the text of PDF files"),
     "postgres": ("psycopg", "a store that many machines share"),
+    "programs": ("pydantic_monty", "programs of models over artifacts"),
     "s3": ("obstore", "a store that many machines share"),
     "sheets": ("python_calamine", "the cells of workbooks"),
     "sql": ("duckdb", "SQL on tables"),
@@ -64,7 +65,15 @@ def doctor(url: str | None, as_json: bool) -> int:
     """Check the store, extras and clients, and say what to do.
 
     Exits with 1 if there is a problem. Nothing is changed."""
-    findings = [*_program(), *_settings(), *_store(url), *_extras(), *_children(), *_clients()]
+    findings = [
+        *_program(),
+        *_settings(),
+        *_store(url),
+        *_extras(),
+        *_children(),
+        *_programs(),
+        *_clients(),
+    ]
     if as_json:
         terminal.print_json([one._asdict() for one in findings])
     else:
@@ -169,17 +178,29 @@ def _children() -> Iterator[Finding]:
         return
     finally:
         heavy.pool.close()
+    yield _confined("child processes", files=found.files, calls=found.calls)
+
+
+def _programs() -> Iterator[Finding]:
+    """Say whether models can run programs over artifacts, and how those are confined here."""
+    from coatcheck import programs
+
+    if not programs.is_available():
+        return
+    found = programs.confinement()
+    yield _confined("programs", files=found.files, calls=found.calls)
+
+
+def _confined(about: str, *, files: bool, calls: bool) -> Finding:
     lacking = []
-    if not found.files:
+    if not files:
         lacking.append("they can read the user's files (no Landlock)")
-    if not found.calls:
+    if not calls:
         lacking.append("they can use sockets and start processes (no seccomp filter)")
     if lacking:
-        message = f"their time is limited, but {' and '.join(lacking)}"
-        yield Finding("note", "child processes", message)
-    else:
-        message = "confined to their own files, without sockets and other processes"
-        yield Finding("ok", "child processes", message)
+        return Finding("note", about, f"their time is limited, but {' and '.join(lacking)}")
+    message = "confined to their own files, without sockets and other processes"
+    return Finding("ok", about, message)
 
 
 def _clients() -> Iterator[Finding]:

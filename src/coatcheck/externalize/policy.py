@@ -31,7 +31,7 @@ from coatcheck.tokens import (
 )
 
 MAX_TOKENS: Final = 3_000
-PREVIEW_CHARS: Final = 200
+PREVIEW_CHARS: Final = 1_200
 READ_TOOL: Final = "get_artifact"
 READ_ARGUMENTS: Final = ("pointer", "lines", "grep", "query")
 COSTLIEST: Final = 5

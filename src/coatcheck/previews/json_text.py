@@ -1,534 +1,460 @@
-"""JSON and JSON lines: the shape of what parses, head and tail of what does not.
+"""JSON and JSON lines: top-level keys, the rows inside with the fields of all of them, known
+documents as what they are.
 
-JSON that was cut is parsed as far as it goes. The containers and the string around the cut become
-`Cut…` types.
+Everything is computed from all of the text, up to `SCANNED` bytes. Of a text that is larger, cut
+off or invalid, it is computed from what can be read, and the preview says so first.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from operator import methodcaller
-from typing import Final, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Final
 
 from coatcheck.deferred import lazy_pattern
-from coatcheck.redaction import is_suspect, mask
-from coatcheck.values import find_largest, read_repr
 
-from .excerpts import Excerpt, Preview, about, ends, grep, line, masked_line, pack, some, sql
-from .listings import ask_for_level, counts_of, level_style, tally
-from .shape import SEEN, TELLING, CutDict, CutList, CutText, ShapeNode, describe, keys_of
+from .columns import Column, no_row, of_values, safe
+from .drafts import Draft, Section
+from .excerpts import PROSE, Excerpt, Preview, ends, grep, masked_line, some, sql
+from .json_parts import CutDict, CutList, CutText, TooDeep, parse, parse_cut, parse_several
+from .known_documents import known
+from .levels import ask_for_level, counts_of, level_style, tally
+from .places import PLAIN, Place, places
+from .shape import keys_of
 
-DEEPEST: Final = 200
-"""Deeper nesting is not parsed, so that a preview never depends on how deep the caller's stack
-is."""
-
-_MOST: Final = 2_000
-_KEYS: Final = 200
-_SAMPLE: Final = 60  # rows whose values are compared
+_MOST: Final = 2_000  # values that follow one another
+_WIDE: Final = 120  # columns that are described
+_KEYS: Final = 400
 _FEW_ROWS: Final = 20
-_NAMING: Final = frozenset({str, bool, CutText})
-_PARSED: Final = 256 << 10  # bytes of a document that is parsed as a whole
-_PLAIN: Final = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,40}", re.ASCII)
+_PLACES: Final = 3
+_VALUE: Final = 60
+_NEAR: Final = 2_000
+_SAMPLED: Final = 40
+_INNER: Final = 8
 _TELLING_KEYS: Final = (
     "name", "title", "path", "message", "summary", "body", "text", "login", "key", "url", "status",
     "type", "id",
 )  # fmt: skip
+_TELLING: Final = frozenset({"type", "kind", "role", "level", "status", "state", "event", "error"})
+_DULL: Final = lazy_pattern(r"(?:.{0,60}_)?(?:url|href|node_id|etag)", re.IGNORECASE)
 _BEGINS: Final = lazy_pattern(
     r'\s{0,40}(?:\{\s{0,40}"[^"\n]{0,200}"\s{0,4}:|\[\s{0,40}\{\s{0,40}")'
 )
-_STRINGS: Final = lazy_pattern(rb"'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\"", re.DOTALL)
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"()[]{}"))
-_REPR_READ: Final = 512 << 10
-_REPR: Final = lazy_pattern(r"(?:^|[\n:=] ?)([\[(][\[({](?=['\"\d({\[N]|[a-zA-Z_]+\())")
-_ESCAPES: Final = 13  # one more than the length of two escapes
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_CLOSING: Final = str.maketrans("[{", "]}")
-_SPACE: Final = lazy_pattern(r"[ \t\r\n]*")
-_DECODER: Final = json.JSONDecoder(
-    parse_int=lambda digits: int(digits) if len(digits) < 400 else float(digits)
-)
 
 
-class TooDeep(ValueError):
-    """Nested deeper than `DEEPEST`."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of JSON with what is in their columns. `inner` are columns of the objects inside."""
+
+    columns: list[Column]
+    inner: list[Column]
+    total_columns: int
+
+    def grouped(self) -> str:
+        """The column whose values are worth counting; empty if there is none."""
+        telling = [column for column in self.columns if column.is_telling]
+        return min(telling, key=lambda column: column.distinct).name if telling else ""
 
 
-def json_document(text: Excerpt, limit: int) -> Preview:
-    text = _with_whole(text)
+def json_document(text: Excerpt) -> Draft:
+    whole, scope = text.everything
     try:
-        document = parse(text.head) if text.is_whole else parse_cut(text.head)
+        document = parse_cut(whole) if scope else parse(whole)
     except (TooDeep, RecursionError):
-        return ends(text, limit, ", JSON nested too deep to outline")
+        return _ends(text, ", JSON nested too deep to outline")
     except ValueError:
-        return _several_values(text, limit)
+        return _several_values(text, whole)
     if isinstance(document, str):
-        inner = text._replace(head=document, lines=None, is_exact=True)
-        return ends(inner, limit, " of a JSON string") if text.is_whole else ends(text, limit)
-    if isinstance(document, dict) and "cells" in document and "nbformat" in document:
-        return _notebook(text, document, limit)
-    path, items = find_largest(document)
-    shape, root = describe([document], limit)
-    is_inside_row = isinstance(document, list) and bool(
-        path
-    )  # the rows of other rows would be counted too
-    if isinstance(items, CutList) and not is_inside_row:
-        shape = _counted(text, items, shape)
-    ask, part = _ask(document, path, items)
-    return Preview(shape, _shown(text, document, root) + text.scope, ask, part)
+        if not text.is_whole:
+            return _ends(text, "")
+        return _ends(text._replace(head=document, lines=None, is_exact=True), " of a JSON string")
+    return described(document, scope)
 
 
-def _with_whole(text: Excerpt) -> Excerpt:
-    """Return an excerpt with the whole text as its head, masked, if that is not too large to be
-    parsed."""
-    body = None if text.is_whole or text.size > _PARSED else text.body
-    if body is None or body.least:
-        return text
-    head = body.data.decode("utf-8", "replace").removeprefix("\ufeff")
-    if is_suspect(head):
-        head = mask(head)
-    return text._replace(head=head, tail="", is_whole=True, seen=text.size)
+def _ends(text: Excerpt, note: str) -> Draft:
+    return Draft("", written=partial(_cut_ends, text, note))
 
 
-def broken_json(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of text that begins like JSON but is cut off or invalid: the shape of what can be
-    read."""
+def _cut_ends(text: Excerpt, note: str, limit: int) -> Preview:
+    return ends(text, min(limit, PROSE), note)
+
+
+def described(document: object, scope: str = "", *, lead: str = "", note: str = "") -> Draft:
+    """Describe a JSON value. `scope` says which part of the content it is from."""
+    about = known(document)
+    found = [] if about is not None and about.is_complete else places(document)
+    sections: list[Section] = list(about.sections) if about else []
+    is_table = bool(found) and found[0].pointer == "" and bool(found[0].keys)
+    if isinstance(document, dict) and not is_table and not (about and about.is_complete):
+        sections.append(_keys_section(document, has_more=bool(found)))
+    for index, place in enumerate(found[:_PLACES]):
+        sections += _place_sections(place, is_first=index == 0, is_only=len(found) == 1)
+    first = found[0] if found else None
+    ask, part = about.ask if about and about.ask else _ask(document, first)
+    part_lead = f"{scope.removeprefix(', ')}: " if scope else ""
+    title = about.title if about else _title(document, found)
+    return Draft(
+        f"{part_lead}{lead}{title}",
+        tuple(sections),
+        shown=note,
+        scope=scope,
+        ask=ask,
+        part=part,
+        code=_program(first),
+    )
+
+
+def _title(document: object, found: Sequence[Place]) -> str:
+    if isinstance(document, dict):
+        least = "≥" if isinstance(document, CutDict) else ""
+        if found and found[0].pointer == "" and found[0].keys:
+            return f"JSON object of {least}{len(document)} objects by key"
+        return f"JSON object, {least}{some(len(document), 'key')}"
+    if isinstance(document, list):
+        least = "≥" if isinstance(document, CutList) else ""
+        plain = (
+            ""
+            if any(isinstance(item, (dict, list)) for item in document[:1])
+            else (f": {_listed(document)}")
+        )
+        return f"JSON array of {least}{some(len(document), 'item')}{plain}"
+    return f"JSON: {json.dumps(document)[:_VALUE]}"
+
+
+def _keys_section(document: dict[str, object], *, has_more: bool) -> Section:
+    some_of = list(islice(document.items(), _KEYS))
+    items = [_key_item(str(key), value) for key, value in some_of]
+    largest = max(some_of, key=lambda item: _size(item[1]), default=("", None))[0]
+    return Section(
+        "",
+        items,
+        "keys",
+        len(document),
+        share=0.45 if has_more else 1.0,
+        ranks=[0 if key == largest else _rank_of_name(str(key)) for key, _ in some_of],
+    )
+
+
+def _rank_of_name(name: str) -> int:
+    """How soon a key or column is shown if there is no room for all: telling names first, addresses
+    last."""
+    if name.lower() in _TELLING:
+        return 0
+    return 2 if _DULL.fullmatch(name) else 1
+
+
+def _key_item(key: str, value: object) -> tuple[str, ...]:
+    """A key in ever more words: alone, with the type and size of its value, with its beginning."""
+    name = masked_line(key, 40) or '""'
+    if isinstance(value, dict):
+        if not value:
+            return (name, f"{name} {{}}")
+        least = "≥" if isinstance(value, CutDict) else ""
+        listed = ", ".join(masked_line(str(inner), 24) for inner in islice(value, 4))
+        more = f", +{len(value) - 4}" if len(value) > 4 else ""
+        sized = f"{name} {{{least}{some(len(value), 'key')}}}"
+        variants = [name, sized, f"{name} {{{least}{listed}{more}}}"]
+        if len(value) <= _INNER:
+            inside = [_key_item(str(inner), one)[1] for inner, one in value.items()]
+            variants.append(f"{name} {{{least}{', '.join(inside)}}}")
+        return tuple(variants)
+    if isinstance(value, list):
+        least = "≥" if isinstance(value, CutList) else ""
+        if not value:
+            return (name, f"{name} []")
+        sized = f"{name} [{least}{len(value)}]"
+        if isinstance(value[0], (dict, list)):
+            return (name, sized)
+        return (name, sized, f"{name} [{least}{len(value)}: {_listed(value)}]")
+    if isinstance(value, str):
+        shown = f'"{safe(value, _VALUE, key)}"'
+        size = f" ({'≥' if isinstance(value, CutText) else ''}{len(value)} characters)"
+        return (name, f"{name} {shown}" + (size if len(value) > _VALUE else ""))
+    return (name, f"{name} {json.dumps(value)[:_VALUE]}")
+
+
+def _listed(values: Sequence[object]) -> str:
+    """The first and the last of plain values."""
+    near = json.dumps([*values[:3], values[-1]], default=str, ensure_ascii=False)[:_NEAR]
+    first = [_plain(value, near) for value in values[:3]]
+    last = [_plain(values[-1], near)] if len(values) > 3 else []
+    gap = ["…"] if len(values) > 4 else []
+    return ", ".join([*first, *gap, *last])
+
+
+def _plain(value: object, near: str) -> str:
+    if isinstance(value, str):
+        return f'"{safe(value, 24, row=near)}"'
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number too large to read"
+    return json.dumps(value, default=str)[:24]
+
+
+def rows_of(rows: Sequence[dict[str, object]]) -> Rows:
+    """What is in the columns of rows."""
+    by_key = keys_of(rows)
+    columns: list[Column] = []
+    inner: list[Column] = []
+    for key, values in islice(by_key.items(), _WIDE):
+        row = partial(_row_with, rows, key) if key.lower() == "value" else no_row
+        column = of_values(key, values, len(rows), row)
+        columns.append(column)
+        if column.type == "STRUCT" and len(inner) < _WIDE:
+            objects = [value for value in values if isinstance(value, dict)]
+            inner += _inner_columns(key, objects, len(rows))
+    return Rows(columns, inner, len(by_key))
+
+
+def _inner_columns(key: str, objects: list[dict[str, object]], total: int) -> list[Column]:
+    """The columns of objects inside of rows whose values repeat: they group the rows."""
+    found = []
+    for name, values in islice(keys_of(objects).items(), 40):
+        if not values or isinstance(values[0], (dict, list)):
+            continue
+        column = of_values(f"{key}.{name}", values, total, no_row)
+        if 1 < column.distinct < len(values) and "|" in column.detail:
+            found.append(column)
+    return found
+
+
+def _row_with(rows: Sequence[dict[str, object]], key: str, value: object) -> str:
+    """The first row with a value: beside a name such as `DB_PASSWORD`, the value is a secret."""
+    row = next((one for one in rows if one.get(key) == value), {})
+    plain = {
+        name: inner[:300] if isinstance(inner, str) else inner
+        for name, inner in islice(row.items(), _WIDE)
+        if not isinstance(inner, (dict, list))
+    }
+    return json.dumps(plain, default=str, ensure_ascii=False)
+
+
+def _place_sections(place: Place, *, is_first: bool, is_only: bool) -> list[Section]:
+    """The rows at a place and their columns."""
+    rows = rows_of(place.rows)
+    name = masked_line(place.path, 60)
+    least = "≥" if place.is_cut else ""
+    if place.keys:
+        keys = ", ".join(masked_line(key, 24) for key in place.keys[:3])
+        label = f"{name or 'it'}: {least}{len(place.keys)} objects by key ({keys}, …), each: "
+    elif not place.path:
+        label = "items: "
+    else:
+        of = f" in {place.arrays} arrays" if place.arrays > 1 else ""
+        label = f"{name}: {least}{some(len(place.rows), 'object')}{of}: "
+    share = 1.0 if is_only else 0.55 if is_first else 0.3
+    columns = Section(
+        label,
+        [column.variants for column in rows.columns],
+        "columns" if is_first else "",
+        rows.total_columns,
+        share=share,
+        first=[index for index, column in enumerate(rows.columns) if column.is_telling],
+        ranks=[_rank_of_name(column.name) for column in rows.columns],
+    )
+    if not rows.inner or not is_first:
+        return [columns]
+    inner = Section("inner fields: ", [column.variants[-1] for column in rows.inner], share=0.3)
+    return [columns, inner]
+
+
+# The first read
+
+
+def _ask(document: object, place: Place | None) -> tuple[str, str]:
+    """The first read of a document: its largest rows, else its largest value. With the path to the
+    part that a statement in SQL reads."""
+    if place is None:
+        return _ask_for_largest(document), ""
+    if place.pointer is None or place.keys:
+        steps = place.path if all(map(_is_step, _steps(place.path))) else ""
+        return (f'query="$.{steps}"' if steps and place.keys else 'query="shape"'), ""
+    row = place.rows[0]
+    keys = place.pointer.split("/")[1:]
+    if not all(key.isdigit() or PLAIN.fullmatch(key) for key in keys):
+        return 'query="shape"', ""
+    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in keys)
+    name = _telling_key(row)
+    flat = [key for key, value in row.items() if not isinstance(value, (dict, list))]
+    flat.sort(key=_rank)
+    is_large = len(place.rows) > _FEW_ROWS
+    if name and "." not in name and flat and is_large:
+        statement = sql(flat, rows_of(place.rows).grouped())
+        if statement:
+            return statement, place.pointer
+    return f'query="${path}[*]{f".{name}" if name else ""}"', ""
+
+
+def _steps(path: str) -> list[str]:
+    return path.split(".") if path else []
+
+
+def _is_step(step: str) -> bool:
+    return PLAIN.fullmatch(step) is not None
+
+
+def _ask_for_largest(document: object) -> str:
+    if not isinstance(document, dict) or len(document) >= _KEYS:
+        return 'query="shape"'
+    plain = [key for key in document if PLAIN.fullmatch(key)]
+    largest = max(plain, key=lambda key: _size(document[key]), default="")
+    return f'query="$.{largest}"' if largest else 'query="shape"'
+
+
+def _size(value: object, depth: int = 3) -> int:
+    """About how much text a value is."""
+    if isinstance(value, str):
+        return len(value)
+    if not isinstance(value, (dict, list)) or not depth:
+        return 8
+    inner = list(value.values()) if isinstance(value, dict) else value
+    sampled = sum(_size(one, depth - 1) for one in inner[:_SAMPLED])
+    return sampled * max(1, len(inner) // _SAMPLED)
+
+
+def _rank(key: str) -> int:
+    return _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS)
+
+
+def _telling_key(row: Mapping[str, object]) -> str:
+    """The key, or the path of two, whose value names a row; the first plain key otherwise."""
+    plain = {key: value for key, value in row.items() if PLAIN.fullmatch(key)}
+    for key in _TELLING_KEYS:
+        if isinstance(plain.get(key), (str, int)):
+            return key
+    for outer, value in plain.items():
+        if not isinstance(value, dict):
+            continue
+        for key in _TELLING_KEYS:
+            if isinstance(value.get(key), (str, int)):
+                return f"{outer}.{key}"
+    return next(iter(plain), "")
+
+
+def _program(place: Place | None) -> str:
+    """A program that counts where SQL does not reach: in the objects that are the values of one
+    object."""
+    if place is None or not place.keys or place.pointer is None:
+        return ""
+    steps = place.pointer.split("/")[1:]
+    if not all(map(PLAIN.fullmatch, steps)):
+        return ""
+    where = "data" + "".join(f"['{step}']" for step in steps)
+    grouped = rows_of(place.rows).grouped()
+    if PLAIN.fullmatch(grouped):
+        return f"print(Counter(v.get('{grouped}') for v in {where}.values()).most_common(20))"
+    return f"print(len({where}), list({where})[:100])"
+
+
+# Several values, broken values
+
+
+def json_lines(text: Excerpt) -> Draft:
+    """Preview of JSON lines: all records, their columns, their levels if they are a log."""
+    whole, scope = text.everything
+    if scope:
+        whole = whole[: whole.rfind("\n") + 1]
+    records, broken = _records(whole)
+    if not records:
+        return _ends(text, ", not JSON lines")
+    note = f"{some(broken, 'line')} not JSON" if broken else ""
+    rows = [record for record in records if isinstance(record, dict)]
+    counted = f"≥{len(records)} records" if scope else some(len(records), "record")
+    part = f"{scope.removeprefix(', ')}: " if scope else ""
+    levels = _level_counts(text, records)
+    lead = f"{part}{counted}, one JSON value per line" + (f" · {levels[0]}" if levels else "")
+    if len(rows) * 2 < len(records):
+        return Draft(lead, (), shown=note, scope=scope)
+    place = Place("", "", rows)
+    columns = rows_of(rows)
+    sections = _place_sections(place, is_first=True, is_only=True)
+    inner = [one for one in places(rows) if one.path][: _PLACES - 1]
+    for one in inner:
+        sections += _place_sections(one, is_first=False, is_only=False)
+    first = next(iter(columns.columns)).name if columns.columns else ""
+    names = [column.name for column in columns.columns if column.type not in ("STRUCT", "JSON")]
+    statement = sql(sorted(names, key=_rank), columns.grouped()) if names else ""
+    ask = levels[1] if levels else statement or (grep(first) if first else "")
+    return Draft(lead, tuple(sections), shown=note, scope=scope, ask=ask)
+
+
+def _records(whole: str) -> tuple[list[object], int]:
+    """The records of JSON lines, and the number of lines that are not JSON."""
+    lines = [each for each in whole.split("\n") if each and not each.isspace()]
+    try:
+        together = parse(f"[{','.join(lines)}]")
+        if isinstance(together, list) and len(together) == len(lines):
+            return together, 0
+    except (ValueError, RecursionError):
+        pass
+    records: list[object] = []
+    broken = 0
+    for each in lines:
+        try:
+            records.append(parse(each))
+        except (ValueError, RecursionError):
+            broken += 1
+    return records, broken
+
+
+def _level_counts(text: Excerpt, records: Sequence[object]) -> tuple[str, str] | None:
+    """The lines of each level of a log in JSON, and the read that shows the worst."""
+    style = level_style(text.head.split("\n", 20)[:20])
+    are_objects = all(isinstance(one, dict) for one in records[:20])
+    if style is None or len(style.left) < 5 or not are_objects:
+        return None
+    body = text.body
+    levels = tally(body, style)
+    return (counts_of(levels, body.least), ask_for_level(levels)) if levels else None
+
+
+def broken_json(text: Excerpt) -> Draft | None:
+    """Preview of text that begins like JSON but is cut off or invalid: what can be read of it."""
     if _BEGINS.match(text.head) is None:
         return None
-    text = _with_whole(text)
+    whole, scope = text.everything
+    several = _several_values(text, whole)
+    if several.written is None:
+        return several
     document: object = None
-    for end in (
-        len(text.head),
-        text.head.rfind("}") + 1,
-        len(text.head) - 100,
-        len(text.head) // 2,
-    ):
+    for end in (len(whole), whole.rfind("}") + 1, len(whole) - 100, len(whole) // 2):
         try:
-            document = parse_cut(text.head[:end])
+            document = parse_cut(whole[:end])
             break
         except (ValueError, RecursionError):
             continue
     if not isinstance(document, (dict, list)) or len(document) < 1:
         return None
-    what = (
-        "invalid"
-        if text.is_whole and text.head.count("{") <= text.head.count("}")
-        else "cut off or invalid"
-    )
-    shape, root = describe([document], limit - 20)
-    row = next(iter(find_largest(document)[1]), None)
+    is_closed = whole.count("{") <= whole.count("}")
+    what = "JSON, invalid: " if is_closed and not scope else "JSON, cut off or invalid: "
+    found = described(document, scope, lead=what, note="what can be read")
+    first = next(iter(places(document)), None)
     key = next(iter(document), "") if isinstance(document, dict) else ""
-    key = _telling_key(row).rpartition(".")[2] if isinstance(row, dict) else key
-    ask = grep(f'"{key}"') if key else ""
-    return Preview(
-        f"JSON, {what}: {shape}",
-        f"{_shown(text, document, root)} that can be read{text.scope}",
-        ask,
-    )
+    if first is not None:
+        key = _telling_key(first.rows[0]).rpartition(".")[2]
+    return replace(found, ask=grep(f'"{key}"') if key else "", part="", code="")
 
 
-def _counted(text: Excerpt, items: list[object], shape: str) -> str:
-    """Replace the number of rows seen with the number in the whole, counted by the first key of a
-    row, if that tells rows apart. What they are is still that of the rows seen."""
-    seen = f"[≥{len(items)}, {SEEN}"
-    body = text.body
-    if seen not in shape or body.least:
-        return shape
-    rows = [row for row in items if isinstance(row, dict) and row]
-    first = next(iter(rows[0]), "") if len(rows) >= _FEW_ROWS // 2 else ""
-    begin = (
-        re.search(r"\{\s{0,40}" + re.escape(json.dumps(first)) + r"\s{0,4}:", text.head)
-        if first
-        else None
-    )
-    if (
-        begin is None
-        or not 0 <= text.head.count(begin[0]) - len(rows) <= 1
-        or len(rows) < len(items) - 1
-    ):
-        return shape
-    total, is_exact = body.occurrences(begin[0].encode())
-    number = f"~{total}" if is_exact else about(total)
-    return shape.replace(seen, f"[{number}, the first {len(items)}:", 1)
-
-
-def _ask(document: object, keys: Sequence[str], items: list[object]) -> tuple[str, str]:
-    """The first read of a document with its largest array, and the path to that array if the read
-    is SQL on it."""
-    if not items:
-        plain = (
-            [key for key in document if _PLAIN.fullmatch(key)] if isinstance(document, dict) else []
-        )
-        largest = max(plain, key=lambda key: len(str(document[key])), default="")  # type: ignore[index]
-        return (f'query="$.{largest}"' if largest and len(plain) < _KEYS else 'query="shape"'), ""
-    if not all(key.isdigit() or _PLAIN.fullmatch(key) for key in keys):
-        return 'query="shape"', ""
-    rows = [row for row in items[:_SAMPLE] if isinstance(row, dict)]
-    path = "".join(f"[{key}]" if key.isdigit() else f".{key}" for key in keys)
-    if not rows:
-        return f'query="${path}[:20]"', ""
-    name = _telling_key(rows[0])
-    if name and "." in name:  # what names a row is inside an object
-        return f'query="${path}[*].{name}"', ""
-    flat = [key for key, value in rows[0].items() if not isinstance(value, (dict, list))]
-    flat.sort(
-        key=lambda key: _TELLING_KEYS.index(key) if key in _TELLING_KEYS else len(_TELLING_KEYS)
-    )
-    is_large = len(items) > _FEW_ROWS
-    grouped = (
-        telling_column({key: list(map(methodcaller("get", key), rows)) for key in flat})
-        if is_large
-        else ""
-    )
-    ask = sql(flat, grouped) if flat and is_large else ""
-    if ask:
-        return ask, "".join(f"/{key}" for key in keys)
-    return f'query="${path}[*]{f".{name}" if name else ""}"', ""
-
-
-def telling_column(columns: Mapping[str, Sequence[object]]) -> str:
-    """The column with few values, but two or more, all short: one with a telling name first. Empty
-    if there is none."""
-
-    def few(key: str) -> bool:
-        values = columns[key]
-        kinds = set(map(type, values))
-        if kinds.isdisjoint(_NAMING):
-            return False
-        distinct = (
-            set(values)
-            if kinds <= _NAMING
-            else {value for value in values if type(value) in _NAMING}
-        )
-        most = min(12, len(values) // 3)
-        return 1 < len(distinct) <= most and all(len(str(value)) <= 40 for value in distinct)
-
-    found = [key for key in columns if few(key)]
-    named = [key for key in found if key.lower() in TELLING]
-    return min(
-        named or found, key=lambda key: len({str(value) for value in columns[key]}), default=""
-    )
-
-
-def _telling_key(row: Mapping[str, object]) -> str:
-    """The key, or the path of two, whose value names a row; the first plain key otherwise."""
-    plain = {key: value for key, value in row.items() if _PLAIN.fullmatch(key)}
-    for key in _TELLING_KEYS:
-        if isinstance(plain.get(key), (str, int)):
-            return key
-    for outer, value in plain.items():
-        if isinstance(value, dict):
-            for key in _TELLING_KEYS:
-                if isinstance(value.get(key), (str, int)):
-                    return f"{outer}.{key}"
-    return next(iter(plain), "")
-
-
-def _notebook(text: Excerpt, document: Mapping[str, object], limit: int) -> Preview:
-    """Preview of a Jupyter notebook: its cells by type, its headings and errors."""
-    cells = [cell for cell in cast("list[object]", document["cells"]) if isinstance(cell, dict)]
-    types = Counter(str(cell.get("cell_type")) for cell in cells)
-    least = "" if text.is_whole else "≥"
-    sources = [
-        source if isinstance(source := cell.get("source"), list) else [source or ""]
-        for cell in cells
-    ]
-    lines = [each for source in sources for each in "".join(map(str, source)).split("\n")]
-    titles = [
-        each.lstrip("# ") for each in lines if each.startswith("#") and each.lstrip("#")[:1] == " "
-    ]
-    outputs = [one for cell in cells for one in cell.get("outputs") or () if isinstance(one, dict)]
-    errors = [str(one.get("ename")) for one in outputs if one.get("output_type") == "error"]
-    lead = (
-        "notebook of "
-        f"{', '.join(f'{least}{times} {name}' for name, times in types.most_common())} cells"
-    )
-    more = f" and {len(errors) - 3} more" if len(errors) > 3 else ""
-    lead += f"; errors: {', '.join(errors[:3])}{more}" if errors else ""
-    items = [line(title, 50) for title in titles]
-    of = "; headings" if text.is_whole else f"; headings in the first {text.seen} bytes"
-    shape, kept = (
-        pack(f"{line(lead, limit * 2 // 3)}{of}: ", items, len(items), limit)
-        if items
-        else (lead, 0)
-    )
-    return Preview(
-        shape,
-        f"cells by type and {kept} of {len(items)} headings{text.scope}",
-        'query="$.cells[*].source"',
-    )
-
-
-def python_rows(text: Excerpt, limit: int) -> Preview | None:
-    """Preview of the repr of Python rows: the number of rows and columns, and the first row. A lead
-    stays."""
-    match = _REPR.search(text.head, 0, 2_000)
-    if match is None:
-        return None
-    lead, source = text.head[: match.start(1)], text.head[match.start(1) :]
-    rows: list[object] = []
-    for cut in _cuts(source, is_whole=text.is_whole):
-        try:
-            value, _ = read_repr(cut)
-        except (ValueError, RecursionError):
-            continue
-        rows = value if isinstance(value, list) else [value]
-        break
-    if not rows:
-        return None
-    total = str(len(rows)) if text.is_whole else _number_of_rows(text, lead)
-    before = f"{masked_line(lead, 60)} " if lead.strip() else ""
-    if all(isinstance(row, dict) for row in rows):
-        is_all = str(len(rows)) == total
-        lead = f"{before}{total} rows (Python repr)" + (
-            " × " if is_all else f", the first {len(rows)}: "
-        )
-        shape, root = describe(rows, limit - len(lead))
-        keys = [str(key) for key in cast("dict[object, object]", rows[0])]
-        of = text.all_of(f"{total} rows") if is_all else f"the first {len(rows)} of {total} rows"
-        return Preview(lead + shape, f"shape of {of}{_keys(root)}", sql(keys) or grep(keys[0]))
-    first = rows[0] if isinstance(rows[0], (tuple, list)) else (rows[0],)
-    named = f"c1-c{len(first)}" if len(first) > 1 else "c1" if first is rows[0] else "value"
-    size = f"{total} row{'' if total == '1' else 's'} × {some(len(first), 'column')}"
-    head = f"{before}{size} {named} (Python repr); first: "
-    cells = [masked_line(str(cell), 30) or "''" for cell in first]
-    shape, kept = pack(head, cells, len(cells), limit)
-    values = [cell for cell in first if isinstance(cell, str) and 3 < len(cell) < 40]
-    ask = sql((), rows=20 if len(first) < 6 else 2) or grep(*values[:1])
-    return Preview(shape, f"{kept} of {len(cells)} columns of the first row{text.scope}", ask)
-
-
-def _number_of_rows(text: Excerpt, lead: str) -> str:
-    """The number of members of the outer list. Brackets in strings do not count."""
-    data = text.body.data[len(lead.encode()) : _REPR_READ]
-    outside = _STRINGS.sub(b"", data).translate(None, _NOT_BRACKETS)
-    depth = rows = 0
-    for bracket in outside:
-        if bracket in b"([{":
-            depth += 1
-            rows += depth == 2
-        else:
-            depth -= 1
-            if not depth:
-                return str(rows)
-    return f"≥{rows}"
-
-
-def _cuts(source: str, *, is_whole: bool) -> Iterator[str]:
-    """Texts to try: the whole, then up to the last complete rows."""
-    source = source.rstrip()
-    if is_whole:
-        yield source
-    close = "]" if source[0] == "[" else ")"
-    end = len(source)
-    for _ in range(12):
-        end = max(
-            source.rfind("), (", 0, end), source.rfind("}, {", 0, end), source.rfind("], [", 0, end)
-        )
-        if end < 0:
-            return
-        yield source[: end + 1] + close
-
-
-def json_lines(text: Excerpt, limit: int) -> Preview:
-    text = _with_whole(text)
-    lines = text.head.split("\n")
-    partial = "" if text.is_whole else lines.pop()
-    lines = [each for each in lines if each and not each.isspace()]
-    records: list[object] = []
-    broken = 0
-    for each in lines[:_MOST]:
-        try:
-            records.append(parse(each))
-        except (ValueError, RecursionError):
-            broken += 1
-    if not records:
-        try:
-            records = [parse_cut(partial)] if not broken else []
-        except (ValueError, RecursionError):
-            pass
-    if not records:
-        return ends(text, limit, ", not JSON lines")
-    is_all = text.is_whole and len(lines) <= _MOST
-    total = f"{len(records)} records"
-    if not is_all:
-        total = f"at least {total}" if text.lines is None else some(text.lines, "line")
-    seen = f"the first {some(len(records), 'record')}"
-    lead, of, shown = f"{total} · ", f"{seen}: ", f"{seen} of {total}"
-    if is_all and len(records) == 1:
-        lead, of = "", ""
-        shown = "the only record that arrived" if text.is_part else "the only record"
-    elif is_all:
-        lead, of, shown = f"{total} × ", "", text.all_of(total)
-    shape, root = describe(records, limit - len(lead + of))
-    note = f"; {'' if is_all else 'at least '}{some(broken, 'line')} not JSON" if broken else ""
-    levels = _level_counts(text, records)
-    if levels is not None and limit - len(lead + of + shape) > 30:
-        counts, ask = levels
-        lead += f"{counts} · " if len(lead + counts + of + shape) + 3 <= limit else ""
-    else:
-        flat = keys_of(records)
-        grouped = telling_column(
-            {key: values for key, values in flat.items() if len(values) == len(records)}
-        )
-        ask = sql(flat, grouped) or (grep(next(iter(flat))) if flat else "")
-    return Preview(lead + of + shape, f"shape of {shown}{_keys(root)}{note}", ask)
-
-
-def _level_counts(text: Excerpt, records: list[object]) -> tuple[str, str] | None:
-    """The lines of each level of a log in JSON, and the read that shows the worst."""
-    style = level_style(text.head.split("\n", 20)[:20])
-    if (
-        style is None
-        or len(style.left) < 5
-        or not all(isinstance(one, dict) for one in records[:20])
-    ):
-        return None
-    levels = tally(text.body, style, text.head[:8_192].encode("utf-8", "replace"))
-    return (counts_of(levels, text.body.least), ask_for_level(levels)) if levels else None
-
-
-def _several_values(text: Excerpt, limit: int) -> Preview:
-    """Preview of several JSON values one after another, as programs print them. `parse` has checked
-    their depth."""
-    found: list[object] = []
-    at = _SPACE.match(text.head).end()  # type: ignore[union-attr]
+def _several_values(text: Excerpt, whole: str) -> Draft:
+    """Preview of several JSON values one after another, as programs print them."""
+    not_json = _ends(text, ", not valid JSON" if text.is_whole else "")
     try:
-        while text.is_whole and at < len(text.head) and len(found) < _MOST:
-            value, at = _DECODER.raw_decode(text.head, at)
-            found.append(value)
-            at = _SPACE.match(text.head, at).end()  # type: ignore[union-attr]
+        found = parse_several(whole, _MOST)
     except (ValueError, RecursionError):
-        found = []
-    if len(found) > 1:
-        is_all = len(found) < _MOST
-        lead = f"{'' if is_all else 'at least '}{len(found)} JSON values × "
-        shape, root = describe(found, limit - len(lead))
-        if len(lead + shape) <= limit:
-            keys = list(keys_of(found))
-            values = f"{len(found)} values"
-            shown = (
-                f"shape of {text.all_of(values) if is_all else f'the first {values}'}{_keys(root)}"
-            )
-            return Preview(
-                lead + shape,
-                shown,
-                grep(f'"{_telling_key(dict.fromkeys(keys, ""))}"') if keys else "",
-            )
-    return ends(text, limit, ", not valid JSON" if text.is_whole else "")
-
-
-def _shown(text: Excerpt, document: object, root: ShapeNode) -> str:
-    if isinstance(document, dict) and root.children:
-        least = "at least " if isinstance(document, CutDict) else ""
-        count = len(root.children)
-        if count == len(document):
-            keys = some(count, "key")
-            return f"shape: {f'the first {keys}' if least else text.all_of(keys)}"
-        return f"shape: {count} of {least}{len(document)} keys"
-    if isinstance(document, list) and document:
-        items = some(len(document), "item")
-        of = f"the first {items}" if isinstance(document, CutList) else text.all_of(items)
-        return f"shape of {of}{_keys(root)}"
-    return "its type"
-
-
-def _keys(root: ShapeNode) -> str:
-    """Number of keys of a row that are listed, if some are missing."""
-    node = root
-    while node.children and not node.children[0].label:
-        node = node.children[0]
-    return f", {len(node.children)} of {node.total} keys" if node.total > len(node.children) else ""
-
-
-def parse(text: str) -> object:
-    """Parse a JSON text. Raises ValueError if it is invalid."""
-    from pydantic_core import (
-        from_json,
-    )  # twice as fast as `json`, and bounded in depth; imported on demand
-
-    try:
-        value: object = from_json(text)
-    except ValueError:  # invalid, or a number of thousands of digits, or half a surrogate pair
-        _unclosed("".join(_outside(text)[::2]))
-        value = _DECODER.decode(text)
-    return value
-
-
-def _outside(text: str) -> list[str]:
-    """Split a JSON text into the parts outside and inside its strings, in turn. An even number of
-    parts means that the last string is cut. The parts keep their lengths."""
-    if "\\" in text:
-        text = text.replace("\\\\", "__").replace('\\"', "__")
-    return text.split('"')
-
-
-def _unclosed(outside: str) -> str:
-    """The brackets still open at the end. Raises ValueError if one is closed that was not open, or
-    for too many."""
-    left = outside.encode("ascii", "ignore").translate(None, _NO_BRACKETS)
-    for _ in range(DEEPEST + 1):
-        inner = left.replace(b"[]", b"").replace(b"{}", b"")  # the innermost pairs, all at once
-        if len(inner) == len(left):
-            break
-        left = inner
-    else:
-        raise TooDeep(f"nested deeper than {DEEPEST}")
-    if b"]" in left or b"}" in left:
-        raise ValueError("a bracket is closed that was not open")
-    if len(left) > DEEPEST:
-        raise TooDeep(f"nested deeper than {DEEPEST}")
-    return left.decode()
-
-
-def parse_cut(text: str) -> object:
-    """Parse the beginning of a JSON text: its complete values, and the containers around the cut as
-    `Cut…` types."""
-    parts = _outside(text)
-    if len(parts) % 2 == 0:
-        start = len(text) - len(parts[-1]) - 1
-        stack = _unclosed("".join(parts[:-1:2]))
-        before = text[:start].rstrip()[-1:]
-        if before == ":" or (before in ("[", ",") and stack[-1:] == "["):
-            return _close(text[:start] + _finish(text[start:]), stack, cut_text=True)
-    end = len(text)
-    for at in range(len(parts) - 1, -1, -1):
-        start = end - len(parts[at])
-        if at % 2 == 0 and (found := max(map(parts[at].rfind, ",]}"))) >= 0:
-            safe = start + found + (parts[at][found] != ",")
-            stack = _unclosed("".join(parts[:at:2]) + parts[at][: found + 1])
-            return _close(text[:safe], stack, cut_text=False)
-        end = start - 1
-    _unclosed("".join(parts[::2]))
-    raise ValueError("nothing in it is complete")
-
-
-def _finish(string: str) -> str:
-    """Close a string that was cut, perhaps inside an escape or a surrogate pair."""
-    for drop in range(_ESCAPES):
-        candidate = string[: len(string) - drop] + '"'
-        try:
-            if not "\ud800" <= json.loads(candidate)[-1:] <= "\udbff":
-                return candidate
-        except ValueError:
-            continue
-    raise ValueError("no string")
-
-
-def _close(text: str, stack: str, *, cut_text: bool) -> object:
-    """Parse a text with its open containers closed, and mark them as cut."""
-    chain = [parse(text + stack[::-1].translate(_CLOSING))]
-    for _ in stack:
-        inner = chain[-1]
-        if isinstance(inner, (list, dict)) and inner:
-            chain.append(inner[-1] if isinstance(inner, list) else inner[next(reversed(inner))])
-    last = chain.pop()
-    marked: object = CutText(last) if cut_text and isinstance(last, str) else last
-    for container in reversed(chain):
-        if isinstance(container, list):
-            marked = CutList([*container[:-1], marked])
-        elif isinstance(container, dict):
-            marked = CutDict({**container, next(reversed(container)): marked})
-    return marked
+        return not_json
+    rows = [value for value in found if isinstance(value, dict)]
+    if len(found) < 2 or len(rows) < len(found):
+        return not_json
+    is_all = len(found) < _MOST
+    values = f"{len(found)} values"
+    key = _telling_key(rows[0])
+    return Draft(
+        f"{'' if is_all else '≥'}{len(found)} JSON values, one after another",
+        tuple(_place_sections(Place("", None, rows), is_first=True, is_only=True)),
+        shown="" if is_all else f"the first {values}",
+        ask=grep(f'"{key}"') if key and "." not in key else "",
+    )

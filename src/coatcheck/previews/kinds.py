@@ -27,11 +27,12 @@ from coatcheck.redaction import MARK, QuickPattern, is_suspect, mask
 from coatcheck.tokens import estimate, roughly
 from coatcheck.truncation import Truncation, truncation_of
 
-from . import consoles, outlines, reports
+from . import aligned, code, diffs, documents, findings, keyed, listings, logs, reports, tables
 from .binaries import binary, is_binary
-from .excerpts import EMPTY, Excerpt, Kind, Preview, ends, folded, some, whole
-from .json_text import broken_json, json_document, json_lines, python_rows
-from .listings import log, output, separator_of, table
+from .drafts import Draft, Kind, limited
+from .excerpts import EMPTY, PROSE, Excerpt, Preview, ends, folded, some, whole
+from .json_text import broken_json, json_document, json_lines
+from .reprs import python_rows
 
 __all__ = ["EDGE", "LEAST", "SCANNED", "Facts", "Preview", "Sample", "facts", "preview"]
 
@@ -47,17 +48,15 @@ LEAST: Final = 20
 
 _RUN: Final = "".join((string.ascii_letters, string.digits, "_.+/=~-"))
 _CONTINUED: Final = bytes(range(0x80, 0xC0))  # of UTF-8: all bytes of a character but the first
-_WHOLE, _HEAD, _TAIL = (
-    16 * 1_024,
-    5 * 1_024,
-    2 * 1_024,
-)  # bytes that the preview of a stub is made from
-_JSON_WHOLE, _JSON_HEAD = 32 * 1_024, 16 * 1_024
-_START: Final = 256  # characters whose tokens are estimated
+MOST_TOKENS: Final = 300
+"""Maximum number of tokens of a preview in a stub, with its description and the first read."""
+
+# Bytes of the ends by which a stub's preview finds the kind of content. Figures are from all of it.
+_WHOLE: Final = 16 * 1_024
+_HEAD: Final = 5 * 1_024
+_TAIL: Final = 2 * 1_024
 _PART: Final = "the part that arrived: "
-_TOKENS: Final = (
-    52  # of a preview with its description, besides one for every two characters of the limit
-)
+_TOKENS: Final = 52  # of a preview, besides one for every two characters of the limit
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False)
 
 
@@ -132,47 +131,44 @@ def facts(
     cut: Truncation | None = None,
 ) -> Facts:
     """Describe content for a stub. `tokens` is the estimate for head and tail together, if it is
-    known. `cut` is what was cut out of it, if the content itself does not say so. The preview is
-    made from less than the sample, which is faster, and has no more tokens than `limit` characters
-    of prose."""
+    known. `cut` is what was cut out of it, if the content itself does not say so. The preview has
+    at most `MOST_TOKENS` tokens, and no more than `limit` characters of prose."""
     cut = _truncation(sample, media_type) or cut
-    room, short = _TOKENS + limit // 2, sample
-    most, head = (_JSON_WHOLE, _JSON_HEAD) if media_type == media.JSON else (_WHOLE, _HEAD)
-    if sample.size > most:
-        short = sample.shortened(head, _TAIL)
-    lines = total = text = None
+    lines = total = None
+    text = None
     if media_type.startswith("text/") or media.is_text(media_type):
-        text, lines = decode(short), sample.lines
+        text = decode(sample.shortened(_HEAD, _TAIL) if sample.size > _WHOLE else sample)
+        lines = sample.lines
         if text.look.encoding.name != "UTF-8":
             decoded = decode(sample)
-            lines, tokens = (
-                decoded.lines,
-                roughly((decoded.head + decoded.tail).encode("utf-8", "replace")),
-            )
+            lines = decoded.lines
+            tokens = roughly((decoded.head + decoded.tail).encode("utf-8", "replace"))
         elif tokens is None:
             tokens = roughly(sample.head + sample.tail)
         total = round(tokens * sample.size / max(1, len(sample.head) + len(sample.tail)))
-        if (
-            limit > LEAST and not (start := text.head[:_START]).isascii()
-        ):  # each character may be a token
-            limit = max(LEAST, min(limit, limit * _START * 3 // (4 * estimate(start) or 1)))
+    described = _Described(sample, media_type, text=text, is_part=cut is not None)
+    shown = _within_tokens(described, limit)
+    return Facts(kind, media_type, sample.size, lines, total, shown, summary, cut)
+
+
+def _within_tokens(described: _Described, limit: int) -> Preview:
+    """The longest preview that has few enough tokens, in at most `limit` characters."""
+    most = min(_TOKENS + limit // 2, MOST_TOKENS)
     while True:
-        shown = _preview(short, media_type, limit, text=text, grows=True, is_part=cut is not None)
-        written = _ENCODER.encode(f"{shown.text}{shown.shown}{shown.ask}")
-        is_short = limit <= LEAST or len(written.encode("utf-8", "surrogatepass")) <= room * 3 // 2
-        if is_short or estimate(written) <= room:
-            return Facts(kind, media_type, sample.size, lines, total, shown, summary, cut)
-        limit = limit * 2 // 3
+        shown = described.at(limit)
+        tokens = estimate(_ENCODER.encode(f"{shown.text}{shown.shown}{shown.ask}"))
+        if tokens <= most or limit <= LEAST:
+            return shown
+        used = min(limit, len(shown.text))
+        limit = max(LEAST, min(limit - 1, used * most // tokens - 8))
 
 
 def preview(content: Sample, *, media_type: str, limit: int = 200) -> Preview:
     """Return a preview of at most `limit` characters. Below `LEAST` it has no text, only `shown`,
     which says so if the content was cut before it came here."""
     cut = _truncation(content, media_type)
-    if cut is None:
-        return _preview(content, media_type, limit)
-    found = _preview(content, media_type, limit, is_part=True)
-    return replace(found, shown=f"{found.shown}; {cut}")
+    found = _Described(content, media_type, is_part=cut is not None).at(limit)
+    return found if cut is None else replace(found, shown=f"{found.shown}; {cut}")
 
 
 def _truncation(content: Sample, media_type: str) -> Truncation | None:
@@ -182,33 +178,98 @@ def _truncation(content: Sample, media_type: str) -> Truncation | None:
     return truncation_of(content.head, content.tail, content.size, content.read)
 
 
-def _preview(
-    content: Sample,
-    media_type: str,
-    limit: int,
-    *,
-    text: Excerpt | None = None,
-    grows: bool = False,
-    is_part: bool = False,
-) -> Preview:
-    """Return a preview. `text` is the decoded content, if it is known. If `grows`, some kinds of
-    content get more characters, as `Kind.percent` says. If `is_part`, the preview says that it is
-    one of the part that arrived."""
-    if limit < LEAST:
-        return Preview("", f"nothing of {content.size} bytes")
-    if content.size == 0:
-        return EMPTY
-    essence = media_type.partition(";")[0].strip().lower()
-    is_text = essence.startswith("text/")
-    text = None if not is_text and is_binary(essence) else text or decode(content)
-    is_text = is_text or media.is_text(essence)
-    if text is None or text.look.is_binary or not (is_text or _looks_like_text(content, text)):
-        return binary(content, essence, limit)
-    if not is_part:
-        return _of_text(text, _kinds_of(essence), limit, grows=grows)
-    text, lead = text._replace(is_part=True), _PART if limit >= LEAST + len(_PART) else ""
-    found = _of_text(text, _kinds_of(essence), limit - len(lead), grows=grows)
-    return replace(found, text=lead + found.text)
+class _Described:
+    """Content that is described once, and shown at any limit. `text` is the decoded content, if it
+    is known. If `is_part`, the preview says that it is one of the part that arrived."""
+
+    def __init__(
+        self,
+        content: Sample,
+        media_type: str,
+        *,
+        text: Excerpt | None = None,
+        is_part: bool = False,
+    ) -> None:
+        self._content = content
+        self._essence = media_type.partition(";")[0].strip().lower()
+        self._is_part = is_part
+        self._drafts: dict[str, Draft | None] = {}
+        self._text = self._as_text(text) if content.size else None
+        self._secrets = 0
+        if self._text is not None:
+            self._text, self._secrets = _masked(self._text._replace(is_part=is_part))
+
+    def at(self, limit: int) -> Preview:
+        """The preview in at most `limit` characters."""
+        if limit < LEAST:
+            return Preview("", f"nothing of {self._content.size} bytes")
+        if not self._content.size:
+            return EMPTY
+        if self._text is None:
+            return binary(self._content, self._essence, limit)
+        if not self._is_part:
+            return self._of_text(self._text, limit)
+        lead = _PART if limit >= LEAST + len(_PART) else ""
+        found = self._of_text(self._text, limit - len(lead))
+        return replace(found, text=lead + found.text)
+
+    def _as_text(self, text: Excerpt | None) -> Excerpt | None:
+        """The content as text; None if it is binary."""
+        is_text = self._essence.startswith("text/")
+        if not is_text and is_binary(self._essence):
+            return None
+        text = text or decode(self._content)
+        is_text = is_text or media.is_text(self._essence)
+        if text.look.is_binary or not (is_text or _looks_like_text(self._content, text)):
+            return None
+        return text
+
+    def _of_text(self, text: Excerpt, limit: int) -> Preview:
+        """Preview of a text by the first kind whose form it has; its ends if it has none."""
+        found = whole(text, limit) if text.is_whole else None
+        if found is None:
+            found = self._by_kind(text, limit) or ends(text, min(limit, PROSE))
+        found = _safe(found)
+        notes = ["progress bars are folded"] if text.is_folded else []
+        if self._secrets:
+            least = "" if text.is_whole else "at least "
+            secrets = some(self._secrets, "secret")
+            notes.append(f"{least}{secrets} in it, masked here")
+        return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
+
+    def _by_kind(self, text: Excerpt, limit: int) -> Preview | None:
+        """Preview by the first kind whose form the text has."""
+        kinds = _kinds_of(self._essence)
+        near = f"{text.head}\n{text.tail}"
+        has_cue = kinds is KINDS and _CUES(near)
+        for kind in kinds:
+            if kind.cues and not (has_cue and any(map(near.__contains__, kind.cues))):
+                continue
+            if kind.begins is not None and not kind.begins.match(text.head):
+                continue
+            if kind.name not in self._drafts:
+                self._drafts[kind.name] = kind.form(text)
+            draft = self._drafts[kind.name]
+            found = None if draft is None else draft.render(limit)
+            if draft is None or found is None or len(found.text) > limit:
+                continue
+            if draft.written is None and not draft.scope:
+                arrived = "what arrived" if text.is_part else "all of it"
+                counted = f"counted in {arrived}"
+                found = replace(found, shown=", ".join(filter(None, [found.shown, counted])))
+            return found
+        return None
+
+
+def _safe(found: Preview) -> Preview:
+    """A preview without secrets. A read that would name one is left out."""
+    if MARK in found.ask:
+        found = replace(found, ask="", part="")
+    if not is_suspect(f"{found.text}\n{found.ask}"):
+        return found
+    if is_suspect(found.ask):
+        found = replace(found, ask="", part="")
+    return replace(found, text=mask(found.text))
 
 
 def decode(sample: Sample) -> Excerpt:
@@ -249,42 +310,6 @@ def _looks_like_text(content: Sample, text: Excerpt) -> bool:
     )
 
 
-def _of_text(text: Excerpt, kinds: Sequence[Kind], limit: int, *, grows: bool) -> Preview:
-    """Preview of a text by the first kind whose form it has, with secrets masked; its ends if it
-    has none."""
-    text, secrets = _masked(text)
-    found = whole(text, limit) if text.is_whole else None
-    if found is None:
-        near = f"{text.head}\n{text.tail}"
-        has_cue = kinds is KINDS and _CUES(near)
-        for kind in kinds:
-            if kind.cues and not (has_cue and any(map(near.__contains__, kind.cues))):
-                continue
-            if kind.begins is not None and not kind.begins.match(text.head):
-                continue
-            room = limit * kind.percent // 100 if grows else limit
-            found = kind.form(text, room)
-            if found is not None and len(found.text) <= room:
-                break
-        else:
-            found = ends(text, limit)
-    if MARK in found.ask:
-        found = replace(found, ask="", part="")
-    if is_suspect(f"{found.text}\n{found.ask}"):
-        is_safe = not is_suspect(found.ask)
-        found = Preview(
-            mask(found.text), found.shown, *((found.ask, found.part) if is_safe else ())
-        )
-    notes = ["progress bars are folded"] if text.is_folded else []
-    if secrets:
-        least = "" if text.is_whole else "at least "
-        notes.append(
-            f"{least}{some(secrets, 'secret')} {'is' if secrets == 1 else 'are'} masked in what "
-            "you read"
-        )
-    return replace(found, shown="; ".join([found.shown, *notes])) if notes else found
-
-
 def _masked(text: Excerpt) -> tuple[Excerpt, int]:
     """Mask secrets and count them. A token at a cut is removed, since it may be part of a
     secret."""
@@ -310,50 +335,45 @@ def _kinds_of(essence: str) -> Sequence[Kind]:
     if essence.endswith("+json"):
         return (_BY_TYPE[media.JSON],)
     if essence.endswith(("/xml", "+xml")):
-        return (Kind("XML", (), outlines.tree),)
+        return (Kind("XML", (), documents.tree),)
     if essence.startswith("text/x-") and essence != "text/x-log":
-        return (
-            Kind("code", (), partial(outlines.code, language=essence.removeprefix("text/x-")), 125),
-        )
+        return (Kind("code", (), code.code(essence.removeprefix("text/x-"))),)
     return KINDS
 
 
-def _table(text: Excerpt, limit: int) -> Preview | None:
-    separator = separator_of(text)
-    found = None if separator is None else table(text, limit, separator=separator)
-    return found and replace(
-        found, ask='lines="1:30"'
-    )  # SQL is for content that is known to be a table
-
-
-def _rows(text: Excerpt, limit: int) -> Preview | None:
-    found = python_rows(text, limit)
+def _rows(text: Excerpt) -> Draft | None:
+    """Rows of Python in text: SQL is for content that is known to be a table."""
+    found = python_rows(text)
     return replace(found, ask="") if found and found.ask.startswith("query=") else found
 
 
-def _markdown(text: Excerpt, limit: int) -> Preview | None:
-    return outlines.markdown(text, limit) if outlines.looks_like_markdown(text.head) else None
-
-
 KINDS: Final[tuple[Kind, ...]] = (
-    Kind("numbered lines", (), outlines.numbered, 125, outlines.NUMBERED_LINES),
-    Kind("numbered diff", (), outlines.numbered_diff, begins=outlines.NUMBERED_DIFF),
-    Kind("document", ("#",), _markdown, 125, lazy_pattern("# |---\n")),
-    Kind("broken JSON", ('"',), broken_json, 125),
-    Kind("Python rows", ("[(", "[{'"), _rows, 125),
-    Kind("accessibility snapshot", outlines.SNAPSHOT_CUES, outlines.snapshot, 130),
-    Kind("diff", ("diff --git ", "\n+++ "), outlines.diff),
-    Kind("git log", ("commit ",), outlines.history, 130),
-    Kind("git log --oneline", (), outlines.short_history, begins=outlines.SHORT_HISTORY),
+    Kind("numbered lines", (), code.numbered, code.NUMBERED_LINES),
+    Kind("numbered diff", (), diffs.numbered_diff, diffs.NUMBERED_DIFF),
+    Kind("Markdown table", ("|",), tables.ruled, lazy_pattern(r"\s*\|")),
+    Kind("document", ("#",), documents.found_markdown, lazy_pattern("# |---\n")),
+    Kind("broken JSON", ('"',), broken_json),
+    Kind("Python rows", ("[(", "[{'"), _rows),
+    Kind("accessibility snapshot", documents.SNAPSHOT_CUES, documents.snapshot),
+    Kind("diff", ("diff --git ", "\n+++ "), diffs.diff),
+    Kind("git log", ("commit ",), diffs.history),
+    Kind("git log --oneline", (), diffs.short_history, diffs.SHORT_HISTORY),
     *reports.KINDS,
-    Kind("log", (), log, 125),
-    Kind("locations", (), consoles.locations, 125),
-    Kind("separated values", (), _table),
-    *consoles.KINDS,
-    Kind("code", (), outlines.code, 125),
-    Kind("markdown", (), _markdown, 125),
-    Kind("YAML", (), consoles.yaml, 125),
-    Kind("output", (), output),
+    Kind("log", (), logs.log),
+    Kind("locations", (), findings.locations),
+    Kind("separated values", (), tables.found_separated),
+    Kind("aligned columns", (), aligned.columns),
+    Kind("file listing", ("rwx", "r--"), listings.listing),
+    Kind("tree", ("── ",), listings.drawn_tree),
+    Kind("description", ("Name:  ",), keyed.described),
+    Kind("paths", (), listings.paths),
+    Kind("settings", ("=",), keyed.settings),
+    Kind("columns without a header", ("  ",), aligned.bare_columns),
+    Kind("code", (), code.source),
+    Kind("markdown", (), documents.found_markdown),
+    Kind("YAML", (), keyed.yaml),
+    Kind("plain lines", (), tables.plain_lines),
+    Kind("output", (), limited(logs.output)),
 )
 """The kinds of text without a known media type, in the order in which they are tried."""
 
@@ -365,20 +385,20 @@ _CUES: Final = QuickPattern(
 )
 """A quick check whether a text has any cue at all."""
 
-_JSON_LINES: Final = Kind("JSON lines", (), json_lines, 150)
-_HTML: Final = Kind("HTML", (), outlines.page, 130)
+_JSON_LINES: Final = Kind("JSON lines", (), json_lines)
+_HTML: Final = Kind("HTML", (), documents.page)
 _BY_TYPE: Final[dict[str, Kind]] = {
     media.JSON: Kind("JSON", (), json_document), media.JSONL: _JSON_LINES,
     "application/jsonl": _JSON_LINES, "application/x-jsonlines": _JSON_LINES,
-    "text/csv": Kind("CSV", (), table),
-    "text/tab-separated-values": Kind("TSV", (), partial(table, separator="\t")),
+    "text/csv": Kind("CSV", (), tables.separated),
+    "text/tab-separated-values": Kind("TSV", (), partial(tables.separated, separator="\t")),
     "text/html": _HTML, "application/xhtml+xml": _HTML,
-    "text/markdown": Kind("Markdown", (), outlines.markdown, 125),
-    "text/x-rst": Kind("reStructuredText", (), outlines.restructured, 125),
-    "text/x-diff": Kind("diff", (), outlines.diff),
-    "text/x-python-repr": Kind("Python rows", (), python_rows, 125),
-    "application/yaml": Kind("YAML", (), consoles.yaml, 125),
-    "text/javascript": Kind("JavaScript", (), partial(outlines.code, language="javascript"), 125),
-    "application/sql": Kind("SQL", (), partial(outlines.code, language="sql"), 125),
+    "text/markdown": Kind("Markdown", (), documents.markdown),
+    "text/x-rst": Kind("reStructuredText", (), documents.restructured),
+    "text/x-diff": Kind("diff", (), diffs.diff),
+    "text/x-python-repr": Kind("Python rows", (), python_rows),
+    "application/yaml": Kind("YAML", (), keyed.yaml),
+    "text/javascript": Kind("JavaScript", (), code.code("javascript")),
+    "application/sql": Kind("SQL", (), code.code("sql")),
 }  # fmt: skip
 """The kinds of text with a known media type."""

@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import QuickPattern
 
-from .excerpts import (
-    Body,
-    Excerpt,
-    Form,
-    Kind,
-    Preview,
-    line_pattern,
-    masked_line,
-    pack,
-    some,
-    uncoloured,
-)
+from .drafts import Draft, Form, Kind, Section
+from .excerpts import Body, Excerpt, line_pattern, masked_line, some, uncoloured
 
 # after a time or a container's name
 _AT: Final = r"^(?:\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]{1,40} +\| |\x1b\[[0-9;]*m)?\s*"
 _ITEMS: Final = 1_000
+_LISTED: Final = 40
 _TOTALS: Final = 10_000
 _DIGITS: Final = lazy_pattern(r"\d+")
 _NAME: Final = 90
@@ -41,7 +33,7 @@ _NEAR_END: Final = 1 << 18
 
 class Reporter(NamedTuple):
     """How to read the output of one program. `ask` is the pattern that finds what failed, `noun`
-    what is listed."""
+    what is listed, and `skipped` the pattern for a reason why a test was skipped."""
 
     name: str
     cues: tuple[str, ...]
@@ -49,6 +41,7 @@ class Reporter(NamedTuple):
     failed: str
     ask: str
     noun: str = "failed"
+    skipped: bytes = b""
 
 
 REPORTS: Final = (
@@ -57,17 +50,21 @@ REPORTS: Final = (
              r"|rerun)(?:, )?)+"
              r" in [\d.]+s)",
              r"(?:FAILED|ERROR) ([\w./\\-]+(?:::[^\n]+?|\.py))(?: - [^\n]*)?$",
-             "^(FAILED|ERROR|E) "),
+             "^(FAILED|ERROR|E) ",
+             skipped=rb"SKIPPED (?:\[\d+\] [^\n]{1,300}?\d: |\()([^\n]{1,300}?)\)?"
+             rb"(?: +\[ *\d+%\])?$"),
     Reporter("unittest", ("\nRan ",),
              r"(FAILED \([^)\n]*\)|OK(?: \([^)\n]*\))?)\s*$|^(Ran \d+ tests? in [\d.]+s)",
              r"(?:FAIL|ERROR): (\S+ \([^)\n]*\))",
-             "^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): "),
+             "^(FAIL|ERROR|[A-Za-z.]*(Error|Exception)): ",
+             skipped=rb"skipped ['\"]([^\n]{1,300}?)['\"]?$"),
     Reporter("jest", ("Test Suites: ",), r"(Tests: +[^\n]*total)", r"● ([^\n]* › [^\n]*)",
              "● |^FAIL "),
     Reporter("vitest", (" Test Files ",),
              r"(Tests +[^\n]*\(\d+\))", r"(?:FAIL|×) +([^\n]+? > [^\n]+)", "FAIL |Error: "),
     Reporter("go test", ("--- FAIL: ", "--- PASS: ", "\nok  \t", "\nFAIL\t"),
-             r"(FAIL|ok)\s+\S+\s+[\d.(\[]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic"),
+             r"(FAIL|ok)\s+\S+\s+[\d.(\[]", r"--- FAIL: (\S+)", "--- FAIL|_test.go:|^FAIL|^panic",
+             skipped=rb"--- SKIP: [^\n]*\n\s+\S+\.go:\d+: ([^\n]+)"),
     Reporter("cargo test", ("test result: ",),
              r"(test result: [^\n]*)", r"test (\S+) \.\.\. FAILED", "FAILED|panicked at|^error"),
     Reporter("maven", ("Tests run: ",),
@@ -120,49 +117,84 @@ REPORTS: Final = (
 )  # fmt: skip
 
 
-def report(
-    text: Excerpt, limit: int, *, of: Reporter, totals: QuickPattern, failed: QuickPattern
-) -> Preview | None:
-    """Preview of the totals and the names of what failed. None if there is neither."""
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """The compiled patterns of a reporter."""
+
+    totals: QuickPattern
+    failed: QuickPattern
+    skipped: re.Pattern[bytes] | None
+
+
+def report(text: Excerpt, *, of: Reporter, patterns: _Patterns) -> Draft | None:
+    """Preview of the totals, the names of what failed, and why tests were skipped. None if there
+    are neither totals nor failures."""
     body = text.body
-    near_end = totals.found(body.data[-_NEAR_END:], _TOTALS)
-    last = near_end[-1] if near_end else None
-    found = failed.found(body.data, _ITEMS)
-    if last is None and not found:
+    near_end = patterns.totals.found(body.data[-_NEAR_END:], _TOTALS)
+    failed = patterns.failed.found(body.data, _ITEMS)
+    if not near_end and not failed:
         return None
-    names: Counter[str] = Counter(_text(match) for match in found)
-    whole = _text(last) if last is not None else ""
-    least = body.least or ("≥" if len(found) == _ITEMS else "")
-    every = [_text(match) for match in totals.found(body.data, _TOTALS)] if near_end else []
-    if whole not in ("FAIL", "ok", ""):
-        times = max(Counter(_DIGITS.sub("#", one).partition(" ")[0] for one in every).values())
-        whole += f" (the last of {times} such lines)" if times > 1 else ""
-    elif names:
-        whole = f"{least}{len(names)} {of.noun}"
-    elif "FAIL" in every:
-        # only Go's totals are so short
-        whole = f"FAIL in {every.count('FAIL')} of {some(len(every), 'package')}"
-    else:
-        whole = f"no failures {text.within(len(body.data))}" if body.least else "no failures"
-    lead = f"{of.name}, {text.extent}: {masked_line(whole, 120)}"
-    if not names:
-        return Preview(lead, "the totals", 'lines="-30:"')
-    shape = f"{lead}\n{of.noun}: "
-    items = [f"{name} ×{least}{times}" if times > 1 else name for name, times in names.items()]
-    packed, kept = pack(shape, items, len(items), limit)
-    return Preview(
-        packed, f"the totals and {kept} of {least}{len(items)} {of.noun}", f'grep="{of.ask}"'
-    )
+    least = body.least or ("≥" if len(failed) == _ITEMS else "")
+    names = Counter(map(_text, failed))
+    every = list(map(_text, patterns.totals.found(body.data, _TOTALS))) if near_end else []
+    totals = _totals(every) or (f"{least}{len(names)} {of.noun}" if names else "")
+    if not totals and "FAIL" in every:  # only Go's totals are so short
+        totals = f"FAIL in {every.count('FAIL')} of {some(len(every), 'package')}"
+    if not totals:
+        where = f" {text.within(len(body.data))}" if body.least else ""
+        totals = f"no failures{where}"
+    lead = f"{of.name}, {text.extent}: {totals}"
+    sections = []
+    if names:
+        items = [f"{name} ×{times}" if times > 1 else name for name, times in names.items()]
+        sections.append(Section(f"{of.noun}: ", items, of.noun, share=0.7))
+    skipped = patterns.skipped.findall(body.data) if patterns.skipped else []
+    if skipped:
+        reasons = Counter(skipped).most_common()
+        listed = [f"{_shown(reason)} ×{times}" for reason, times in reasons[:_LISTED]]
+        label = f"why skipped ({body.least}{some(len(skipped), 'line')}): "
+        sections.append(Section(label, listed, "reasons", len(reasons), share=0.5))
+    ask = f'grep="{of.ask}"' if names else 'lines="-30:"'
+    return Draft(lead, tuple(sections), shown="the totals", ask=ask)
+
+
+def _totals(every: list[str]) -> str:
+    """The last line of totals of each form; empty if they are too short to say something."""
+    last: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for one in every:
+        if one in ("FAIL", "ok", ""):
+            continue
+        form = " ".join(_DIGITS.sub("#", one).split()[:2])
+        last[form] = one
+        times[form] += 1
+    parts = [
+        f"{masked_line(one, 120)} (the last of {times[form]} such lines)"
+        if times[form] > 1
+        else masked_line(one, 120)
+        for form, one in last.items()
+    ]
+    return ", ".join(parts[-4:])
 
 
 def _form(of: Reporter) -> Form:
-    totals, failed = line_pattern(f"{_AT}(?:{of.totals})"), line_pattern(_AT + of.failed)
-    return partial(report, of=of, totals=totals, failed=failed)
+    return partial(
+        report,
+        of=of,
+        patterns=_Patterns(
+            line_pattern(f"{_AT}(?:{of.totals})"),
+            line_pattern(_AT + of.failed),
+            lazy_pattern(of.skipped, re.MULTILINE) if of.skipped else None,
+        ),
+    )
 
 
 def _text(match: re.Match[bytes]) -> str:
     """The first group that took part in a match, on one line."""
-    found = next((one for one in match.groups() if one), b"")
+    return _shown(next((one for one in match.groups() if one), b""))
+
+
+def _shown(found: bytes) -> str:
     return masked_line(uncoloured(found[:400].decode("utf-8", "replace")).strip(), _NAME)
 
 
@@ -224,7 +256,7 @@ def last_cause(body: Body) -> Cause | None:
     return Cause(base + at, body.line(base + at, 200), frame, direct)
 
 
-def trace(text: Excerpt, limit: int) -> Preview | None:
+def trace(text: Excerpt) -> Draft | None:
     """Preview of a stack trace: its last cause, and where in the program's own code it came
     from."""
     body = text.body if is_trace(text) else None
@@ -232,12 +264,15 @@ def trace(text: Excerpt, limit: int) -> Preview | None:
     if body is None or cause is None:
         return None
     number = body.number(cause.at)
-    frame = f"\nat {masked_line(cause.frame, limit // 3)}" if cause.frame else ""
-    frame += f"\ndirect cause: {masked_line(cause.before, limit // 3)}" if cause.before else ""
-    lead = f"stack trace, {text.extent}; last cause, line {number}: "
-    shape = lead + masked_line(cause.text, limit - len(lead) - len(frame)) + frame
-    return Preview(
-        shape, "the last cause and its frame", f'lines="{max(1, number - 15)}:{number + 15}"'
+    lead = f"stack trace, {text.extent}; last cause, line {number}: {masked_line(cause.text, 400)}"
+    sections = [Section("at ", [masked_line(cause.frame, 200)])] if cause.frame else []
+    if cause.before:
+        sections.append(Section("direct cause: ", [masked_line(cause.before, 200)]))
+    return Draft(
+        lead,
+        tuple(sections),
+        shown="the last cause and its frame",
+        ask=f'lines="{max(1, number - 15)}:{number + 15}"',
     )
 
 
@@ -253,13 +288,6 @@ def is_trace(text: Excerpt) -> bool:
 
 
 KINDS: Final = (
-    *(Kind(one.name, one.cues, _form(one), 160) for one in REPORTS),
-    Kind("stack trace", (*TRACES, "    at ", "goroutine ", "panicked at "), trace, 140),
+    *(Kind(one.name, one.cues, _form(one)) for one in REPORTS),
+    Kind("stack trace", (*TRACES, "    at ", "goroutine ", "panicked at "), trace),
 )
-
-
-def exception_note(body: Body, room: int) -> str:
-    """The last exception of a log on a line of its own; empty if there is none."""
-    cause = last_cause(body)
-    lead = f"\nlast exception, line {body.number(cause.at)}: " if cause else ""
-    return lead + masked_line(cause.text, room - len(lead)) if cause else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -229,8 +229,7 @@ def source_of(session: CoreSession, target: Ref | str) -> Source:
 
 
 def _query(session: CoreSession, content: Content, request: Request) -> QueryResult:
-    from coatcheck.reading import documents, heavy
-    from coatcheck.reading.sql import TABLE, is_sql, pointers_in
+    from coatcheck.reading import documents, heavy, sql
 
     query = (request.query or "").strip()
     if query.lower() == _SHAPE:
@@ -239,14 +238,8 @@ def _query(session: CoreSession, content: Content, request: Request) -> QueryRes
         return found
     if query.startswith("$"):
         return _found(content, query)
-    if is_sql(query):
-        others = {pointer: session.content(pointer) for pointer in pointers_in(query)}
-        table, note = _table(session, content)
-        with ExitStack() as stack:
-            for one in others.values():
-                stack.enter_context(one)
-            result = _rows(session, query, {TABLE: table, **others}, stack)
-        return replace(result, note="; ".join(filter(None, (note, result.note))))
+    if sql.is_sql(query):
+        return sql.query(session, content, query)
     media_type = content.ref.media_type
     if is_json(media_type) or is_jsonl(media_type):
         path, there = heavy.nearest(content, query)
@@ -266,7 +259,7 @@ def _queries() -> str:
     from coatcheck.reading import pdf, sql
 
     kinds = ['"text"', '"shape"', 'a JSONPath like "$.items[0]"']
-    kinds += ['SQL like "SELECT * FROM artifact"'] * sql.pool.is_installed
+    kinds += ['DuckDB SQL like "SELECT * FROM artifact"'] * sql.pool.is_installed
     kinds += ['"page 3" of a PDF'] * pdf.pool.is_installed
     return f"a query is {', '.join(kinds[:-1])} or {kinds[-1]}"
 
@@ -290,52 +283,6 @@ def _found(content: Content, path: str) -> QueryResult:
         return result
     note = f"nothing matches, but {nearest} does" if nearest else f"nothing matches: {there}"
     return replace(result, note=result.note.replace(NOTHING, note), instead=nearest)
-
-
-def _table(session: CoreSession, content: Content) -> tuple[Content, str]:
-    """The content that SQL reads, and a note. For a JSON object, it is the largest array of objects
-    in it."""
-    if (
-        is_json(content.ref.media_type)
-        and content.read(0, 64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{"
-    ):
-        with suppress(CoatcheckError):
-            from coatcheck.reading import heavy
-
-            found = heavy.largest(content)
-            if found is not None and found.columns:
-                data = session.part(content, found.pointer)
-                part = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data))
-                return Content.of(part, data), f"artifact is #{found.pointer}"
-    return content, ""
-
-
-def _rows(
-    session: CoreSession, query: str, tables: dict[str, Content], stack: ExitStack
-) -> QueryResult:
-    """Run a statement. An unknown table name means the artifact of that name, else the artifact
-    that is read. In a workbook it can only be a sheet or another artifact."""
-    from coatcheck.reading.sql import TABLE, run_sql
-
-    named: list[str] = []
-    while True:
-        try:
-            result = run_sql(query, tables)
-        except InvalidArgument as error:
-            missing = _NO_TABLE.search(error.message)
-            if missing is None or len(named) == _OTHER_TABLES or missing[1] in tables:
-                raise
-            try:
-                tables[missing[1]] = stack.enter_context(source_of(session, missing[1]).content)
-            except CoatcheckError:
-                if TABLE in query or recognized(tables[TABLE])[1] == "sheets":
-                    raise error from None
-                tables[missing[1]] = tables[TABLE]
-                named.append(f"{missing[1]} is artifact")
-            else:
-                named.append("")
-        else:
-            return replace(result, note="; ".join(filter(None, (*named, result.note))))
 
 
 def _fit(session: CoreSession, source: Source, request: Request, result: QueryResult) -> Page:

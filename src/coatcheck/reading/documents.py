@@ -101,7 +101,8 @@ def as_text(content: Content, form: Form, *, is_searched: bool) -> tuple[Content
     note = {"pdf": f"of the text of {result.shown}", "sheets": f"of {result.shown}"}.get(
         form, "of its text"
     )
-    ref = replace(content.ref, size_bytes=len(data), media_type=TEXT)
+    media_type = "text/markdown" if form in ("office", "page") else TEXT  # those have headings
+    ref = replace(content.ref, size_bytes=len(data), media_type=media_type)
     return Content.of(ref, data), "; ".join(filter(None, (note, result.note)))
 
 

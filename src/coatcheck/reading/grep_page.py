@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from coatcheck.reading.enclosing import Enclosure
 from coatcheck.reading.long_lines import RECORD, SMALL, Extract, Structure
 from coatcheck.reading.matches import Place, Row, StoredLine
 from coatcheck.reading.patterns import Span
@@ -29,11 +31,12 @@ class Form:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What all forms of a page have in common. `base` is the fragment of a text that is part of an
-    artifact; `max_chars` is the limit of an entry."""
+    artifact; `max_chars` is the limit of an entry; `enclosures` are what encloses the matches."""
 
     text: DecodedText
     max_chars: int
     base: str = ""
+    enclosures: Mapping[int, Enclosure] = field(default_factory=dict)
 
     def label(self, number: int) -> str:
         return f"p{self.text.page_at(number)}:{number}" if self.text.is_paged else str(number)
@@ -70,8 +73,10 @@ def render(rows: list[Row], layout: Layout, form: Form, *, due: int = 0) -> Grep
         previous = row.number
         is_before = next_match is not None and next_match - row.number <= form.context
         if row.is_match:
+            painter.enclosure = layout.enclosures.get(row.number)
             is_shown = painter.show_match(row)
         elif page.due or is_before:
+            painter.enclosure = layout.enclosures.get(next_match or 0) if is_before else None
             is_shown = painter.show_line(row, "-")
         else:
             continue
@@ -112,6 +117,9 @@ class _Painter:
         self._room = form.room
         self._last_number = 0
         self._last_record = ("", 0)  # its label and offset
+        self._group_start = 0
+        self._entered = 0  # the number of the enclosing line that was shown last
+        self.enclosure: Enclosure | None = None  # of the next row
         self.page = GrepPage()
 
     @property
@@ -211,7 +219,12 @@ class _Painter:
         """Add an entry if it fits."""
         page, layout = self.page, self._layout
         text = f"{layout.label(row.number)}{mark}{entry.text}"
-        if page.entries and self._form.context and row.number > self._last_number + 1:
+        is_apart = row.number > self._last_number + 1
+        group_start = row.number if is_apart else self._group_start
+        entered = self._newly_entered(group_start)
+        if entered is not None:
+            text = f"{layout.label(entered.number)}={entered.text}\n{text}"
+        if page.entries and self._form.context and is_apart:
             text = "--\n" + text
         room = self._room - len(text) - bool(page.entries)
         if room < 0:
@@ -221,12 +234,23 @@ class _Painter:
         if mark == ":":
             page.hits.append((row.number, entry.text))
         self._last_number = row.number
+        self._group_start = group_start
+        if entered is not None:
+            self._entered = entered.number
         page.is_repaired |= row.line.is_repaired and REPLACEMENT in entry.text
         if entry.is_cut:
             page.is_cut = True
             is_readable = row.line.length <= layout.max_chars and layout.text.lines > 1
             page.is_cut_line_readable |= is_readable
         return True
+
+    def _newly_entered(self, group_start: int) -> Enclosure | None:
+        """What encloses the next row, unless the page shows that right above it already."""
+        enclosure = self.enclosure
+        if enclosure is None or enclosure.number == self._entered:
+            return None
+        is_in_group = enclosure.number >= group_start  # shown above the match, or soon
+        return None if is_in_group and not enclosure.is_path else enclosure
 
 
 def _shared(row: Row, at: int, entry: _Entry) -> int:

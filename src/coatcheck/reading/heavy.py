@@ -17,8 +17,8 @@ import mmap
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.content import Content
 from coatcheck.deferred import lazy_pattern
@@ -33,7 +33,9 @@ from coatcheck.reading.patterns import program_size
 from coatcheck.reading.sandbox import Confinement, Message, Pool, serve
 from coatcheck.reading.text import DecodedText
 from coatcheck.refs import Ref
-from coatcheck.values import Array
+
+if TYPE_CHECKING:
+    from coatcheck.reading.tables import Table
 
 SECONDS: Final = 10.0  # CPU time of one read in the child
 MEMORY: Final = 1 << 30
@@ -132,35 +134,54 @@ def part(content: Content, fragment: str) -> bytes:
     none."""
     check_size(content)
     if content.size <= SMALL_PART:
-        return json_content.part_of(content, fragment)
+        return _part(content, fragment)
     hint = "read it with lines or grep" + json_content.BY_SQL
     return bytes(
         _ask("part", [content], {"fragment": fragment}, chars=content.size, hint=hint)["raw"]
     )
 
 
-def rows(content: Content) -> tuple[bytes, str]:
-    """Return the rows in a text as JSON, and a note about what was left out."""
-    check_size(content, json_content.MAX_ROWS)
+def table(content: Content, name: str) -> tuple[bytes, str]:
+    """Return the rows of a table of a content as JSON, and a note about what was left out. Raises
+    `InvalidArgument` if there is none of that name."""
+    check_size(content)
     if content.size <= SMALL_ROWS:
-        return json_content.rows(content)
+        return _table(content, name)
     reply = _ask(
-        "rows",
+        "table",
         [content],
-        {},
-        chars=content.size + MAX_RESULT,
+        {"name": name},
+        chars=content.size * 2 + MAX_RESULT,
         hint="read it as text, with lines or grep",
     )
     return bytes(reply["raw"]), str(reply["note"])
 
 
-def largest(content: Content) -> Array | None:
-    """Return the largest array in a JSON document."""
+def tables(content: Content) -> list[Table]:
+    """Describe the tables of a content, with the types of their columns as SQL calls them."""
+    from coatcheck.reading.tables import Column, Table, tables_of  # most reads need it not
+
     check_size(content)
     if content.size <= SMALL_JSON:
-        return json_content.largest(content)
-    found = _ask("largest", [content], {}, hint="read it as text, with lines or grep")["found"]
-    return found and Array(found[0], found[1], tuple(found[2]))
+        return tables_of(content)
+    found = _ask("tables", [content], {}, hint="read it as text, with lines or grep")["found"]
+    return [
+        Table(name, rows, tuple(Column(*column) for column in columns), place)
+        for name, rows, columns, place in found
+    ]
+
+
+def _table(content: Content, name: str) -> tuple[bytes, str]:
+    from coatcheck.reading import tables  # most reads need it not
+
+    found = tables.find_table(content, name)
+    return tables.encoded_rows(found.rows()), found.note
+
+
+def _part(content: Content, fragment: str) -> bytes:
+    from coatcheck.reading import tables  # most reads need it not
+
+    return tables.part_of(content, fragment)
 
 
 def confinement() -> Confinement:
@@ -214,6 +235,7 @@ def main(folder: str) -> None:
 def _calls() -> dict[str, Callable[..., Message]]:
     from coatcheck.reading import diff as compare
     from coatcheck.reading import documents, jsonpath, near_paths
+    from coatcheck.reading.tables import tables_of
 
     def search(
         content: Content, request: Message, position: list[int] | None, base: str = ""
@@ -222,8 +244,8 @@ def _calls() -> dict[str, Callable[..., Message]]:
         asked = Request(**request)
         return grep.search(DecodedText(content, exact=asked.exact), asked, at, base)._asdict()
 
-    def rows(content: Content) -> Message:
-        raw, note = json_content.rows(content)
+    def table(content: Content, name: str) -> Message:
+        raw, note = _table(content, name)
         return {"raw": raw, "note": note}
 
     return {
@@ -235,9 +257,9 @@ def _calls() -> dict[str, Callable[..., Message]]:
         "diff": lambda old, new: asdict(compare.diff(old, new)),
         "document": lambda content, form: asdict(documents.extract(content, form)),
         "grep": search,
-        "rows": rows,
-        "largest": lambda content: {"found": json_content.largest(content)},
-        "part": lambda content, fragment: {"raw": json_content.part_of(content, fragment)},
+        "table": table,
+        "tables": lambda content: {"found": [astuple(one) for one in tables_of(content)]},
+        "part": lambda content, fragment: {"raw": _part(content, fragment)},
         "confinement": lambda: asdict(sandbox.confinement or Confinement(files=False, calls=False)),
     }
 
@@ -255,8 +277,13 @@ def _warm(calls: dict[str, Callable[..., Message]]) -> None:
     calls["nearest"](document, "$.b[?@.a == 'b']")
     calls["shape"](document, 1_000)
     calls["part"](document, "/a/1")
-    calls["rows"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT))
-    calls["largest"](document)
+    calls["table"](content(b"rows:\n[('a', datetime.datetime(2026, 1, 1))]", TEXT), "artifact")
+    calls["table"](document, "a")
+    calls["tables"](document)
+    for rows in (b"a: 1\n\na: 2\n", b"A  B\n1  2\n3  4\n"):
+        calls["table"](content(rows, TEXT), "artifact")
+    page = b"<table><tr><td>a<td>b<tr><td>1<td>2</table>"
+    calls["table"](content(page, "text/html"), "artifact")
     calls["document"](content(b"<p>a &amp; b</p>", "text/html"), "page")
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:

@@ -21,7 +21,7 @@ from coatcheck.media import REPR, TEXT, decoded, essence, is_jsonl
 from coatcheck.previews.excerpts import count, is_installed
 from coatcheck.previews.shape import SAMPLED, outline
 from coatcheck.reading.page import MAX_CHARS, QueryResult
-from coatcheck.values import Array, encode_text, largest_array, read_repr
+from coatcheck.values import encode_text, largest_array, read_repr
 
 MAX_BYTES: Final = 64 << 20
 MAX_NODES: Final = 10_000_000
@@ -152,16 +152,9 @@ def shape(content: Content, *, max_chars: int = MAX_CHARS) -> QueryResult:
     return QueryResult(text, TEXT, "outline of the top levels", note="; ".join(notes))
 
 
-def largest(content: Content) -> Array | None:
-    """The largest array in a JSON document, for a hint."""
-    return largest_array(load(content))
-
-
-def rows(content: Content) -> tuple[bytes, str]:
-    """The rows in a text as a JSON array of objects, and a note about what was left out. They are
-    in Python's `repr`, or in JSON that is an array of arrays, follows other lines, or has NaN.
-    Raises `InvalidArgument` if there are none."""
-    text = decoded(whole(content, MAX_ROWS))
+def documents_in(text: str) -> tuple[list[Any], str]:
+    """The rows in a text, and a note about what was left out. They are in Python's `repr`, or in
+    JSON that follows other lines, or has NaN. Empty if there are none."""
     for match in islice(DOCUMENT.finditer(text), _ATTEMPTS):
         begin = match.end()
         documents, end = _documents(text, begin)
@@ -174,9 +167,8 @@ def rows(content: Content) -> tuple[bytes, str]:
         if left > _FEW_LINES:
             break
         around = f"{count(left, 'line')} around them left out" if left else ""
-        data = json.dumps(_objects(items), ensure_ascii=False, default=str)
-        return encode_text(data), "; ".join(filter(None, [note, around]))
-    raise InvalidArgument("there are no rows in this text")
+        return items, "; ".join(filter(None, [note, around]))
+    return [], ""
 
 
 def _items_of(documents: list[Any]) -> tuple[list[Any], str]:
@@ -216,16 +208,6 @@ def _documents(text: str, start: int) -> tuple[list[Any], int]:
         gap = _GAP.match(text, end)
         at = gap.end() if gap else len(text)
     return found, end
-
-
-def _objects(items: list[Any]) -> list[dict[str, Any]]:
-    """Rows as objects. The columns of arrays are c1, c2, …; other values have one, `value`."""
-    if all(isinstance(item, dict) for item in items):
-        return items
-    if all(isinstance(item, list) for item in items):
-        names = [f"c{number}" for number in range(1, max(map(len, items)) + 1)]
-        return [dict(zip(names, item, strict=False)) for item in items]
-    return [{"value": item} for item in items]
 
 
 def _records(content: Content) -> tuple[list[Any], int, int]:

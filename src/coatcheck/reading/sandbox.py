@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import ctypes
 import json
 import os
 import resource
@@ -37,6 +36,8 @@ from importlib.util import find_spec
 from time import monotonic
 from typing import IO, Any, Final
 
+from coatcheck.confinement import landlock
+from coatcheck.confinement.seccomp import forbid_sockets_and_processes
 from coatcheck.content import Content
 from coatcheck.errors import (
     CoatcheckError,
@@ -47,7 +48,6 @@ from coatcheck.errors import (
     TooLarge,
     storage_errors,
 )
-from coatcheck.reading.seccomp import forbid_sockets_and_processes
 from coatcheck.redaction import mask
 from coatcheck.refs import Ref
 
@@ -71,9 +71,6 @@ LEAVE: Final = 300.0  # further seconds until the process ends
 _MAX_REQUEST: Final = 1 << 24
 _WATCH: Final = 1.0
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # equal on every architecture
-_NO_NEW_PRIVILEGES = 38
-_READ, _LIST, _REMOVE = 1 << 2, 1 << 3, 1 << 5
 _BOOT: Final = (
     "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import importlib;"
     "importlib.import_module(sys.argv[2]).main(sys.argv[3])"
@@ -541,8 +538,9 @@ def confine(folder: str, also: Sequence[str] = ()) -> Confinement:
         resource.setrlimit(limit, (value, value))
     if sys.platform != "linux":
         return Confinement(files=False, calls=False)
-    rights = {folder: _READ | _LIST | _REMOVE} | dict.fromkeys(("/dev/urandom", *also), _READ)
-    return Confinement(files=_landlock(rights), calls=forbid_sockets_and_processes())
+    rights = {folder: landlock.READ | landlock.LIST | landlock.REMOVE}
+    rights |= dict.fromkeys(("/dev/urandom", *also), landlock.READ)
+    return Confinement(files=landlock.restrict(rights), calls=forbid_sockets_and_processes())
 
 
 def _allow(memory: int, seconds: float) -> None:
@@ -552,44 +550,3 @@ def _allow(memory: int, seconds: float) -> None:
     for limit, value in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, cpu)):
         with suppress(ValueError, OSError):  # a lower hard limit applies already
             resource.setrlimit(limit, (value, resource.RLIM_INFINITY))
-
-
-def _landlock(rights: Mapping[str, int]) -> bool:
-    """Restrict this process to these rights on files, and to no TCP; return whether that worked."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
-    if version < 1:
-        return False
-    ruleset = _refused_by(version)
-    size = ctypes.c_size_t(len(ruleset))
-    rules = libc.syscall(_CREATE_RULESET, ruleset, size, ctypes.c_uint32(0))
-    if rules < 0:
-        return False
-    try:
-        for path, allowed in rights.items():
-            try:
-                at = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            rule = struct.pack("=Qi", allowed, at)
-            failed = libc.syscall(_ADD_RULE, rules, ctypes.c_int(1), rule, ctypes.c_uint32(0))
-            os.close(at)
-            if failed:
-                return False
-        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        return bool(libc.syscall(_RESTRICT_SELF, rules, ctypes.c_uint32(0)) == 0)
-    finally:
-        os.close(rules)
-
-
-def _refused_by(version: int) -> bytes:
-    """Everything that a version of Landlock can refuse, as its system call takes it."""
-    file_rights = 16
-    if version < 5:
-        file_rights = {1: 13, 2: 14}.get(version, 15)
-    ruleset = struct.pack("=Q", (1 << file_rights) - 1)
-    if version >= 4:
-        ruleset += struct.pack("=Q", 0b11)  # TCP: bind, connect
-    if version >= 6:
-        ruleset += struct.pack("=Q", 0b11)  # abstract sockets and signals of others
-    return ruleset

@@ -22,11 +22,18 @@ from typing import TYPE_CHECKING, Any, Final
 from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.media import starts_with_time
-from coatcheck.previews.excerpts import count
+from coatcheck.previews.excerpts import count, line
 from coatcheck.reading.sandbox import Message, serve
 
 if TYPE_CHECKING:
     import duckdb
+
+# The lines of a text, without the line ends.
+_LINES: Final = """(
+    SELECT unnest(range(1, len(lines) + 1)) AS n, rtrim(unnest(lines), chr(13)) AS text FROM (
+        SELECT string_split(left(content, length(content) - ends_with(content, chr(10))::INT),
+            chr(10)) AS lines
+        FROM read_text($path)))"""
 
 ROWS: Final = "rows"
 """The format of text that is converted to a JSON array first."""
@@ -59,8 +66,13 @@ _WRITING: Final = ("INSERT_NODE", "UPDATE_NODE", "DELETE_NODE")
 _QUOTED: Final = re.compile(r'[",\r\n]')
 _SEPARATOR: Final = re.compile(r"[,;\t|]")
 _START: Final = 64
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_TYPE: Final = 40
+_LONGEST_COLUMNS: Final = 600
 _BATCH: Final = 1_000
-_ONE_SELECT: Final = "write one SELECT statement, e.g. SELECT count(*) FROM artifact"
+_ONE_SELECT: Final = (
+    "write one SELECT statement in DuckDB's SQL, e.g. SELECT count(*) FROM artifact"
+)
 
 
 @dataclass(slots=True)
@@ -97,7 +109,10 @@ def _warm() -> None:
 def answer(folder: str, message: Message, _: list[Content]) -> Message:
     import duckdb
 
-    sql, tables, limits = (message["arguments"][key] for key in ("sql", "tables", "limits"))
+    arguments = message["arguments"]
+    if "names_in" in arguments:
+        return {"names": _names_in(arguments["names_in"], folder)}
+    sql, tables, limits = (arguments[key] for key in ("sql", "tables", "limits"))
     if _loaded.key != message["loaded"] or _loaded.database is None:
         if not message["files"]:
             return {"need": True}
@@ -113,14 +128,34 @@ def answer(folder: str, message: Message, _: list[Content]) -> Message:
     timer.start()
     try:
         return _run(connection, sql, tables, limits) | {"loaded": _loaded.key, "note": _loaded.note}
+    except duckdb.ParserException as error:
+        raise _refusal(error, folder, hint=_ONE_SELECT) from error
     except duckdb.Error as error:
-        hint = (
-            _columns(_loaded.database) if isinstance(error, duckdb.BinderException) else _ONE_SELECT
-        )
-        raise _refusal(error, folder, hint=hint) from error
+        raise _refusal(error, folder, hint=_columns(_loaded.database)) from error
     finally:
         timer.cancel()
         connection.close()
+
+
+def _names_in(sql: str, folder: str) -> list[str]:
+    """The names of the tables that a statement needs, each once."""
+    import duckdb
+
+    database = duckdb.connect(":memory:", config={"threads": 1})
+    try:
+        tree = _tree(database, _single_select(database, sql))
+    except duckdb.Error as error:
+        raise _refusal(error, folder, hint=_ONE_SELECT) from error
+    finally:
+        database.close()
+    names: dict[str, str] = {}
+    for node, local in _nodes(tree):
+        name = str(node.get("table_name", ""))
+        is_local = name.casefold() in local
+        is_qualified = node.get("schema_name") or node.get("catalog_name")
+        if node.get("type") == "BASE_TABLE" and not is_local and not is_qualified:
+            names.setdefault(name.casefold(), name)
+    return list(names.values())
 
 
 def _load(
@@ -157,7 +192,7 @@ def _load_one(database: duckdb.DuckDBPyConnection, table: Message, folder: str) 
         if table["format"].startswith("csv"):
             return _load_csv(database, name, table["format"], path)
         note = _first_that_works(database, name, _readers(table["format"]), path)
-        return _as_texts(database, name) or note
+        return _set_types(database, name) or note
     finally:
         os.unlink(path)
 
@@ -215,13 +250,22 @@ def _skipped(database: duckdb.DuckDBPyConnection, path: str) -> str:
     return f"{count(row[0], 'line')} before the header left out" if row and row[0] else ""
 
 
-def _as_texts(database: duckdb.DuckDBPyConnection, name: str) -> str:
-    """Convert columns of texts and numbers to text, since `column = 'a'` is an error in a column of
+def _set_types(database: duckdb.DuckDBPyConnection, name: str) -> str:
+    """Give columns the types that the rest of Coatcheck says (`sql_types`).
+
+    Columns of texts and numbers become text, since `column = 'a'` is an error in a column of
     type JSON. Columns with objects or arrays stay as they are, for `column->>'$.key'`. Return a
     note."""
+    import duckdb
+
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)
+        if kind == '"NULL"':
+            database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR")
+        if kind == "HUGEINT":  # also of small integers, if some are negative
+            with suppress(duckdb.ConversionException):
+                database.execute(f"ALTER TABLE {name} ALTER {at} TYPE BIGINT")
         nested = f"SELECT 1 FROM {name} WHERE json_type({at}) IN ('OBJECT', 'ARRAY') LIMIT 1"  # noqa: S608
         if kind == "JSON" and not database.execute(nested).fetchone():
             database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR USING {at}->>'$'")
@@ -234,6 +278,8 @@ def _readers(form: str, options: str = "") -> list[tuple[str, str]]:
     kind, _, encoding = form.partition(" ")
     if kind == "parquet":
         return [("read_parquet($path)", "")]
+    if kind == "lines":
+        return [(_LINES, "")]
     if kind in ("csv", "tsv"):
         source = (
             "read_csv($path"
@@ -255,21 +301,7 @@ def _readers(form: str, options: str = "") -> list[tuple[str, str]]:
 def _run(
     connection: duckdb.DuckDBPyConnection, sql: str, tables: list[Message], limits: Message
 ) -> Message:
-    import duckdb
-
-    statements = connection.extract_statements(sql)
-    if len(statements) != 1:
-        raise InvalidArgument(f"expected one statement, got {len(statements)}", hint=_ONE_SELECT)
-    statement = statements[0]
-    if statement.type != duckdb.StatementType.SELECT:
-        kind = str(statement.type).rpartition(".")[2]
-        pivot = "; a PIVOT needs its values: ON column IN ('a', 'b')" if kind == "MULTI" else ""
-        raise InvalidArgument(f"only SELECT is allowed here, got {kind}", hint=_ONE_SELECT + pivot)
-    if statement.named_parameters:
-        raise InvalidArgument(
-            "the statement has parameters, which cannot be used here", hint=_ONE_SELECT
-        )
-    bare = statement.query.strip().rstrip(";")
+    bare = _single_select(connection, sql)
     known = {table["name"].casefold() for table in tables}
     _inspect(connection, bare, known)
     connection.execute("BEGIN TRANSACTION READ ONLY")
@@ -288,9 +320,34 @@ def _run(
     return _gather(connection.execute(wrapped), columns, limits)
 
 
+def _single_select(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    """The text of the one statement, which must be a SELECT without parameters."""
+    import duckdb
+
+    statements = connection.extract_statements(sql)
+    if len(statements) != 1:
+        raise InvalidArgument(f"expected one statement, got {len(statements)}", hint=_ONE_SELECT)
+    statement = statements[0]
+    if statement.type != duckdb.StatementType.SELECT:
+        kind = str(statement.type).rpartition(".")[2]
+        pivot = "; a PIVOT needs its values: ON column IN ('a', 'b')" if kind == "MULTI" else ""
+        raise InvalidArgument(f"only SELECT is allowed here, got {kind}", hint=_ONE_SELECT + pivot)
+    if statement.named_parameters:
+        raise InvalidArgument(
+            "the statement has parameters, which cannot be used here", hint=_ONE_SELECT
+        )
+    return str(statement.query.strip().rstrip(";"))
+
+
 def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -> None:
     """Refuse a statement whose tree contains a table that was not given, or a function that is not
     allowed."""
+    for node, local in _nodes(_tree(connection, sql)):
+        _check_node(node, known, local)
+
+
+def _tree(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
+    """The syntax tree of a SELECT."""
     row = connection.execute(
         "SELECT json_serialize_sql(CAST($sql AS VARCHAR))", {"sql": sql}
     ).fetchone()
@@ -299,8 +356,7 @@ def _inspect(connection: duckdb.DuckDBPyConnection, sql: str, known: set[str]) -
         raise InvalidArgument(
             f"only SELECT is allowed here: {tree.get('error_message', '')}", hint=_ONE_SELECT
         )
-    for node, local in _nodes(tree["statements"]):
-        _check_node(node, known, local)
+    return tree["statements"]
 
 
 def _check_node(node: Message, known: set[str], local: frozenset[str]) -> None:
@@ -409,17 +465,28 @@ def _name(name: str) -> str:
 
 
 def _columns(database: duckdb.DuckDBPyConnection) -> str:
-    """List the columns of the tables, for a hint."""
-    rows = (
-        database.cursor()
-        .execute("SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal")
-        .fetchall()
-    )
-    several = len({table for table, _ in rows}) > 1
-    columns = ", ".join(
-        _name(table) * several + "." * several + _name(column) for table, column in rows
-    )
-    return "columns here: " + (columns if len(columns) <= 400 else columns[:400] + "…")
+    """The columns of the tables with their types, for a hint."""
+    cursor = database.cursor()
+    rows = cursor.execute(
+        "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
+    ).fetchall()
+    keywords = cursor.execute(
+        "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category = 'reserved'"
+    ).fetchall()
+    reserved = {keyword for (keyword,) in keywords}
+    columns: dict[str, list[str]] = {}
+    for table, column, kind in rows:
+        is_plain = _PLAIN.fullmatch(column) and column.casefold() not in reserved
+        name = column if is_plain else _name(column)
+        columns.setdefault(table, []).append(f"{name} {line(kind, _LONGEST_TYPE)}")
+    if len(columns) == 1:
+        (listed,) = columns.values()
+        return "columns here: " + line(", ".join(listed), _LONGEST_COLUMNS)
+    room = _LONGEST_COLUMNS // max(1, len(columns))
+    tables = [
+        f"{_name(table)}({line(', '.join(listed), room)})" for table, listed in columns.items()
+    ]
+    return "columns here: " + ", ".join(tables)
 
 
 def _refusal(error: duckdb.Error, folder: str, lead: str = "", hint: str = "") -> Exception:

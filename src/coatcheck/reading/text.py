@@ -101,8 +101,9 @@ class DecodedText:
     def __init__(self, content: Content, *, exact: bool = False) -> None:
         self.exact = exact
         first = content.read(0, FRAME)
-        self.is_document = is_json(content.ref.media_type)
-        self.is_json = self.is_document or is_jsonl(content.ref.media_type)
+        self.media_type = content.ref.media_type
+        self.is_document = is_json(self.media_type)
+        self.is_json = self.is_document or is_jsonl(self.media_type)
         self.encoding, self._unit, mark = encoding_of(first[:4])
         self.unit = "byte" if self._unit == 1 else "code unit"
         self.is_scanned = self._unit > 1

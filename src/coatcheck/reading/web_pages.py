@@ -188,7 +188,7 @@ class _WebPage:
         return tag in _CLOSED_BY.get(element, ())
 
     def _push(self, tag: str, given: Mapping[str, str]) -> None:
-        if self._hidden is None and _is_hidden(tag, given):
+        if self._hidden is None and is_hidden(tag, given):
             self._hidden = len(self._open)
         if tag == "nav" or given.get("role") == "navigation":
             self._menus.append(len(self._open))
@@ -312,7 +312,7 @@ _BEGINNINGS: Final[dict[str, Callable[[_WebPage, str, Mapping[str, str]], None]]
 }  # fmt: skip
 
 
-def _is_hidden(tag: str, given: Mapping[str, str]) -> bool:
+def is_hidden(tag: str, given: Mapping[str, str]) -> bool:
     if tag in _SILENT:
         return True
     if tag in ("html", "body"):

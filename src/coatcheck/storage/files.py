@@ -13,7 +13,6 @@ import fcntl
 import os
 import re
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,9 +35,9 @@ from coatcheck.storage.frames import FRAME, Framed, check_frame, check_size, fra
 # Opening a pipe must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FAN = lazy_pattern(r"[0-9a-f]{2}")
-_SYNCED_KEPT = 10_000
 # Bytes of a value whose lines its readers count; they keep as many frames in memory.
 _UNCOUNTED = 4 * FRAME
+_SYNCED_KEPT = 10_000
 _COMPARED = 64 * 1024  # bytes that are compared at once: they stay in the processor's cache
 _QUARANTINE = "quarantine"
 
@@ -51,8 +50,9 @@ class FileBlobs(BlobStore):
         self._uri = file_uri(root / "blobs")
         self._disk = disk
         self._named: set[str] = set()  # folders in blobs/ whose names are known to be synced
-        self._local = threading.local()  # the memory that each thread compares with
-        self._synced: set[str] = set()  # places of recent copies that are known to be synced
+        # Places of recent copies that are known to be synced. Without it, each repeated put of a
+        # large value would make six syncs (counted), and waiting for the disk is what a put costs.
+        self._synced: set[str] = set()
         if not is_read_only:
             for name in ("blobs", "tmp"):
                 disk.make_folder(name, folder)
@@ -128,11 +128,8 @@ class FileBlobs(BlobStore):
     def sync(self, blob: Blob, *, always: bool = False) -> None:
         """Make a copy that will be reused as durable as a new one: its publisher may not have
         synced it. `always` is for a copy that replaces another, which may be durable."""
-        if (
-            not (always or self._disk.durable)
-            or blob.place in self._synced
-            or not _is_place(blob.place)
-        ):
+        is_wanted = always or self._disk.durable
+        if not is_wanted or blob.place in self._synced or not _is_place(blob.place):
             return  # a place that is not one of our files has nothing to sync, and reading it fails
         with (
             self._opened(blob) as file,
@@ -190,11 +187,9 @@ class FileBlobs(BlobStore):
     def _is(self, blob: Blob, file: int, data: bytes) -> bool:
         if blob.coding != "raw":
             return self._read(blob, file, 0, blob.size) == data
-        piece = getattr(self._local, "piece", None)
-        if piece is None:
-            piece = self._local.piece = memoryview(bytearray(_COMPARED))
         if os.fstat(file).st_size != len(data):
             return False
+        piece = memoryview(bytearray(_COMPARED))
         for at in range(0, len(data), _COMPARED):
             got = os.preadv(file, [piece], at)
             if got != min(_COMPARED, len(data) - at) or not data.startswith(piece[:got], at):
@@ -218,45 +213,50 @@ class FileBlobs(BlobStore):
                         yield Blob(digest, 0, frames.CODINGS[copy[1]], place)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
-        try:
-            with self._opened(blob) as file, self._errors("sweeping a blob"):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                if remove:
-                    self.remove(blob)
-                return True
-        except NotFound:
-            return False
+        with self._locked(blob) as is_locked:
+            if is_locked and remove:
+                self.remove(blob)
+            return is_locked
 
     def quarantine(self, blob: Blob, at: float) -> bool:
-        try:
-            with self._opened(blob) as file, self._errors("setting a blob aside"):
+        with self._locked(blob) as is_locked, self._errors("setting a blob aside"):
+            if not is_locked:
+                return False
+            with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                    self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
+                except FileNotFoundError:  # its last ref was forgotten meanwhile
                     return False
-                with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
-                    try:
-                        self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
-                    except FileNotFoundError:  # its last ref was forgotten meanwhile
-                        return False
-                    self._disk.sync(apart)
-                return True
-        except NotFound:
-            return False
+                self._disk.sync(apart)
+            return True
+
+    @contextmanager
+    def _locked(self, blob: Blob) -> Iterator[bool]:
+        """Lock a copy. Yields False if it is being published, or is missing."""
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context(self._opened(blob))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (NotFound, BlockingIOError):
+                yield False
+                return
+            except OSError as error:
+                raise self._error(storage_error(error, "locking a blob")) from error
+            yield True
 
     def quarantined(self) -> Iterator[Quarantined]:
         with self._errors("listing the quarantine"), self._quarantine() as apart:
             for name in sorted(os.listdir(apart)) if apart >= 0 else ():
-                if (found := frames.QUARANTINED.fullmatch(name)) is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
-                        digest, place, coding, since = found.groups()
-                        yield Quarantined(
-                            Blob(digest, 0, frames.CODINGS[coding], place), size, float(since)
-                        )
+                found = frames.QUARANTINED.fullmatch(name)
+                if found is None:
+                    continue
+                try:
+                    size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+                digest, place, coding, since = found.groups()
+                copy = Blob(digest, 0, frames.CODINGS[coding], place)
+                yield Quarantined(copy, size, float(since))
 
     def take_back(self, blob: Blob) -> bool:
         with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
@@ -302,22 +302,27 @@ class FileBlobs(BlobStore):
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
         for name in names:
+            # Removed, being written, or unreadable: `foreign` reports the last.
             with contextlib.suppress(OSError):
-                # Removed, being written, or unreadable: `foreign` reports the last.
-                file = os.open(name, _READ, dir_fd=self._tmp)
-                try:
-                    info = os.fstat(file)
-                    if stat.S_ISREG(info.st_mode):
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        # A power cut undid the rename of a copy that was published.
-                        if is_named(name):
-                            continue
-                        if remove:
-                            self._disk.remove(name, self._tmp)
-                        total += info.st_size
-                finally:
-                    os.close(file)
+                total += self._leftover(name, remove=remove, is_named=is_named)
         return total
+
+    def _leftover(self, name: str, *, remove: bool, is_named: Callable[[str], bool]) -> int:
+        """Return the size of a file in the staging folder, and with `remove`, remove it. Raises
+        `OSError` if it is being written."""
+        file = os.open(name, _READ, dir_fd=self._tmp)
+        try:
+            info = os.fstat(file)
+            if not stat.S_ISREG(info.st_mode):
+                return 0
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_named(name):  # a power cut undid the rename of a copy that was published
+                return 0
+            if remove:
+                self._disk.remove(name, self._tmp)
+            return info.st_size
+        finally:
+            os.close(file)
 
     def foreign(self) -> Iterator[str]:
         with self._errors("looking for foreign files"):

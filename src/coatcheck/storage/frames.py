@@ -16,7 +16,6 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 import xxhash
@@ -171,7 +170,6 @@ def line_counts(frames: bytes) -> Sequence[int]:
     return () if _NOT_COUNTED in counts[:1] else counts
 
 
-@cache
 def _zstd() -> Any:
     """Import zstd on first use: only cold copies need it."""
     if sys.version_info >= (3, 14):

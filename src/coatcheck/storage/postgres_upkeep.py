@@ -6,6 +6,7 @@ Any number of machines may collect: each takes a batch of sessions that no other
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -92,7 +93,7 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
         if dry_run:
             return self._would_expire(at)
         freed = self._end_all()  # first the sessions whose end was interrupted
-        walked: dict[int, tuple[int, bool]] | None = {}
+        walked: _Walk | None = {}
         while walked is not None:
             some, walked = self._run(
                 "expiring", partial(self._expire_sessions, at, walked), slow=True
@@ -161,13 +162,10 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
         self._ask("DELETE FROM session WHERE session_key = %(key)s", key=one)
         return freed, key is None
 
-    def _expire_sessions(
-        self, at: float, walked: dict[int, tuple[int, bool]]
-    ) -> tuple[Freed, dict[int, tuple[int, bool]] | None]:
+    def _expire_sessions(self, at: float, walked: _Walk) -> tuple[Freed, _Walk | None]:
         """Expire the next refs of due sessions that no other machine has locked. Each session is
-        checked again at its current expiry time. `walked` has the last ref looked at in each
-        session that is not done, and whether one of its refs is pinned; also returns this for the
-        next call, or None if no session is due."""
+        checked again at its current expiry time. Also returns how far it has come for the next
+        call, or None if no session is due."""
         due = self._ask(
             f"SELECT session_key, coalesce({expiry.session_is_over('%(at)s')}, false) AS is_over"
             " FROM session"
@@ -178,7 +176,7 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
         if not due:
             return Freed(), None
         over = [row["session_key"] for row in due if row["is_over"]]
-        places = {key: walked.get(key, (0, False)) for key in over}
+        places = {key: walked.get(key, _Place()) for key in over}
         rows = self._ask(
             # Turns the next refs into tombstones, except pinned ones, and returns all that it has
             # looked at.
@@ -197,12 +195,14 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
                 FROM part LEFT JOIN buried ON buried.session_key = part.key
                     AND buried.seq = part.seq""",
             keys=over,
-            after=[places[key][0] for key in over],
+            after=[places[key].seq for key in over],
             batch=BATCH,
         )
         for row in rows:
-            seq, has_pins = places[row["session_key"]]
-            places[row["session_key"]] = max(row["seq"], seq), row["is_pinned"] or has_pins
+            place = places[row["session_key"]]
+            places[row["session_key"]] = _Place(
+                max(row["seq"], place.seq), place.has_pins or row["is_pinned"]
+            )
         buried = [row for row in rows if row["digest"] is not None]
         freed = self._let_go_of(
             [(row["session_key"], row["digest"], row["size"]) for row in buried]
@@ -217,12 +217,12 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
         )
         self._ask(
             "UPDATE session SET look_at = %(later)s WHERE session_key = ANY (%(keys)s)",
-            keys=[key for key, (_, has_pins) in places.items() if has_pins], later=at + _LATER,
+            keys=[key for key, place in places.items() if place.has_pins], later=at + _LATER,
         )  # fmt: skip
         self._ask(
             f"UPDATE session SET look_at = NULL, ended_at = {expiry.SESSION_END}"
             " WHERE session_key = ANY (%(keys)s)",
-            keys=[key for key, (_, has_pins) in places.items() if not has_pins],
+            keys=[key for key, place in places.items() if not place.has_pins],
         )
         return freed, {}
 
@@ -361,3 +361,16 @@ class PostgresUpkeep(PostgresRows, Records, Upkeep):
             )
             for session_id, key, value in rows:
                 yield Note(session_id.decode(), key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a collection has come in a session: the last ref that it looked at, and whether one
+    of those is pinned."""
+
+    seq: int = 0
+    has_pins: bool = False
+
+
+_Walk = dict[int, _Place]
+"""The places in the sessions that are not done, by their keys."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 from coatcheck.errors import Damaged, StoreUnavailable, UnsupportedFormat, development_format
@@ -149,7 +148,6 @@ def _check_schema(db: sqlite3.Connection, version: int) -> None:
         )
 
 
-@cache
 def _schema_of(version: int) -> _Schema:
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
         for step in STEPS[:version]:

@@ -26,6 +26,7 @@ _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0
 _SIZE: Final = 8  # bytes of an instruction
 _NUMBER, _MARK, _FIRST_ARGUMENT = 0, 4, 16  # places in the data that the kernel gives to the filter
 _THREAD: Final = 0x10000  # the flag of `clone` that makes a thread
+_NO_PROCESS: Final = 0x7FFF_FFFF  # larger than any process id
 _X32: Final = 0x4000_0000  # where the numbers of a second interface begin, on x86-64
 
 _DENIED: Final = {
@@ -90,9 +91,7 @@ _MACHINES: Final = {
 
 def forbid_sockets_and_processes() -> bool:
     """Set the filter for this process, and return whether that worked."""
-    if sys.platform != "linux" or sys.byteorder != "little" or struct.calcsize("P") != 8:
-        return False
-    machine = _MACHINES.get(os.uname().machine)
+    machine = _machine()
     if machine is None:
         return False
     program = _program(machine, os.getpid())
@@ -104,7 +103,25 @@ def forbid_sockets_and_processes() -> bool:
     return bool(libc.syscall(machine.seccomp, _SET_FILTER, _ALL_THREADS, described) == 0)
 
 
-def _program(machine: _Machine, pid: int) -> bytes:
+def filter_for_worker() -> tuple[int, bytes] | None:
+    """Return the number of the system call `seccomp` and a filter for a process that is yet to
+    start; None where there is none.
+
+    That process can still become another program (Landlock limits which), and signals no process,
+    not even itself."""
+    machine = _machine()
+    if machine is None:
+        return None
+    return machine.seccomp, _program(machine, _NO_PROCESS, may_execute=True)
+
+
+def _machine() -> _Machine | None:
+    if sys.platform != "linux" or sys.byteorder != "little" or struct.calcsize("P") != 8:
+        return None
+    return _MACHINES.get(os.uname().machine)
+
+
+def _program(machine: _Machine, pid: int, *, may_execute: bool = False) -> bytes:
     """Return the filter: instructions that the kernel runs for each call, until one returns."""
     refuse = _instruction(_RETURN, _FAIL | errno.EPERM)
     missing = _instruction(_RETURN, _FAIL | errno.ENOSYS)
@@ -121,9 +138,9 @@ def _program(machine: _Machine, pid: int) -> bytes:
         _instruction(_IF_EQUAL, machine.clone3, otherwise=1),
         missing,
     ]
-    for numbers in _DENIED.values():
+    for name, numbers in _DENIED.items():
         number = numbers[machine.column]
-        if number is not None:
+        if number is not None and not (may_execute and name == "execve"):
             steps += [_instruction(_IF_EQUAL, number, otherwise=1), refuse]
     for number, condition, value in (
         (machine.clone, _IF_ANY_BIT, _THREAD),
