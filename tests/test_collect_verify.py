@@ -364,9 +364,8 @@ def test_a_copy_that_is_sound_after_all_is_used_again(lasting: Backend, harm: Ha
     lasting.damage(ref, harm)
     store.verify(repair=True)
     assert one.get("first") is None
-    lasting._stored_copy(ref).write(
-        NOISE
-    )  # a backup of the objects was restored, or a disk works again
+    # A backup of the objects was restored, or a disk works again.
+    lasting._stored_copy(ref).write(NOISE)
     store.collect(grace=0)
     (problem,) = store.verify().problems
     assert (problem.kind, problem.artifact_id, problem.repaired) == (

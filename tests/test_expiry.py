@@ -335,9 +335,8 @@ def test_uses_reach_other_processes_before_the_session_could_expire(
 
 def test_uses_are_written_by_a_timer(lasting: Backend, clock: Clock) -> None:
     reader, other = lasting.open(clock=clock), lasting.open(clock=clock)
-    session = reader.session(
-        "s", ttl=0.5
-    )  # the timer depends on the time to live, and on the machine's clock
+    # The timer depends on the time to live, and on the machine's clock.
+    session = reader.session("s", ttl=0.5)
     ref = session.put("x")
     clock.advance(0.4)
     assert session.get(ref) == "x"

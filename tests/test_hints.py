@@ -387,3 +387,22 @@ def test_a_preview_of_text_shows_whole_lines_at_both_ends() -> None:
     assert text.startswith(head)
     assert head.endswith("form.\n")
     assert tail.partition("]… ")[2].startswith("This is sentence ")
+
+
+def test_a_hint_is_a_program_where_counting_needs_one_and_the_agent_can_run_it(
+    session: Session,
+) -> None:
+    log = "".join(f"2026-01-01 10:00:00 {['put', 'get'][n % 2]} key-{n}\n" for n in range(900))
+    users = {f"user{n}": {"role": ["admin", "guest"][n % 2]} for n in range(200)}
+    for value, program in (
+        (log, "print(Counter(w for l in lines for w in l.split()[2:3]).most_common(30))"),
+        (
+            json.dumps({"users": users}),
+            "print(Counter(v.get('role') for v in data['users'].values()).most_common(20))",
+        ),
+    ):
+        able = Policy(tools={"t": "always"}, read_arguments=("pointer", "lines", "grep", "code"))
+        hint = json.loads(session.externalize(value, tool="t", policy=able).text)["hint"]
+        assert hint.startswith('get_artifact(pointer="art:')
+        assert f'", code="{program}")' in hint
+        assert "code=" not in stub_of(session, value)["hint"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+import coatcheck
 from coatcheck.media import HEAD, JSON, JSONL, sniff_text
 from coatcheck.previews import SCANNED, Preview, Sample, facts
 from coatcheck.previews.shape import outline
@@ -145,6 +146,127 @@ def test_the_outline_of_an_array_has_the_types_of_all_its_items() -> None:
     assert "array of 1,502 null/number/strings" in text
 
 
+# Types are those of SQL
+
+CELLS = {
+    "whole": "7 12 0",
+    "zero first": "007 010 000",
+    "real": "1.5 2 -3e5",
+    "huge": "12345678901234567890 1 2",
+    "day": "2020-01-01 2021-12-31 1999-02-03",
+    "moment": "2020-01-01T10:00:00 2021-01-01T10:00:00 1999-01-01T00:00:00",
+    "zoned": "2020-01-01T10:00:00Z 2021-01-01T10:00:00Z 1999-01-01T00:00:00Z",
+    "clock": "10:00:00 11:30:00 23:59:59",
+    "flag": "true false true",
+    "text": "a b 3",
+    "mixed": "2020-01-01 x 1",
+}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_types_of_columns_are_those_that_sql_finds(suffix: str) -> None:
+    pytest.importorskip("duckdb")
+    rows = [
+        {name: values.split()[at] for name, values in CELLS.items()} | {"empty": ""}
+        for at in range(3)
+    ] * 10
+    if suffix == "csv":
+        lines = [",".join(row.values()) for row in rows]
+        text = "\n".join([",".join(rows[0]), *lines]) + "\n"
+    else:
+        typed: list[dict[str, object]] = []
+        for row in rows:
+            one: dict[str, object] = {**row, "flag": row["flag"] == "true"}
+            one |= {name: json.loads(row[name]) for name in ("whole", "real")}
+            typed.append(
+                one | {"list": [1, 2], "inside": {"a": 1}, "nothing": None, "both": row["day"]}
+            )
+        text = json.dumps(typed)
+    session = coatcheck.open("memory:").session("s")
+    ref = session.put(text, name=f"rows.{suffix}")
+    found = {}
+    for line in session.read(ref, query="DESCRIBE artifact").text.split("\n")[1:]:
+        name, type_ = line.split(",")[:2]
+        found[name] = re.sub(r"STRUCT.*", "STRUCT", type_.strip('"'))
+    shown = session.preview(ref, limit=2_000).text
+    for name, type_ in found.items():
+        expected = {"TIMESTAMP WITH TIME ZONE": "TIMESTAMPTZ", "JSON": "NULL"}.get(type_, type_)
+        assert re.search(rf"\b{name} {re.escape(expected)}\b", shown), (name, type_, shown)
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "lines"])
+def test_a_value_that_its_name_makes_a_secret_is_masked_wherever_it_is_listed(form: str) -> None:
+    secret = "correct horse battery staple 9"
+    rows = [{"id": n, "password": secret, "note": "x" * 30} for n in range(200)]
+    texts = {
+        "csv": "id,password,note\n" + "".join(f"{n},{secret},{'x' * 30}\n" for n in range(200)),
+        "json": json.dumps({"rows": rows, "password": secret}),
+        "lines": "".join(json.dumps(row) + "\n" for row in rows),
+    }
+    assert "horse" not in stub(texts[form]).text
+
+
+def test_a_value_beside_the_name_of_a_secret_is_masked() -> None:
+    env = [{"name": f"SETTING_{n}", "value": f"plain {n}"} for n in range(30)]
+    env.insert(0, {"name": "DB_PASSWORD", "value": "hunter2-and-more"})
+    assert "hunter2" not in stub(json.dumps({"env": env}), JSON).text
+
+
+# Known documents
+
+
+def test_openapi_is_described_by_operations_tags_and_schemas() -> None:
+    paths = {
+        f"/p{n}": {"get": {"tags": ["a"]}, "post": {"tags": ["a", "b"]}, "parameters": []}
+        for n in range(30)
+    }
+    document = {"openapi": "3.1.0", "info": {"title": "Shop"}, "paths": paths,
+                "components": {"schemas": {"Cart": {}, "User": {}}}}  # fmt: skip
+    assert stub(json.dumps(document), JSON).text.startswith(
+        "OpenAPI 3.1.0 “Shop”: 30 paths, 60 operations (get 30, post 30), 2 schemas\n"
+        "tags: a 60, b 30\npaths: /p0 get,post, "
+    )
+
+
+def test_a_package_of_npm_is_described_by_its_versions() -> None:
+    document = {
+        "name": "left-pad", "dist-tags": {"latest": "1.3.0", "next": "2.0.0"},
+        "versions": [f"{n}.0.0" for n in range(90)], "description": "pads",
+        "time": {"created": "2014-03-05T00:00:00Z", "modified": "2022-01-01T00:00:00Z"},
+        "readme": "words " * 900,
+    }  # fmt: skip
+    found = stub(json.dumps(document), JSON)
+    assert found.text.startswith(
+        "npm package left-pad: 90 versions, latest 1.3.0; created 2014-03-05, modified 2022-01-01\n"
+    )
+    assert found.shown == "2 of 2 tags, 6 of 6 keys, counted in all of it"
+
+
+def test_kubernetes_objects_are_described_by_kind_namespace_and_phase() -> None:
+    items = [
+        {"kind": "Pod", "metadata": {"name": f"web-{n}", "namespace": ["shop", "ops"][n % 2]},
+         "status": {"phase": "Running" if n else "Pending"}}
+        for n in range(40)
+    ]  # fmt: skip
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+    assert stub(text, JSON).text.startswith(
+        "Kubernetes Pod 40\nnamespaces: ops 20, shop 20\nphases: Running 39, Pending 1\n"
+        "names: web-0, web-1, "
+    )
+
+
+def test_issues_of_github_are_described_by_state_author_and_label() -> None:
+    issues = [
+        {"html_url": "https://example.org", "number": n, "state": ["open", "closed"][n % 2],
+         "title": f"Issue {n}", "user": {"login": "ann"}, "labels": [{"name": "bug"}]}
+        for n in range(1, 31)
+    ]  # fmt: skip
+    assert stub(json.dumps(issues), JSON).text.startswith(
+        "GitHub 30 issues: closed 15, open 15, #1-#30\nauthors: ann 30\nlabels: bug 30\n"
+        "titles: #1 Issue 1, "
+    )
+
+
 # What programs print
 
 
@@ -200,6 +322,38 @@ def test_a_package_list_is_not_called_yaml() -> None:
         "Homepage ×200 always http://a"
     )
     assert found.shown == "6 of 6 fields, counted in all of it"
+
+
+def test_a_yaml_list_of_records_is_a_table() -> None:
+    text = "".join(f"- name: user {n}\n  state: {['on', 'off'][n % 2]}\n" for n in range(200))
+    assert stub(text).text == (
+        "200 items of a YAML list, each from name on\n"
+        "name 200 values, e.g. user 0, state off 100|on 100"
+    )
+
+
+def test_a_column_of_text_shows_its_most_frequent_values() -> None:
+    text = "apple\npear\napple\nplum\n" * 300
+    assert stub(text).text == "1200 lines, 3 different\napple 600, pear 300, plum 300"
+    numbers = "".join(f"{n * 7}\n" for n in range(900))
+    assert stub(numbers).text == "900 lines, 900 different (BIGINT 0..6293)\n0, 7, 14, …, 6293"
+
+
+def test_a_table_of_markdown_is_a_table() -> None:
+    text = "| id | state |\n| --- | :-- |\n" + "".join(f"| {n} | on |\n" for n in range(300))
+    assert stub(text).text == (
+        "300 rows × 2 columns\nid BIGINT 0..299, state VARCHAR always on\n0, on\n1, on\n2, on"
+    )
+
+
+def test_the_reasons_for_which_tests_were_skipped_are_counted() -> None:
+    skipped = "test_{0} (a.B.test_{0}) ... skipped 'no {1}'\n"
+    rows = "".join(skipped.format(n, "tk" if n % 3 else "gdbm") for n in range(300))
+    found = stub(f"{rows}\nRan 7351 tests in 33.1s\n\nOK (skipped=300)\n").text
+    assert found.startswith(
+        "unittest, 304 lines: Ran 7351 tests in 33.1s, OK (skipped=300)\n"
+        "why skipped (300 lines): no tk ×200, no gdbm ×100"
+    )
 
 
 def test_documents_of_yaml_may_repeat_their_keys() -> None:

@@ -328,9 +328,8 @@ def test_a_forked_child_claims_and_writes_on_its_own(lasting: Backend) -> None:
     token = session.claim("parent")
     session.record("hot", b"parent's", token=token)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # forking while threads run is the case under test
+        # Forking while threads run is the case under test.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         code = 1

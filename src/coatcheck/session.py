@@ -37,6 +37,8 @@ class Session(CoreSession):
         ignore_case: bool = False,
         invert: bool = False,
         literal: bool = False,
+        count: bool = False,
+        last: bool = False,
         query: str | None = None,
         diff: str | None = None,
         code: str | None = None,
@@ -50,7 +52,8 @@ class Session(CoreSession):
         `lines="4100:4160"`, `"-50:"` or `"10:40,200:220"` and `chars="0:2000"` are slices. `grep`
         is a regular expression in RE2 syntax (or `literal` text), with `context` lines around each
         match; by default 2 in indented JSON and accessibility snapshots, else none, and "auto" adds
-        as many as a short page has room for. `query` is `"shape"`, a JSONPath, SQL on the table
+        as many as a short page has room for. `count` gives numbers alone, and `last` begins with
+        the last matches. `query` is `"shape"`, a JSONPath, SQL on the table
         `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. `code` is
         a Python program over the whole content: it finds `text`, `lines` and `data` (JSON or rows),
         and the page is what it prints, with its last value (extra `programs`). Lines are shown as
@@ -64,7 +67,8 @@ class Session(CoreSession):
 
         request = Request(
             lines=lines, chars=chars, grep=grep, context=context, ignore_case=ignore_case,
-            invert=invert, literal=literal, query=query, diff=diff, code=code, exact=exact,
+            invert=invert, literal=literal, count=count, last=last, query=query, diff=diff,
+            code=code, exact=exact,
             max_chars=self.store.settings["page.max_chars"] if max_chars is None else max_chars,
         )  # fmt: skip
         if request.code is not None:

@@ -25,9 +25,8 @@ _CLOSE = CFUNCTYPE(c_int, c_void_p)
 _WRITE = CFUNCTYPE(c_int, c_void_p, c_void_p, c_int, c_int64)
 _TRUNCATE = CFUNCTYPE(c_int, c_void_p, c_int64)
 _SYNC = CFUNCTYPE(c_int, c_void_p, c_int)
-_LASTING = (
-    0x100 | 0x800 | 0x80000
-)  # flags of an open: the database, its rollback journal or its WAL
+# Flags of an open: the database, its rollback journal or its WAL.
+_LASTING = 0x100 | 0x800 | 0x80000
 
 
 class Listener(Protocol):
@@ -75,9 +74,8 @@ class WrappedVfs:
     to it."""
 
     def __init__(self) -> None:
-        library: Any = ctypes.CDLL(
-            _sqlite3.__file__
-        )  # AttributeError where its SQLite cannot be reached
+        # AttributeError where its SQLite cannot be reached.
+        library: Any = ctypes.CDLL(_sqlite3.__file__)
         library.sqlite3_vfs_find.restype = c_void_p
         library.sqlite3_vfs_find.argtypes = [c_char_p]
         library.sqlite3_vfs_register.argtypes = [c_void_p, c_int]

@@ -144,9 +144,8 @@ class FleetWorld(World):
         raise GenericError("the connection is lost")
 
     def weight(self, what: str) -> int:
-        return (
-            1 if what.startswith("database: a") else 10
-        )  # most steps are transactions that only read
+        # Most steps are transactions that only read.
+        return 1 if what.startswith("database: a") else 10
 
     def step(
         self,

@@ -403,9 +403,8 @@ class World(Steps):
                 others if wait else [one for one in others if one.sleeps_until <= len(self.steps)]
             )
             if ready:
-                if slow or (
-                    not wait and self.choose.random() < 0.3
-                ):  # a slow process meets others in the middle of their work
+                # A slow process meets others in the middle of their work.
+                if slow or (not wait and self.choose.random() < 0.3):
                     process.sleeps_until = len(self.steps) + self.choose.choice((20, 60, 150))
                 self.running = self.choose.choice(ready)
                 self.running.may_run.release()

@@ -239,9 +239,8 @@ def test_a_flipped_bit_in_a_transcript_or_its_backup_is_reported_or_harmless(
         transcript.externalize(path, session)
         sound = {one.name: one.read_bytes() for one in in_memory.iterdir() if one.is_file()}
         data = sound[name]
-        every = range(
-            0, len(data), 8 if name.endswith("-backup") else 1
-        )  # a backup is mostly payload
+        # A backup is mostly payload.
+        every = range(0, len(data), 8 if name.endswith("-backup") else 1)
         for at in every if long_faults else rng.sample(every, 30):
             bit = 1 << rng.randrange(8)
             for one, content in sound.items():

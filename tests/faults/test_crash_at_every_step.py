@@ -190,9 +190,8 @@ class Run:
             self.is_done = True
             after = state_of(store)
             store.close()
-            return (
-                None if self.disk.crashed else after
-            )  # SQLite reports no error if it fails to close
+            # SQLite reports no error if it fails to close.
+            return None if self.disk.crashed else after
         except (Crash, StoreError):
             assert self.disk.crashed
             self.disk.revive()

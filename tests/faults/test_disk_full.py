@@ -371,9 +371,8 @@ def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(
             person.give("a second result\n" * 9_000)
             person.say("thanks")
 
-        if (
-            api == "responses stored"
-        ):  # a link to the next request cannot be written once the log has no room
+        # A link to the next request cannot be written once the log has no room.
+        if api == "responses stored":
             with pytest.raises(openai.APIError, match="cannot write its ledger"):
                 continue_conversation()
             return

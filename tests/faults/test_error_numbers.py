@@ -151,9 +151,8 @@ def _steps(path: Path, session: Session) -> dict[str, Callable[[], object]]:
 def test_no_error_number_makes_a_transcript_lose_a_byte(
     call: str, in_memory: Path, long_faults: bool, counts: Counts
 ) -> None:
-    numbers = (
-        NUMBERS if long_faults else SOME[:: 6 if call == "fsync" else 4]
-    )  # ENOENT is among the latter
+    # ENOENT is among the latter.
+    numbers = NUMBERS if long_faults else SOME[:: 6 if call == "fsync" else 4]
     with coatcheck.open(in_memory / "store", durability="process") as store:
         session = store.session("s", ttl=None)
         for number in numbers:

@@ -512,9 +512,8 @@ def test_a_call_from_a_signal_handler_inside_another_call_is_an_error_and_not_a_
 def test_an_interrupt_around_a_fork_leaves_no_lock_behind(
     tmp_path: Path, another: Callable[[], None], alarm: Alarm, counts: Counts
 ) -> None:
-    alarm.only_in = str(
-        Path(coatcheck.__file__).parent
-    )  # an interrupt of Python's own hooks leaves a lock of logging
+    # An interrupt of Python's own hooks leaves a lock of logging.
+    alarm.only_in = str(Path(coatcheck.__file__).parent)
     with coatcheck.open(tmp_path / "store", durability="process") as store:
         session = store.session("s", ttl=None)
 

@@ -291,9 +291,8 @@ def test_a_replaced_copy_is_swept_only_after_the_row_that_names_the_new_one_is_d
     in_memory: Path,
 ) -> None:
     folder, image = in_memory / "store", in_memory / "image"
-    disk = Raced(
-        folder, image=image, cut="zeroed"
-    )  # the removal is durable, unsynced bytes are not
+    # The removal is durable, unsynced bytes are not.
+    disk = Raced(folder, image=image, cut="zeroed")
     with _replace_copy(folder, disk) as store:
         disk.stops_at_sweep = True
         assert store.collect(compress=False).orphans == 1

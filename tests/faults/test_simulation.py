@@ -36,9 +36,8 @@ SEEDS = 10_000 if LONG_FAULTS else 160
 GROUPS = 40 if LONG_FAULTS else 4
 FLEET_SEEDS = 2_000 if LONG_FAULTS else 40
 FLEET_GROUPS = 20 if LONG_FAULTS else 2
-MAX_SEEDS = (
-    2_000 if LONG_FAULTS else 400
-)  # seeds within which each mistake is found; most are found within 20
+# Seeds within which each mistake is found; most are found within 20.
+MAX_SEEDS = 2_000 if LONG_FAULTS else 400
 
 
 @pytest.mark.parametrize("group", range(GROUPS))

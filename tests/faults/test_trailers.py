@@ -31,9 +31,8 @@ pytestmark = [
 
 MIB = 1 << 20
 TOKEN = "a-token-for-the-tests-of-trailers"
-ALLOWED = (
-    24 * MIB
-)  # growth of a server: a few buffers of each connection, and what a first request loads
+# Growth of a server: a few buffers of each connection, and what a first request loads.
+ALLOWED = 24 * MIB
 
 
 @dataclass(frozen=True)

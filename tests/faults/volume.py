@@ -112,9 +112,8 @@ class Volume:
             elif self._writes[number]:
                 self._bytes[number] = _written(self._bytes[number], self._writes[number])
                 self._writes[number] = []
-        elif (
-            what == "lose"
-        ):  # a sync failed: the system counts the bytes as written, and never writes them
+        elif what == "lose":
+            # A sync failed: the system counts the bytes as written, and never writes them.
             (number,) = about
             self._writes.get(number, []).clear()
         elif what == "rename":

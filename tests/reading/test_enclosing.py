@@ -49,9 +49,8 @@ func main() {
 
 
 def grep(data: str, media_type: str = "text/plain", **options: Any) -> list[str]:
-    wanted: dict[str, Any] = {"grep": "needle", "context": 0, **options}
-    request = Request(**wanted)
-    return read(make_content(data.encode(), media_type), request).text.split("\n")
+    asked: dict[str, Any] = {"grep": "needle", "context": 0} | options
+    return read(make_content(data.encode(), media_type), Request(**asked)).text.split("\n")
 
 
 def test_a_match_in_code_names_the_definitions_around_it() -> None:

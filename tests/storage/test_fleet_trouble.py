@@ -310,9 +310,8 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(
     assert catalog.totals().refs == 1  # the forget came before the put
 
     number = str(catalog._ask("SELECT pg_current_xact_id()::text AS number")[0]["number"])
-    ahead = str(
-        int(number) + 1_000_000
-    )  # as on a server that was promoted without the last commits
+    # As on a server that was promoted without the last commits.
+    ahead = str(int(number) + 1_000_000)
     with catalog._connections._connected(time.monotonic() + 5, own=False, slow=False) as db:
         assert [_is_committed(db, one) for one in (number, ahead)] == [True, False]
     other.close()
@@ -322,9 +321,8 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice(
 def test_a_connection_to_a_server_that_is_no_longer_primary_is_not_kept(fleet: Fleet) -> None:
     _, catalog, _ = open_fleet(parse(fleet.new_url()), patience=10)
     catalog.put(entry("before"))
-    catalog._ask(
-        "SELECT set_config('default_transaction_read_only', 'on', false)"
-    )  # like a demoted server
+    # Like a demoted server.
+    catalog._ask("SELECT set_config('default_transaction_read_only', 'on', false)")
     catalog.put(entry("after"))
     assert catalog.totals().refs == 2
     catalog.close()

@@ -131,6 +131,8 @@ def get(
 @click.option("-i", "--ignore-case", is_flag=True, help="With --grep: ignore case.")
 @click.option("-v", "--invert", is_flag=True, help="With --grep: lines that do not match.")
 @click.option("-F", "--literal", is_flag=True, help="With --grep: treat the pattern as plain text.")
+@click.option("-c", "--count", is_flag=True, help="With --grep: numbers alone.")
+@click.option("--last", is_flag=True, help="With --grep: the last matches first, page by page.")
 @click.option(
     "--query",
     help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.",

@@ -231,7 +231,8 @@ class ToolExecutor:
         resolves = any(tool.resolves for tool in self._tools.values())
         if reader is None:
             return replace(policy, read_tool=None, resolves=resolves)
-        accepted = tuple(name for name in READ_ARGUMENTS if reader.accepts(name))
+        possible = (*READ_ARGUMENTS, "code")
+        accepted = tuple(name for name in possible if reader.accepts(name))
         return replace(policy, read_tool=reader.name, read_arguments=accepted, resolves=resolves)
 
     def _find(self, handle: Handle | str) -> tuple[Handle, threads.Job]:

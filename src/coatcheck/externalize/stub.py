@@ -146,6 +146,8 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     if tool is None or "pointer" not in takes:
         return _hint_without_tool(pointer, policy)
     ways = [way for way in _ways(about) if _argument_of(way) in takes]
+    if about.preview.part and ways and _argument_of(ways[0]) == "code":
+        ways = [way for way in ways if way != about.preview.ask]  # it is for a part of the content
     if not ways:
         reads = "reads" if about.tokens is not None else "describes"
         return f'{tool}(pointer="{pointer}") {reads} it; {_REPEATING}'
@@ -190,7 +192,8 @@ def _ways(about: Facts) -> list[str]:
         usual = ['grep="…"', 'lines="1:80"']
     else:
         usual = ['lines="1:80"', 'grep="…"']
-    return [ask, *usual] if ask else usual
+    program = f'code="{about.preview.code}"' if about.preview.code else ""
+    return [way for way in (program, ask, *usual) if way]
 
 
 def _argument_of(way: str) -> str:

@@ -116,6 +116,8 @@ class ReadOptions(NoOptions):
     ignore_case: bool = False
     invert: bool = False
     literal: Annotated[bool, _about("Treat the pattern of grep as plain text.")] = False
+    count: Annotated[bool, _about("Numbers alone: matches, alternatives, values.")] = False
+    last: Annotated[bool, _about("Begin with the last matches of grep.")] = False
     query: (
         Annotated[
             str, _about('"shape", a JSONPath, SQL on the table artifact, or "text" of a document.')

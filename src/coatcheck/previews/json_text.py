@@ -105,7 +105,7 @@ def described(document: object, scope: str = "", *, lead: str = "", note: str = 
         scope=scope,
         ask=ask,
         part=part,
-        code=_program(document, first),
+        code=_program(first),
     )
 
 
@@ -335,17 +335,19 @@ def _telling_key(row: Mapping[str, object]) -> str:
     return next(iter(plain), "")
 
 
-def _program(document: object, place: Place | None) -> str:
-    """A program that counts, where SQL does not reach: rows that are the values of an object, or in
-    several arrays."""
-    if place is None or not place.path or (place.pointer is not None and not place.keys):
+def _program(place: Place | None) -> str:
+    """A program that counts where SQL does not reach: in the objects that are the values of one
+    object."""
+    if place is None or not place.keys or place.pointer is None:
         return ""
-    if not place.keys or place.pointer is None:
+    steps = place.pointer.split("/")[1:]
+    if not all(map(PLAIN.fullmatch, steps)):
         return ""
-    at = "".join(f"['{key}']" for key in place.pointer.split("/")[1:])
-    if '"' in at or "\\" in at or "~" in at or not at.isprintable() or len(at) > 80:
-        return ""
-    return f"d = data{at}; print(len(d), list(d.items())[:3])"
+    where = "data" + "".join(f"['{step}']" for step in steps)
+    grouped = rows_of(place.rows).grouped()
+    if PLAIN.fullmatch(grouped):
+        return f"print(Counter(v.get('{grouped}') for v in {where}.values()).most_common(20))"
+    return f"print(len({where}), list({where})[:100])"
 
 
 # Several values, broken values

@@ -26,6 +26,7 @@ _KEY: Final = start_pattern(r"([A-Za-z_][\w./-]{0,60}):(?: |$)")
 _YAML: Final = lazy_pattern(r"\s*(?:- )*(?:[\w./\"'-]{1,80}:(?: |$)|- \S|---)")
 _YAML_KINDS: Final = start_pattern(r"(?:- |  ){0,40}kind: (\w{1,60})$")
 _DOCUMENT: Final = start_pattern(r"---(?:[ \t]|$)")
+_ITEM_KEY: Final = start_pattern(r"(?:- |  )([A-Za-z_][\w.-]{0,60}):[ \t]{0,8}([^\n]*)")
 _STANZA_KEY: Final = start_pattern(r"([A-Za-z][\w.-]{0,60}):[ \t]{0,8}([^\n]*)")
 
 
@@ -106,7 +107,9 @@ def yaml(text: Excerpt) -> Draft | None:
     body = text.body
     keys = _KEY.findall(body.lines)
     if _repeats(body, keys):
-        return _stanzas(text, body)
+        return _stanzas(text, body, of=_STANZA_KEY)
+    if start.lstrip().startswith("- "):
+        return _stanzas(text, body, of=_ITEM_KEY, what="items of a YAML list")
     formed = sum(bool(_YAML.match(each)) for each in first)
     nested = sum(each.startswith((" ", "- ")) for each in first)
     if formed * 10 < len(first) * 8 or not nested or not keys:
@@ -137,11 +140,17 @@ def _field(name: str, value: object) -> str:
     return f"{name}: {value}"
 
 
-def _stanzas(text: Excerpt, body: Body) -> Draft | None:
+def _stanzas(
+    text: Excerpt,
+    body: Body,
+    *,
+    of: re.Pattern[bytes],
+    what: str = "records of lines “key: value”",
+) -> Draft | None:
     """Preview of records of lines `Key: value`, such as Debian's package lists: what is in the
     fields of all records."""
     by_name: dict[bytes, list[bytes]] = {}
-    for key, value in _STANZA_KEY.findall(body.lines):
+    for key, value in of.findall(body.lines):
         by_name.setdefault(key, []).append(value)
     first_key = next(iter(by_name), b"")
     total = len(by_name.get(first_key, ()))
@@ -161,7 +170,8 @@ def _stanzas(text: Excerpt, body: Body) -> Draft | None:
         telling += [index] if column.is_telling else []
     scope = _scope(text, body)
     first = first_key.decode("utf-8", "replace")
-    lead = f"{_lead(scope)}{some(total, 'record')} of lines “key: value”, "
-    lead += f"each from {masked_line(first, 40)} on"
+    lead = f"{_lead(scope)}{total} {what}, each from {masked_line(first, 40)} on"
     section = Section("", items[:_LISTED], "fields", len(items), first=telling)
-    return Draft(lead, (section,), scope=scope, ask=grep(f"{first}:", start="^"))
+    return Draft(
+        lead, (section,), scope=scope, ask=grep(f"{first}:", start="^" if of is _STANZA_KEY else "")
+    )

@@ -350,6 +350,7 @@ def _rows(text: Excerpt) -> Draft | None:
 KINDS: Final[tuple[Kind, ...]] = (
     Kind("numbered lines", (), code.numbered, code.NUMBERED_LINES),
     Kind("numbered diff", (), diffs.numbered_diff, diffs.NUMBERED_DIFF),
+    Kind("Markdown table", ("|",), tables.ruled, lazy_pattern(r"\s*\|")),
     Kind("document", ("#",), documents.found_markdown, lazy_pattern("# |---\n")),
     Kind("broken JSON", ('"',), broken_json),
     Kind("Python rows", ("[(", "[{'"), _rows),
@@ -371,6 +372,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("code", (), code.source),
     Kind("markdown", (), documents.found_markdown),
     Kind("YAML", (), keyed.yaml),
+    Kind("plain lines", (), tables.plain_lines),
     Kind("output", (), limited(logs.output)),
 )
 """The kinds of text without a known media type, in the order in which they are tried."""

@@ -75,7 +75,7 @@ def _openapi(document: object) -> Known | None:
                 len(schemas), share=0.25),
     ]  # fmt: skip
     kept = [one for one in sections if one.items]
-    return Known(title, kept, is_complete=True, ask=('query="$.paths"', ""))
+    return Known(title, kept, is_complete=True, ask=('query="$.paths[*][*].operationId"', ""))
 
 
 def _schemas(document: Mapping[str, Any]) -> list[str]:
@@ -97,8 +97,8 @@ def _npm(document: object) -> Known | None:
     latest = tags.get("latest")
     title += f", latest {masked_line(str(latest), 30)}" if latest else ""
     if isinstance(times, dict) and times.get("created"):
-        title += f"; created {masked_line(str(times['created']), 10).rstrip('…')}"
-        title += f", modified {masked_line(str(times.get('modified', '')), 10).rstrip('…')}"
+        title += f"; created {masked_line(str(times['created'])[:10], 10)}"
+        title += f", modified {masked_line(str(times.get('modified', ''))[:10], 10)}"
     names = [masked_line(str(one), 24) for one in versions]
     ends = [*names[:3], "…", *names[-3:]] if len(names) > 6 else names
     sections = [

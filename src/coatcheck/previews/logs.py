@@ -87,13 +87,23 @@ def log(text: Excerpt) -> Draft | None:
     lead = " · ".join(part for part in (text.extent, counts_of(levels, body.least), span) if part)
     errors, ask = _errors(text, body, levels)
     sections = [*errors, *_exception(text, body)]
-    words = _words(body.data)
-    if words is not None:
-        sections.append(words)
+    position = _differing(body.data)
+    program = ""
+    if position is not None:
+        sections.append(_words(body.data, position))
+        program = f"print(Counter(w for l in lines for w in l.split()[{position}:{position + 1}])"
+        program += ".most_common(30))"
     if not levels and not errors:
         sections.append(_ends_of(head, tail))
     scope = f", {text.within(len(body.data))}" if body.least else ""
-    return Draft(lead, tuple(sections), shown="levels and times", scope=scope, ask=ask)
+    return Draft(
+        lead,
+        tuple(sections),
+        shown="levels and times",
+        scope=scope,
+        ask=ask,
+        code="" if levels else program,
+    )
 
 
 def _span(head: str, tail: str) -> str:
@@ -143,14 +153,9 @@ def _exception(text: Excerpt, body: Body) -> list[Section]:
     return [Section(label, [(line(shown, 80), shown)], share=0.3)]
 
 
-def _words(data: bytes) -> Section | None:
-    """The most frequent words at the first place where the messages differ. Numbers in them count
-    as alike."""
+def _words(data: bytes, position: int) -> Section:
+    """The most frequent words at a position of the lines. Numbers in them count as alike."""
     lines = data.split(b"\n")
-    step = max(1, len(lines) // _SAMPLED)
-    position = _differing(lines[::step])
-    if position is None:
-        return None
     found: Counter[bytes] = Counter()
     for each in lines:
         found[b"".join(each.split(None, position + 1)[position : position + 1])] += 1
@@ -167,9 +172,11 @@ def _words(data: bytes) -> Section | None:
     return Section(f"word {position + 1} of the lines: ", items, "words", len(merged), share=0.6)
 
 
-def _differing(sample: list[bytes]) -> int | None:
+def _differing(data: bytes) -> int | None:
     """The first position at which some lines have one of a few words other than times, levels and
     numbers."""
+    lines = data.split(b"\n")
+    sample = lines[:: max(1, len(lines) // _SAMPLED)]
     rows = [each.split(None, _POSITIONS) for each in sample if each]
     for position in range(1, _POSITIONS):
         column = Counter(row[position] for row in rows if len(row) > position)

@@ -7,14 +7,17 @@ takes half the time.
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from operator import methodcaller
 from typing import Final
 
-from .columns import Column, of_cells, safe
+from coatcheck.deferred import lazy_pattern
+
+from .columns import Column, no_row, of_cells, safe
 from .drafts import Draft, Section
 from .excerpts import Excerpt, some, sql
 
@@ -24,6 +27,11 @@ _CELL: Final = 24
 _WIDE: Final = 200  # columns that are described
 _ROWS: Final = 3  # rows that are shown
 _LOOK: Final = 16_384
+_LEAST: Final = 10  # lines that must be alike
+_WORD: Final = 80
+_LINE: Final = 200
+_LISTED: Final = 60
+_RULE: Final = lazy_pattern(r"\|?(?:[ \t]{0,8}:?-{2,100}:?[ \t]{0,8}\|?){1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,54 @@ def found_separated(text: Excerpt) -> Draft | None:
     separator = separator_of(text)
     table = None if separator is None else read_separated(text, separator)
     return None if table is None else draft_of(table, "row", ask='lines="1:30"')
+
+
+def ruled(text: Excerpt) -> Draft | None:
+    """Preview of a text that is one Markdown table."""
+    start = text.head[:_LOOK].lstrip().split("\n", 2)
+    if len(start) < 3 or not start[0].startswith("|") or not _RULE.fullmatch(start[1].strip()):
+        return None
+    whole, scope = text.everything
+    lines = [each.strip() for each in whole.strip().split("\n")]
+    rows = [_ruled_cells(each) for each in lines if each.startswith("|")]
+    names = rows[0]
+    if len(rows) < 3 or len(rows) * 10 < len(lines) * 9:
+        return None
+    cells = list(zip_longest(*rows[2:], fillvalue=""))[: len(names)]
+    first = rows[2 : 2 + _ROWS]
+    table = Table(names, cells, first, len(rows) - 2, True, not scope, scope)
+    return draft_of(table, "row", ask='lines="1:30"')
+
+
+def _ruled_cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def plain_lines(text: Excerpt) -> Draft | None:
+    """Preview of lines of one word each, or of lines that repeat: how many there are, and which are
+    the most frequent."""
+    first = [each for each in text.head[:_LOOK].split("\n", _PEEK)[:_PEEK] if each.strip()]
+    are_words = sum(" " not in each.strip() and len(each) < _WORD for each in first)
+    repeat = len(set(first)) * 2 <= len(first) and max(map(len, first), default=0) < _LINE
+    if len(first) < _LEAST or not (are_words == len(first) or repeat):
+        return None
+    whole, scope = text.everything
+    lines = [each for each in whole.split("\n") if each.strip()]
+    if max(map(len, lines)) > _LINE:
+        return None
+    column = of_cells("", lines, no_row)
+    part = f"{scope.removeprefix(', ')}: " if scope else ""
+    lead = f"{part}{some(len(lines), 'line')}, {column.distinct} different"
+    counted = sorted(Counter(lines).items(), key=lambda item: -item[1])
+    if column.distinct == len(lines):
+        ends = [safe(lines[at], 60) for at in (0, 1, 2, -1)]
+        span = f" ({column.type} {column.detail})" if ".." in column.detail else ""
+        listed = ", ".join([*ends[:3], "…", ends[3]])
+        return Draft(lead + span, (Section("", [listed]),), scope=scope, ask='lines="1:60"')
+    items = [f"{safe(value, 60)} {times}" for value, times in counted[:_LISTED]]
+    section = Section("", items, "different lines", len(counted), share=0.6)
+    program = "print(Counter(lines).most_common(30))"
+    return Draft(lead, (section,), scope=scope, ask='lines="1:60"', code=program)
 
 
 def read_separated(text: Excerpt, separator: str) -> Table | None:

@@ -11,17 +11,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from time import monotonic
 from typing import Final, NamedTuple
 
 from coatcheck.deferred import lazy_pattern
-from coatcheck.errors import InvalidArgument
 from coatcheck.previews.excerpts import count
 from coatcheck.reading.enclosing import Enclosure, enclosures
+from coatcheck.reading.grep_counts import alternatives_of, count_page
+from coatcheck.reading.grep_last import LayOut, last_matches
 from coatcheck.reading.grep_page import Form, GrepPage, Layout, render
 from coatcheck.reading.line_groups import LONG_LINE, OVERLAP
-from coatcheck.reading.matches import LONG, Found, Place, Search, collect, count_each
+from coatcheck.reading.matches import (
+    COUNT_SECONDS,
+    LONG,
+    Found,
+    Place,
+    Search,
+    collect,
+    count_each,
+)
 from coatcheck.reading.page import AUTO, PageDraft, Request, lines_of
-from coatcheck.reading.patterns import Pattern, alternatives
+from coatcheck.reading.patterns import Pattern
 from coatcheck.reading.text import DecodedText
 from coatcheck.storage import merged
 
@@ -66,6 +76,11 @@ def search(
         Pattern(request.grep or "", ignore_case=request.ignore_case, literal=request.literal)
         return PageDraft("", "no match: the artifact is empty", matches=0)
     asked = _search_of(text, request)
+    if request.count:
+        where = _searched(asked, request)
+        return count_page(asked, request, where, escapes=_has_escapes(text))
+    if request.last:
+        return _from_end(asked, request, position, base)
     start = Position(*position) if position else Position(asked.ranges[0][0])
     place = Place(start.number, start.inside, start.due)
     found = collect(asked, place, is_counted=not start.known)
@@ -77,8 +92,7 @@ def search(
     following = _following(found, page, start, matches << 1 | is_exact)
     total = f"{matches:,}" if is_exact else f"at least {matches:,}"
     shown = [_shown(page, start, total, _where(asked, request, page, start, following))]
-    is_tallied = position is None and matches and found.stopped is None
-    if is_tallied and not (request.literal or request.invert):
+    if position is None and matches and found.stopped is None:
         shown += _tallies(asked, request)
     shown += _notes(asked, found, page)
     return PageDraft(
@@ -90,6 +104,56 @@ def search(
         total=text.lines,
         hits=tuple(page.hits),
     )
+
+
+def _from_end(
+    asked: Search, request: Request, position: tuple[int, ...] | None, base: str
+) -> PageDraft:
+    """One page of the last matches before a position, which has the number of those after it."""
+    end = Position(*position) if position else Position(asked.ranges[-1][1] + 1)
+    matches, is_exact = end.known >> 1, bool(end.known & 1)
+    if position is None:
+        deadline = monotonic() + COUNT_SECONDS
+        (matches,), is_exact = count_each(asked, [asked.pattern], deadline=deadline)
+
+    def layout_of(found: Found) -> LayOut:
+        layout = Layout(asked.text, request.max_chars, base, _enclosures(found, asked, base))
+        return lambda rows: _best_form(replace(found, rows=rows), layout, request, due=0)
+
+    last = last_matches(asked, Place(end.number, end.inside), layout_of)
+    page, seen = last.page, end.matches + last.page.matches
+    following: tuple[int, ...] | None = None
+    if last.before is not None:
+        known = matches << 1 | is_exact
+        following = Position(last.before.number, seen, 0, known, last.before.inside)
+    where = _where(asked, request, page, end, following)
+    shown = [_shown_from_end(page, matches, end.matches, where, is_exact=is_exact)]
+    if last.is_late and last.before is not None:
+        line = last.before.number
+        shown.append(f"searched back to line {line} so far, the cursor continues from there")
+    shown += _notes(asked, last.found, page)
+    return PageDraft(
+        "\n".join(page.entries),
+        "; ".join(shown),
+        following,
+        matches,
+        is_exact,
+        total=asked.text.lines,
+        hits=tuple(page.hits),
+    )
+
+
+def _shown_from_end(page: GrepPage, matches: int, after: int, where: str, *, is_exact: bool) -> str:
+    """Which matches a page from the end shows; `after` of them come after those."""
+    if not page.matches:
+        return f"no {'further ' if after else ''}match in {where}"
+    if not is_exact:
+        which = "the last before those" if after else "the last"
+        return f"{which} {page.matches} of at least {matches:,} matches in {where}"
+    last = matches - after
+    first = last - page.matches + 1
+    numbers = f"match {last}" if first == last else f"matches {first}-{last}"
+    return f"{numbers} of {matches:,} in {where}"
 
 
 def _search_of(text: DecodedText, request: Request) -> Search:
@@ -197,6 +261,14 @@ def _following(found: Found, page: GrepPage, start: Position, known: int) -> tup
     return None
 
 
+def _searched(asked: Search, request: Request) -> str:
+    lines = asked.text.lines
+    if request.lines is None:
+        return f"{lines:,} line{'s' * (lines != 1)}"
+    slices = ", ".join(f"{first}-{last}" for first, last in asked.ranges)
+    return f"lines {slices} of {lines:,}"
+
+
 def _where(
     asked: Search,
     request: Request,
@@ -205,11 +277,7 @@ def _where(
     following: tuple[int, ...] | None,
 ) -> str:
     """What was searched, and how many records of it the page shows."""
-    lines = asked.text.lines
-    where = f"{lines:,} line{'s' * (lines != 1)}"
-    if request.lines is not None:
-        slices = ", ".join(f"{first}-{last}" for first, last in asked.ranges)
-        where = f"lines {slices} of {lines:,}"
+    where = _searched(asked, request)
     if page.records:
         where += f", {count(page.records, 'record')}"
         if following is not None or start.matches:
@@ -232,21 +300,14 @@ def _shown(page: GrepPage, start: Position, total: str, where: str) -> str:
 def _tallies(asked: Search, request: Request) -> list[str]:
     """A note on how often each alternative of the pattern matches, unless the few matches show it,
     or it takes long."""
-    parts = alternatives(request.grep or "")
-    try:
-        patterns = [
-            Pattern(part, ignore_case=request.ignore_case, escapes=_has_escapes(asked.text))
-            for part in parts
-        ]
-    except InvalidArgument:
+    parts = alternatives_of(request, escapes=_has_escapes(asked.text))
+    if not parts:
         return []
-    counts = count_each(asked, patterns, TALLY_SECONDS) if parts else None
-    if counts is None or (all(counts) and sum(counts) <= _FEW):
+    deadline = monotonic() + TALLY_SECONDS
+    counts, is_whole = count_each(asked, [part.pattern for part in parts], deadline=deadline)
+    if not is_whole or (all(counts) and sum(counts) <= _FEW):
         return []
-    named = []
-    for part, number in zip(parts, counts, strict=True):
-        word = part if len(part) <= 40 else part[:39] + "…"
-        named.append(f"{word}: {number or 'none'}")
+    named = [f"{part.name}: {number or 'none'}" for part, number in zip(parts, counts, strict=True)]
     note = ", ".join(named)
     return [note] if len(note) <= _TALLY else []
 

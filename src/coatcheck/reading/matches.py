@@ -7,6 +7,7 @@ was not finished is a minimum.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -26,10 +27,21 @@ COUNT_SECONDS: Final = 1.0  # after that
 DENSE_SECONDS: Final = 0.008  # if nearly all lines match, their number says little
 _BRIEF: Final = 100  # characters that a brief page shows of a match, more or less
 _NEAR: Final = 500  # bytes; occurrences in a line that are nearer share an entry, more or less
+_LAST_SPANS: Final = 5_000
 _LEAST: Final = 4_000  # characters to collect for a small page, which may show more than that
 _MAX_BYTES: Final = 16 << 20  # of collected lines
 _NEXT_RECORD: Final = lazy_pattern(rb"[\])}]\s{0,40},\s{0,40}[\[({]")
 _CONTINUATION: Final = bytes(range(0x80, 0xC0))  # the bytes of UTF-8 that do not begin a character
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a page begins: a line, the offset of an occurrence in it, and the number of lines of
+    context due after an earlier match."""
+
+    number: int
+    inside: int = 0
+    due: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +58,7 @@ class Search:
     reach: int
     is_context_fixed: bool
     max_chars: int
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a page begins: a line, the offset of an occurrence in it, and the number of lines of
-    context due after an earlier match."""
-
-    number: int
-    inside: int = 0
-    due: int = 0
+    before: Place | None = None  # only the last occurrences before it are collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,10 @@ def collect(search: Search, place: Place, *, is_counted: bool) -> Found:
     return found
 
 
-def count_each(search: Search, patterns: list[Pattern], seconds: float) -> list[int] | None:
-    """Number of matches of each pattern in all lines, None if that takes longer."""
-    deadline = monotonic() + seconds
+def count_each(
+    search: Search, patterns: list[Pattern], *, deadline: float
+) -> tuple[list[int], bool]:
+    """Number of matches of each pattern in all lines, and whether there was time for all."""
     searches = [replace(search, pattern=pattern) for pattern in patterns]
     counts = [0] * len(patterns)
     for group, _ in _searchable(search, 1):
@@ -124,8 +128,21 @@ def count_each(search: Search, patterns: list[Pattern], seconds: float) -> list[
             number, is_whole = _number_in(each, group, start, inside=0, deadline=deadline)
             counts[index] += number
             if not is_whole or monotonic() > deadline:
-                return None
-    return counts
+                return counts, False
+    return counts, True
+
+
+def first_groups(search: Search) -> Iterator[bytes]:
+    """Yield what the first group of the pattern matched in each occurrence."""
+    pattern = search.pattern
+    for group, _ in _searchable(search, 1):
+        if isinstance(group, LineGroup):
+            yield from pattern.first_groups(group.data, group.start, group.end)
+            continue
+        for span in occurrences_in(search.text, group, pattern, 0):
+            if span is not None:
+                match = search.text.read(group.start + span[0], span[1] - span[0])
+                yield from pattern.first_groups(match, 0, len(match))
 
 
 def _searchable(search: Search, start: int) -> Iterator[tuple[LineGroup | HugeLine, bool]]:
@@ -272,6 +289,8 @@ class _Collector:
     ) -> tuple[Span, ...]:
         """The occurrences in a line, up to those that a page can show. An empty one counts only if
         there is no other."""
+        if self._search.before is not None:
+            return _last_spans(found, number, self._search.before)
         spans: list[Span] = []
         near = 0
         for span in found:
@@ -412,6 +431,21 @@ class StoredLine:
 
 
 Line: TypeAlias = TextLine | StoredLine
+
+
+def _last_spans(
+    found: Iterator[Span] | Iterator[Span | None], number: int, before: Place
+) -> tuple[Span, ...]:
+    """The last occurrences in a line, before a place if that is in it."""
+    spans: deque[Span] = deque(maxlen=_LAST_SPANS)
+    end = before.inside if number == before.number else 0
+    for span in found:
+        if span is None:
+            continue
+        if end and span[0] >= end:
+            break
+        spans.append(span)
+    return tuple(spans)
 
 
 def _line_count(data: bytes, at: int, end: int) -> int:

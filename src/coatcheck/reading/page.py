@@ -50,7 +50,7 @@ _HINTS: Final = {
 }
 
 _WAYS: Final = ("lines", "chars", "grep", "query", "diff", "code")
-_OF_GREP: Final = ("context", "ignore_case", "invert", "literal")
+_OF_GREP: Final = ("context", "ignore_case", "invert", "literal", "count", "last")
 
 TAG: Final = 6
 CARRIED: Final = 160  # maximum bytes of a request that a cursor carries
@@ -69,6 +69,8 @@ _MEMBERS: Final = (
     "query",
     "diff",
     "exact",
+    "count",
+    "last",
 )
 _TEXTS: Final = ("grep", "query", "diff")
 _REPEAT: Final = 1 << len(_MEMBERS)
@@ -141,7 +143,8 @@ class Request:
 
     Raises `InvalidArgument` if the arguments cannot be combined. `context` None leaves the number
     of lines around a match to the kind of content, and "auto" adds as many as a short page has room
-    for. `max_chars` limits one page and may differ from page to page."""
+    for. `count` asks for numbers instead of lines, and `last` for the last matches, from which the
+    cursor leads back. `max_chars` limits one page and may differ from page to page."""
 
     lines: str | None = None
     chars: str | None = None
@@ -150,6 +153,8 @@ class Request:
     ignore_case: bool = False
     invert: bool = False
     literal: bool = False
+    count: bool = False
+    last: bool = False
     query: str | None = None
     diff: str | None = None
     code: str | None = None
@@ -182,6 +187,11 @@ class Request:
         if extra and self.grep is None:
             raise InvalidArgument(
                 f"{' and '.join(extra)} needs grep", hint='add grep="pattern", or leave it out'
+            )
+        if self.count and (self.last or self.context not in (None, AUTO)):
+            what = "last" if self.last else "context"
+            raise InvalidArgument(
+                f"count and {what} cannot be combined", hint="count shows numbers alone"
             )
         if self.context not in (None, AUTO) and (
             not is_whole(self.context) or self.context > MAX_CONTEXT

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -91,6 +92,7 @@ class Pattern:
             source = _FEED.sub(lambda match: match[1] or r"\f", source)
         self._by_line = not literal and _LINE_BY_LINE.search(source) is not None
         self._compiled: Any = _compile(source if self._by_line else f"(?m:{source})", ignore_case)
+        self._source, self._ignore_case = source, ignore_case
         self._run: Any = None if self._by_line else _run(source, ignore_case)
         self._escapes = escapes
         # Then it matches every line, without occurrences.
@@ -164,6 +166,28 @@ class Pattern:
             if monotonic() > deadline:
                 return total, min(upto, end)
         return total, end
+
+    @cached_property
+    def _capturing(self) -> Any:
+        """The pattern with groups, None if it has none."""
+        source = self._source if self._by_line else f"(?m:{self._source})"
+        compiled = _compile(source, self._ignore_case, captures=True)
+        return compiled if compiled.groups else None
+
+    @property
+    def has_groups(self) -> bool:
+        return self._capturing is not None
+
+    def first_groups(self, lines: bytes, start: int, end: int) -> Iterator[bytes]:
+        """Yield what the first group matched in each occurrence in lines, as it is written."""
+        if not self._by_line:
+            parts = iter([(start, end)])
+        else:
+            parts = ((line.start, line.end) for line in each_line(lines, start, end))
+        for first, last in parts:
+            for found in self._capturing.finditer(lines[first:last]):
+                if found[1] is not None:
+                    yield found[1]
 
     def _hits_and_runs(
         self, lines: bytes, start: int, end: int, long: int | None
@@ -386,11 +410,11 @@ def _run(source: str, ignore_case: bool) -> Any:
         return None  # the pattern alone is nearly at the limit
 
 
-def _compile(source: str, ignore_case: bool) -> Any:
+def _compile(source: str, ignore_case: bool, *, captures: bool = False) -> Any:
     options = re2.Options()
     options.log_errors = False
     options.never_nl = True
-    options.never_capture = True  # groups are not needed, and would prevent fast matching
+    options.never_capture = not captures  # groups prevent fast matching
     options.case_sensitive = not ignore_case
     try:
         return re2.compile(source, options)

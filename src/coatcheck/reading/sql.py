@@ -113,7 +113,7 @@ def query(session: CoreSession, content: Content, sql: str) -> QueryResult:
             tables[name], note = _resolved(session, content, name, names, stack)
             notes.append(note)
         result = run_sql(sql, tables)
-    return replace(result, note="; ".join(filter(None, (*notes, result.note))))
+    return replace(result, note="; ".join(filter(None, (result.note, *notes))))
 
 
 def _names_in(sql: str) -> list[str]:

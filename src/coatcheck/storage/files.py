@@ -213,45 +213,50 @@ class FileBlobs(BlobStore):
                         yield Blob(digest, 0, frames.CODINGS[copy[1]], place)
 
     def sweep(self, blob: Blob, *, remove: bool = True) -> bool:
-        try:
-            with self._opened(blob) as file, self._errors("sweeping a blob"):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-                if remove:
-                    self.remove(blob)
-                return True
-        except NotFound:
-            return False
+        with self._locked(blob) as is_locked:
+            if is_locked and remove:
+                self.remove(blob)
+            return is_locked
 
     def quarantine(self, blob: Blob, at: float) -> bool:
-        try:
-            with self._opened(blob) as file, self._errors("setting a blob aside"):
+        with self._locked(blob) as is_locked, self._errors("setting a blob aside"):
+            if not is_locked:
+                return False
+            with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                    self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
+                except FileNotFoundError:  # its last ref was forgotten meanwhile
                     return False
-                with self._quarantine(make=True) as apart, self._named_in(blob) as (fan, name):
-                    try:
-                        self._disk.rename(name, fan, f"{name}-{int(at)}", apart)
-                    except FileNotFoundError:  # its last ref was forgotten meanwhile
-                        return False
-                    self._disk.sync(apart)
-                return True
-        except NotFound:
-            return False
+                self._disk.sync(apart)
+            return True
+
+    @contextmanager
+    def _locked(self, blob: Blob) -> Iterator[bool]:
+        """Lock a copy. Yields False if it is being published, or is missing."""
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context(self._opened(blob))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (NotFound, BlockingIOError):
+                yield False
+                return
+            except OSError as error:
+                raise self._error(storage_error(error, "locking a blob")) from error
+            yield True
 
     def quarantined(self) -> Iterator[Quarantined]:
         with self._errors("listing the quarantine"), self._quarantine() as apart:
             for name in sorted(os.listdir(apart)) if apart >= 0 else ():
-                if (found := frames.QUARANTINED.fullmatch(name)) is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
-                        digest, place, coding, since = found.groups()
-                        yield Quarantined(
-                            Blob(digest, 0, frames.CODINGS[coding], place), size, float(since)
-                        )
+                found = frames.QUARANTINED.fullmatch(name)
+                if found is None:
+                    continue
+                try:
+                    size = os.stat(name, dir_fd=apart, follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+                digest, place, coding, since = found.groups()
+                copy = Blob(digest, 0, frames.CODINGS[coding], place)
+                yield Quarantined(copy, size, float(since))
 
     def take_back(self, blob: Blob) -> bool:
         with self._errors("returning a blob from the quarantine"), self._quarantine() as apart:
@@ -297,22 +302,27 @@ class FileBlobs(BlobStore):
         with self._errors("sweeping the staging folder"):
             names = os.listdir(self._tmp)
         for name in names:
+            # Removed, being written, or unreadable: `foreign` reports the last.
             with contextlib.suppress(OSError):
-                # Removed, being written, or unreadable: `foreign` reports the last.
-                file = os.open(name, _READ, dir_fd=self._tmp)
-                try:
-                    info = os.fstat(file)
-                    if stat.S_ISREG(info.st_mode):
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        # A power cut undid the rename of a copy that was published.
-                        if is_named(name):
-                            continue
-                        if remove:
-                            self._disk.remove(name, self._tmp)
-                        total += info.st_size
-                finally:
-                    os.close(file)
+                total += self._leftover(name, remove=remove, is_named=is_named)
         return total
+
+    def _leftover(self, name: str, *, remove: bool, is_named: Callable[[str], bool]) -> int:
+        """Return the size of a file in the staging folder, and with `remove`, remove it. Raises
+        `OSError` if it is being written."""
+        file = os.open(name, _READ, dir_fd=self._tmp)
+        try:
+            info = os.fstat(file)
+            if not stat.S_ISREG(info.st_mode):
+                return 0
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_named(name):  # a power cut undid the rename of a copy that was published
+                return 0
+            if remove:
+                self._disk.remove(name, self._tmp)
+            return info.st_size
+        finally:
+            os.close(file)
 
     def foreign(self) -> Iterator[str]:
         with self._errors("looking for foreign files"):
