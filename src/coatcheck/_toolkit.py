@@ -331,6 +331,7 @@ def toolkit(
     redact: Literal["store"] | None = None,
     handles: Handles | None = None,
     only: Iterable[Purpose] | None = None,
+    code: bool = True,
 ) -> list[Tool]:
     """Return the three tools of a session: get, list, store; or `only` some of them, e.g.
     `only=("get",)`. With `handles`, the executor whose calls the host starts, a fourth lets the
@@ -340,7 +341,9 @@ def toolkit(
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before
     the name. An answer has at most `max_chars` characters, and a model can store at most
     `max_store_bytes` in one call. The defaults come from the store's settings: 8,000 characters and
-    512 KiB. `redact="store"`, here or in the settings, masks secrets in what a model stores."""
+    512 KiB. `redact="store"`, here or in the settings, masks secrets in what a model stores.
+    With the extra `programs`, reading takes `code`, unless `code=False`: for an agent that runs
+    programs with a tool of its own (`coatcheck.executor.Programs`)."""
     if session is not None:
         _checked_session(session)
     one_of(style, "style", _STYLES)
@@ -363,7 +366,7 @@ def toolkit(
     options = _Options(
         max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles
     )
-    schemas = _schemas(has_sql=sql.pool.is_installed, has_programs=programs.is_available())
+    schemas = _schemas(has_sql=sql.pool.is_installed, has_programs=code and programs.is_available())
     return [
         Tool(name, words, form, purpose != "store", purpose, options, session)
         for purpose, name, words, form in zip(_PURPOSES, names, DESCRIPTIONS, schemas, strict=True)
