@@ -63,6 +63,26 @@ def test_a_json_value_has_rows(value: Any, expected: list[dict[str, Any]]) -> No
     assert rows(value) == expected
 
 
+def test_lines_of_json_have_rows_whatever_their_values_are(session: Session) -> None:
+    ref = session.put('"a"\n"b"\n3\n', media_type="application/x-ndjson")
+    assert session.read(ref, query="SELECT count(value) AS n FROM artifact").text == "n\n3"
+    ref = session.put("[1, 2]\n[3, 4]\n", media_type="application/x-ndjson")
+    assert session.read(ref, query="SELECT sum(c2) AS s FROM artifact").text == "s\n6"
+
+
+@pytest.mark.parametrize(
+    ("text", "media_type", "expected"),
+    [
+        ('a,b\n1,"x, ""y""\nz"\n', "text/csv", [{"a": "1", "b": 'x, "y"\nz'}]),
+        ("a\tb\n1\t2\n", "text/tab-separated-values", [{"a": "1", "b": "2"}]),
+        ("a;a\n1;2,5\n", "text/csv", [{"a": "1", "a_1": "2,5"}]),
+        ("1,2\n3,4\n", "text/csv", [{"column0": "1", "column1": "2"}, {"column0": "3", "column1": "4"}]),
+    ],
+)  # fmt: skip
+def test_csv_has_rows_of_text(text: str, media_type: str, expected: list[dict[str, Any]]) -> None:
+    assert text_rows(text, media_type) == expected
+
+
 def test_the_arrays_and_objects_inside_an_object_are_tables_by_their_keys() -> None:
     value = {"name": "x", "versions": ["1", "2"], "dist": {"tags": {"latest": "2", "next": "3"}}}
     assert rows(value, "versions") == [{"value": "1"}, {"value": "2"}]

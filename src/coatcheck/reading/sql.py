@@ -41,6 +41,7 @@ from coatcheck.reading.json_content import MAX_BYTES, MAX_ROWS, lines
 from coatcheck.reading.page import MAX_RESULT, QueryResult
 from coatcheck.reading.sandbox import Pool
 from coatcheck.reading.sql_child import ROWS
+from coatcheck.reading.tables import CSV, TSV
 from coatcheck.reading.text import recognized
 from coatcheck.sql_types import quoted
 
@@ -55,14 +56,6 @@ _STARTS: Final = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "application/parquet")
-_CSV: Final = (
-    "text/csv",
-    "application/csv",
-    "text/x-csv",
-    "application/x-csv",
-    "text/comma-separated-values",
-)
-_TSV: Final = ("text/tab-separated-values", "text/tsv")
 _NUMBERED: Final = re.compile(r"table_\d+", re.IGNORECASE)
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
 _LINES: Final = "lines"
@@ -324,10 +317,12 @@ def _format(source: Source, name: str) -> str:
     if essence(media) in _PARQUET:
         return "parquet"
     if is_jsonl(media):
-        return "newline_delimited"
+        first = next((data for _, data in lines(content)), None) or b"{"
+        is_small = content.size <= MAX_ROWS
+        return ROWS if is_small and not first.lstrip().startswith(b"{") else "newline_delimited"
     if is_json(media):
         return _format_of_json(content)
-    if not is_text(media) and essence(media) not in _CSV:
+    if not is_text(media) and essence(media) not in CSV:
         raise InvalidArgument(f"{clip(name)} is {essence(media)}: not a table", hint=_TABULAR)
     return _format_of_text(content, name)
 
@@ -344,18 +339,18 @@ def _format_of_json(content: Content) -> str:
 def _format_of_text(content: Content, name: str) -> str:
     declared = essence(content.ref.media_type)
     bare = declared
-    if declared not in _CSV + _TSV:  # the content decides
+    if declared not in CSV + TSV:  # the content decides
         bare = _sniffed(content, decode_head(content.read(0, _HEAD)))
         if bare == JSONL:
             return "newline_delimited"
-        if bare not in _CSV + _TSV:
+        if bare not in CSV + TSV:
             return ROWS
     encoding = encoding_of(content.read(0, 4_096))
     if encoding.unit > 2:
         raise InvalidArgument(
             f"{clip(name)} is {encoding.name}, which SQL cannot read", hint="read it with lines"
         )
-    form = "tsv" if bare in _TSV else "csv"
+    form = "tsv" if bare in TSV else "csv"
     return f"{form} utf-16" if encoding.is_wide else form
 
 
