@@ -57,6 +57,14 @@ def text_rows(text: str, media_type: str = "text/plain") -> list[dict[str, Any]]
             {"tags": [{"t": 1}], "paths": {"/a": {"get": 1}, "/b": {"get": 2}}},
             [{"key": "/a", "get": 1}, {"key": "/b", "get": 2}],
         ),
+        ({"total": 1, "items": [{"id": 1}]}, [{"id": 1}]),
+        (
+            {"a": 1, "dist": {"keys": [{"id": 1}]}},
+            [
+                {"key": "a", "value": 1},
+                {"key": "dist", "value": '{"keys": [{"id": 1}]}'},
+            ],
+        ),
     ],
 )
 def test_a_json_value_has_rows(value: Any, expected: list[dict[str, Any]]) -> None:
@@ -102,6 +110,16 @@ def test_sql_reads_values_objects_and_members(session: Session) -> None:
     page = session.read(f"{ref.pointer}#/versions", query="SELECT count(value) AS n FROM artifact")
     assert page.text == "n\n2"
     assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text == "n\n3"
+
+
+def test_a_statement_may_use_no_table(session: Session) -> None:
+    ref = session.put({"a": 1})
+    assert session.read(ref, query="SELECT 1 + 1 AS two").text == "two\n2"
+    assert session.read(ref, query="SELECT sum(range) AS s FROM range(4)").text == "s\n6"
+    for hidden in ("information_schema.tables", "duckdb_settings()"):
+        with pytest.raises(InvalidArgument) as refused:
+            session.read(ref, query=f"SELECT * FROM {hidden}")
+        assert refused.value.hint == "tables here: artifact"
 
 
 def test_an_unknown_name_lists_the_tables(session: Session) -> None:

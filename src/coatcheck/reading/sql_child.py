@@ -114,7 +114,7 @@ def answer(folder: str, message: Message, _: list[Content]) -> Message:
         return {"names": _names_in(arguments["names_in"], folder)}
     sql, tables, limits = (arguments[key] for key in ("sql", "tables", "limits"))
     if _loaded.key != message["loaded"] or _loaded.database is None:
-        if not message["files"]:
+        if tables and not message["files"]:
             return {"need": True}
         _loaded.drop()
         try:
@@ -423,7 +423,7 @@ def _defined(node: Message) -> Iterator[tuple[str, Any]]:
 
 
 def _tables(known: set[str]) -> str:
-    names = [name if name.isidentifier() else f'"{name}"' for name in sorted(known)]
+    names = [name if name.isidentifier() else _name(name) for name in sorted(known or {"artifact"})]
     return "tables here: " + ", ".join(names)[:300]
 
 

@@ -219,7 +219,8 @@ def _in_json(value: Any) -> list[Found]:
     named: dict[str, Found] = {}
     for place, key, part in _parts(value):
         rank = _rank(part)
-        if rank > best:
+        is_detail = rank[1] == 1 and place.count("/") > 1
+        if rank > best and not is_detail:
             best = rank
             note = f"artifact is #{place}" if place else ""
             main = Found(MAIN, part, place, note)
