@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Session
@@ -12,6 +14,7 @@ from coatcheck.errors import InvalidArgument, InvalidPointer
 from coatcheck.reading import heavy, sql
 from coatcheck.reading.tables import Column, find_tables, rows_in, tables_of
 from tests.reading.framed import make_content
+from tests.reading.test_jsonpath import JSON_VALUES
 
 JSON = "application/json"
 
@@ -155,6 +158,13 @@ def test_the_lines_of_any_text_are_a_table(session: Session, value: str | bytes)
     ref = session.put(value, media_type="text/plain")
     page = session.read(ref, query="SELECT n, text FROM lines ORDER BY n")
     assert page.text == 'n,text\n1,one\n2,"two, ""2"""\n3,""\n4,four'
+
+
+def test_lines_are_a_table_even_of_json_that_cannot_be_parsed(session: Session) -> None:
+    ref = session.put("[" * 100_000 + "\n" + "]" * 100_000, media_type=JSON)
+    assert session.read(ref, query="SELECT count(*) AS n FROM lines").text == "n\n2"
+    ref = session.put({"lines": [{"price": 3}, {"price": 4}], "n": 2})
+    assert session.read(ref, query="SELECT sum(price) AS s FROM lines").text == "s\n7"
 
 
 def test_lines_join_other_tables(session: Session) -> None:
@@ -321,3 +331,27 @@ def test_large_content_is_described_in_the_child() -> None:
 def test_hostile_text_takes_linear_time(text: str) -> None:
     repeated = "".join(text.replace("{n}", str(n)) for n in range(1_000_000 // len(text)))
     find_tables(make_content(repeated.encode(), "text/plain"))
+
+
+PIECES = [
+    "<table>", "</table>", "<tr>", "<td>", "<th colspan=3>", "<td rowspan=2>", "</td>", "<p hidden>",
+    "<script>", "a", "b  c", "1", "|", "---", "--|--", "\n", "\n\n", " ", "key: value", "A  B", "x: ", "\t",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40), st.sampled_from(["text/html", "text/plain"]))
+def test_any_text_has_tables_with_rows_or_none(pieces: list[str], media_type: str) -> None:
+    for table in find_tables(make_content("".join(pieces).encode(), media_type)):
+        assert table.rows()
+        assert all(
+            isinstance(value, str | int | float | None)
+            for row in table.rows()
+            for value in row.values()
+        )
+
+
+@given(JSON_VALUES)
+def test_any_json_has_tables_with_rows_or_none(value: Any) -> None:
+    for table in find_tables(make_content(json.dumps(value).encode(), JSON)):
+        assert table.rows()
+        assert all(isinstance(row, dict) for row in table.rows())

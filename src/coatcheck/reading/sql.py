@@ -144,32 +144,42 @@ def _resolved(
 
 def _own_table(content: Content, name: str) -> Source:
     """A table of a content. Raises `InvalidArgument` with the names of those that it has."""
-    from coatcheck.reading import heavy, sheets  # on demand: the child needs none of it
-
     content, form = recognized(content)
     if form == "sheets":
-        named, _ = sheets.tables(content, TABLE)
-        if any(sheet.casefold() == name.casefold() for sheet in named):
-            return Source(content, name)
-        raise _no_table(name, list(named))
+        return _sheet(content, name)
     if form == "other":
         raise _no_table(name, [TABLE])
-    is_lines = name.casefold() == _LINES
-    if form in ("text", "page") and content.size <= MAX_BYTES:
-        try:
-            data, _ = heavy.table(content, name)
-        except InvalidArgument as error:
-            if not is_lines:
-                hint = f"{error.hint}, {_LINES}" if error.hint else f"tables here: {_LINES}"
-                raise InvalidArgument(error.message, hint=hint) from error
-        else:
-            ref = replace(
-                content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON
-            )
-            return Source(Content.of(ref, data))
-    if is_lines:
+    is_document = form in ("text", "page") and content.size <= MAX_BYTES
+    if name.casefold() == _LINES:
+        if is_document and is_json(content.ref.media_type):
+            with suppress(CoatcheckError):  # a part of it may have this name
+                return _inner_table(content, name)
         return Source(content, _LINES)
-    raise _no_table(name, [TABLE, _LINES])
+    if not is_document:
+        raise _no_table(name, [TABLE, _LINES])
+    try:
+        return _inner_table(content, name)
+    except InvalidArgument as error:
+        hint = f"{error.hint}, {_LINES}" if error.hint else f"tables here: {_LINES}"
+        raise InvalidArgument(error.message, hint=hint) from error
+
+
+def _sheet(content: Content, name: str) -> Source:
+    from coatcheck.reading import sheets  # on demand: the child needs none of it
+
+    named, _ = sheets.tables(content, TABLE)
+    if not any(sheet.casefold() == name.casefold() for sheet in named):
+        raise _no_table(name, list(named))
+    return Source(content, name)
+
+
+def _inner_table(content: Content, name: str) -> Source:
+    """A table inside a document or a text, as JSON rows."""
+    from coatcheck.reading import heavy  # on demand: the child needs none of it
+
+    data, _ = heavy.table(content, name)
+    ref = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+    return Source(Content.of(ref, data))
 
 
 def _no_table(name: str, known: list[str]) -> InvalidArgument:
