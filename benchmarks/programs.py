@@ -188,33 +188,26 @@ def stubs(task: Task, session: coatcheck.Session) -> Spent:
 
 
 def program(task: Task, session: coatcheck.Session) -> Spent:
-    """Run the program of a task. Calls that need an approval follow as separate ones."""
+    """Run the program of a task. While it waits for a person, that one approves."""
     toolbox = task.toolbox()
-    run = _program_runner(session, task, toolbox)
-    spent = Spent()
-    shown = run(task.program)
-    spent.add({"code": task.program}, shown)
-    found = _last_json(shown)
-    if found != json.loads(json.dumps(toolbox.answer)):
-        raise Unable(f"the answer is wrong: {shown}"[:300])
-    if task.left_over is not None:
-        direct = Inline(toolbox)
-        task.left_over(found, direct)
-        spent.calls += direct.spent.calls
-        spent.tokens += direct.spent.tokens
-    return spent
-
-
-def _program_runner(
-    session: coatcheck.Session, task: Task, toolbox: Toolbox
-) -> Callable[[str], str]:
-    """Return what runs a program that calls tools. Raises `Unable` if this build has none."""
-    make = getattr(import_module("coatcheck.programs"), "Programs", None)
+    make = getattr(import_module("coatcheck.executor"), "Programs", None)
     if make is None:
         raise Unable("this build runs no programs that call tools")
-    allowed = [name for name in toolbox.tools if name not in task.approved]
     executor = ToolExecutor(session, toolbox.tools, timeout=TIME_LIMIT)
-    return lambda code: str(make(executor, allowed=allowed).run(code))
+    owner = make(
+        executor,
+        tools=list(toolbox.tools),
+        approve=lambda call: None if call.name in task.approved else True,
+    )
+    outcome = owner.run(task.program)
+    spent = Spent()
+    spent.add({"code": task.program}, outcome.text)
+    while outcome.waiting is not None:
+        outcome = owner.resume(outcome.waiting.token, task.program, approved=True)
+        spent.tokens += tokens.exact(outcome.text)
+    if _last_json(outcome.text) != json.loads(json.dumps(toolbox.answer)):
+        raise Unable(f"the answer is wrong: {outcome.text}"[:300])
+    return spent
 
 
 def _called(tool: Callable[..., Any], arguments: dict[str, Any], spent: Spent) -> Any:
