@@ -270,8 +270,8 @@ class Programs:
                 yield record.seq, json.loads(data)
 
     def _claim(self, token: str) -> None:
-        """Note that the program was resumed. Of several attempts, only the first continues: the call
-        must not run twice."""
+        """Note that the program was resumed. Of several attempts, only the first continues: the
+        call must not run twice."""
         ours = self._append({"token": None, "resumes": token})
         first = next(number for number, body in self._bodies() if body.get("resumes") == token)
         if first != ours:
