@@ -190,8 +190,8 @@ def test_types_of_columns_are_those_that_sql_finds(suffix: str) -> None:
         found[name] = re.sub(r"STRUCT.*", "STRUCT", type_.strip('"'))
     shown = session.preview(ref, limit=2_000).text
     for name, type_ in found.items():
-        expected = {"TIMESTAMP WITH TIME ZONE": "TIMESTAMPTZ", "JSON": "NULL"}.get(type_, type_)
-        assert re.search(rf"\b{name} {re.escape(expected)}\b", shown), (name, type_, shown)
+        expected = {"TIMESTAMP WITH TIME ZONE": "TIMESTAMPTZ"}.get(type_, type_)
+        assert re.search(rf"\b{name} {re.escape(expected)}(?!\w)", shown), (name, type_, shown)
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "lines"])

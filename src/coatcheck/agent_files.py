@@ -42,6 +42,7 @@ _NAME: Final = re.compile(r"([0-9a-f]{12,64})\.[a-z0-9]{1,8}")
 _DRAFT: Final = re.compile(r"\.[0-9a-f]{32}")
 _ABANDONED: Final = 3_600.0  # seconds after which a draft is certainly not being written any more
 _IGNORE: Final = ".gitignore"
+_ABOUT: Final = b"# Files of a Coatcheck store"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,6 +53,15 @@ def file_name(pointer: str, media_type: str, kind: str) -> str:
     digits = pointer.partition(":")[2].partition("#")[0]
     ending = media.ending(media_type)
     return f"{digits}.{'log' if ending == 'txt' and kind == 'log' else ending}"
+
+
+def is_files_folder(folder: Path) -> bool:
+    """Whether a folder has files of artifacts, of this store or another."""
+    try:
+        with open(folder / _IGNORE, "rb") as file:
+            return file.read(len(_ABOUT)) == _ABOUT
+    except OSError:
+        return False
 
 
 def write_file(
@@ -186,7 +196,7 @@ def _refused(folder: Path, why: str) -> InvalidArgument:
 
 
 def _ignore(owner: str) -> bytes:
-    return f"# Files of a Coatcheck store ({owner}). It removes them.\n*\n".encode()
+    return _ABOUT + f" ({owner}). It removes them.\n*\n".encode()
 
 
 def _owner(parts: Parts) -> str:

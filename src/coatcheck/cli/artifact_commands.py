@@ -427,6 +427,8 @@ def _highlighted(
     from coatcheck.media import essence, is_json, is_jsonl
     from coatcheck.reading.patterns import Pattern
 
+    if request["count"]:
+        return None
     if page.matches is not None:
         pattern = None
         if request["grep"] is not None and not request["invert"]:

@@ -94,36 +94,49 @@ def binary(sample: Sample, media_type: str, limit: int) -> Preview:
     one."""
     sniffed = media.sniff_bytes(sample.head[: media.HEAD], b"")
     essence = sniffed if is_binary(sniffed) and sniffed != media.BINARY else media_type
-    named = line(essence, 60)
-    name = header(sample, essence) or (
-        f"binary data, though named {named}" if media.is_text(essence) else f"{named} content"
-    )
+    name = header(sample, essence) or _unknown(essence)
     shape = f"{name}, {some(sample.size, 'byte')}"
-    total, names = _zip_entries(sample) if essence == "application/zip" else (0, [])
-    shown, ask = f"what the header tells of {some(sample.size, 'byte')}", ""
+    if len(shape) > limit:
+        shape = line(name, limit)
+    total, names = _inside(sample, essence, name)
+    if names and len(shape) + 2 < limit:
+        shape, _ = pack(f"{shape}: ", [line(each, 60) for each in names], total, limit)
+    shown = f"what the header tells of {some(sample.size, 'byte')}"
+    is_sql = name.startswith(WORKBOOKS) and is_installed("python_calamine")
+    if is_sql and is_installed("duckdb"):
+        shown += "; in SQL, artifact is the first sheet, each is a table by its name"
+    return Preview(shape, shown, _first_read(sample, essence, name))
+
+
+def _unknown(essence: str) -> str:
+    """What content is called whose header says nothing."""
+    named = line(essence, 60)
+    is_text = media.is_text(essence)
+    return f"binary data, though named {named}" if is_text else f"{named} content"
+
+
+def _inside(sample: Sample, essence: str, name: str) -> tuple[int, list[str]]:
+    """The number of sheets of a workbook or of entries of an archive, and their names."""
     if name.startswith(WORKBOOKS):
         sheets, is_cut = _sheets(sample)
         if sheets:
             names = [*sheets, "…"] if is_cut else sheets
-            total = len(names)
-        if is_installed("python_calamine"):
-            ask = sql(()) or 'query="text"'
-            shown += (
-                "; in SQL, artifact is the first sheet, each is a table by its name"
-                if is_installed("duckdb")
-                else ""
-            )
-    if names and len(shape) + 2 < limit:
-        shape, _ = pack(
-            shape + ": ", [line(each, 60) for each in names], max(total, len(names)), limit
-        )
-    if len(shape) > limit:
-        shape = line(name, limit)
-    if not ask and essence == _PDF and is_installed("pypdf"):
-        ask = 'query="text"' if re.search(r", [1-3] pages?\b", name) else 'query="page 1"'
-    elif not ask and sample.head.startswith(b"PK") and office_kind(sample):
-        ask = 'query="text"'
-    return Preview(shape, shown, ask)
+            return len(names), names
+    if essence != "application/zip":
+        return 0, []
+    total, names = _zip_entries(sample)
+    return max(total, len(names)), names
+
+
+def _first_read(sample: Sample, essence: str, name: str) -> str:
+    """The read that shows the text or the rows of a document; empty if it has none."""
+    if name.startswith(WORKBOOKS) and is_installed("python_calamine"):
+        return sql(()) or 'query="text"'
+    if essence == _PDF and is_installed("pypdf"):
+        return 'query="text"' if re.search(r", [1-3] pages?\b", name) else 'query="page 1"'
+    if sample.head.startswith(b"PK") and office_kind(sample):
+        return 'query="text"'
+    return ""
 
 
 def header(sample: Sample, essence: str) -> str:

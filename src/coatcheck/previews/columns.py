@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, cast
 
-from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import MARK, is_suspect, mask
+from coatcheck.sql_types import type_of_integers, type_of_strings, type_of_texts
 
 from .excerpts import line, masked_line, some
 
@@ -40,29 +40,9 @@ def no_row(_: object) -> str:
     return ""
 
 
-# A pattern matches all values of a column at once, each followed by a line feed.
-_PATTERNS: Final = tuple(
-    (name, lazy_pattern(rf"(?:{pattern}\n)*+"))
-    for name, pattern in (
-        ("BIGINT", r"-?(?:0|[1-9]\d{0,17})"),
-        ("HUGEINT", r"-?(?:0|[1-9]\d{0,37})"),
-        ("DOUBLE", r"-?(?:(?:0|[1-9]\d{0,30})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?"),
-        ("DATE", r"\d{4}-\d{1,2}-\d{1,2}"),
-        ("TIMESTAMP", r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?"),
-        (
-            "TIMESTAMPTZ",
-            r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?(?:\d\d)?)",
-        ),
-        ("TIME", r"\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?"),
-        ("BOOLEAN", r"(?:true|false|True|False|TRUE|FALSE)"),
-        ("UUID", r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
-    )
-)  # fmt: skip
 _NUMERIC: Final = frozenset({"BIGINT", "HUGEINT", "DOUBLE"})
 _RANGED: Final = _NUMERIC | {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIME"}
-_IN_JSON: Final = frozenset({"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIME", "UUID"})
 _NAMES: Final = {str: "text", int: "number", float: "number", bool: "boolean", list: "array"}
-_LARGEST: Final = {"BIGINT": 2**63, "HUGEINT": 2**127}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +97,7 @@ def of_cells(name: str, cells: Sequence[str], row: Row) -> Column:
     values = set(cells)
     nulls = cells.count("") if "" in values else 0
     values.discard("")
-    return _described(name, text_type(values), cells, values, nulls, row)
+    return _described(name, type_of_texts(values), cells, values, nulls, row)
 
 
 def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Column:
@@ -128,39 +108,49 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
         kinds.discard(type(None))
         nulls += values.count(None)
         values = [value for value in values if value is not None]
-    note = _nulls(nulls)
     if not values:
-        return Column(name, "NULL", "", 0, nulls)
+        return Column(name, "VARCHAR", "always null", 0, nulls)
     if all(issubclass(kind, dict) for kind in kinds):
-        objects = cast("Sequence[dict[str, object]]", values)
-        keys = dict.fromkeys(chain.from_iterable(objects))
-        listed = ", ".join(masked_line(str(key), 24) for key in islice(keys, 4))
-        more = f", +{len(keys) - 4}" if len(keys) > 4 else ""
-        return Column(name, "STRUCT", f"{{{listed}{more}}}{note}", 0, nulls)
+        keys = _keys_inside(cast("Sequence[dict[str, object]]", values))
+        return Column(name, "STRUCT", keys + _nulls(nulls), 0, nulls)
     if all(issubclass(kind, list) for kind in kinds):
-        arrays = cast("Sequence[list[object]]", values)
-        sizes = set(map(len, arrays))
-        low, high = min(sizes), max(sizes)
-        many = f"{low}-{high} items" if low < high else f"{low} items"
-        inner = set(map(type, chain.from_iterable(arrays)))
-        return Column(name, f"{_inner(inner)}[]", many + note, 0, nulls)
-    if not kinds <= {str, int, float, bool}:
-        if len(kinds) == 1 and issubclass(next(iter(kinds)), str):
-            return Column(name, "VARCHAR", note.strip(), 0, nulls)
+        return _of_arrays(name, cast("Sequence[list[object]]", values), nulls)
+    if any(issubclass(kind, (dict, list)) for kind in kinds):
         names = sorted({_NAMES.get(kind, "object") for kind in kinds})
-        return Column(name, "JSON", f"{'|'.join(names)}{note}", 0, nulls)
+        return Column(name, "JSON", "|".join(names) + _nulls(nulls), 0, nulls)
     if kinds == {bool}:
         return _described(name, "BOOLEAN", values, set(values), nulls, row)
     if kinds <= {int, float}:
-        found = _number_type(values) if kinds == {int} else "DOUBLE"
+        integers = cast("Sequence[int]", values)
+        found = type_of_integers(integers) if kinds == {int} else "DOUBLE"
         return _described(name, found, values, set(values), nulls, row)
-    if kinds == {str}:
-        distinct = set(values)
-        found = text_type(distinct)  # type: ignore[arg-type]
-        kept = found if found in _IN_JSON else "VARCHAR"
-        return _described(name, kept, values, distinct, nulls, row)
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-    return _described(name, "VARCHAR", texts, set(texts), nulls, row)
+    texts = [value if isinstance(value, str) else _written(value) for value in values]
+    distinct = set(texts)
+    found = type_of_strings(distinct) if len(kinds) == 1 else "VARCHAR"
+    return _described(name, found, texts, distinct, nulls, row)
+
+
+def _written(value: object) -> str:
+    """A plain value as SQL shows it: JSON, or a date of Python's."""
+    is_plain = value is None or isinstance(value, (bool, int, float))
+    return json.dumps(value) if is_plain else str(value)
+
+
+def _keys_inside(objects: Sequence[dict[str, object]]) -> str:
+    """The keys of objects, if not all of them the first."""
+    keys = dict.fromkeys(chain.from_iterable(objects))
+    listed = ", ".join(masked_line(str(key), 24) for key in islice(keys, 4))
+    more = f", +{len(keys) - 4}" if len(keys) > 4 else ""
+    return f"{{{listed}{more}}}"
+
+
+def _of_arrays(name: str, arrays: Sequence[list[object]], nulls: int) -> Column:
+    """The column of arrays: the type of their items, and how many they have."""
+    sizes = set(map(len, arrays))
+    low, high = min(sizes), max(sizes)
+    many = f"{low}-{high} items" if low < high else f"{low} items"
+    inner = set(map(type, chain.from_iterable(arrays)))
+    return Column(name, f"{_inner(inner)}[]", many + _nulls(nulls), 0, nulls)
 
 
 def _inner(kinds: set[type]) -> str:
@@ -176,30 +166,6 @@ def _inner(kinds: set[type]) -> str:
     return {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}.get(kind, "VARCHAR")
 
 
-def _number_type(values: Sequence[object]) -> str:
-    numbers = cast("Sequence[int]", values)
-    largest = max(abs(min(numbers)), abs(max(numbers)))
-    for name, bound in _LARGEST.items():
-        if largest < bound:
-            return name
-    return "DOUBLE"
-
-
-def text_type(values: set[str]) -> str:
-    """The type that DuckDB finds for a column of text with these values, without the empty one."""
-    if not values:
-        return "VARCHAR"
-    first = f"{next(iter(values))}\n"
-    whole = ""
-    for name, pattern in _PATTERNS:
-        if pattern.fullmatch(first) is None:
-            continue
-        whole = whole or "\n".join(values) + "\n"
-        if pattern.fullmatch(whole) is not None:
-            return name
-    return "VARCHAR"
-
-
 def _described(
     name: str,
     type_: str,
@@ -209,31 +175,41 @@ def _described(
     row: Row,
 ) -> Column:
     """A column of plain values. `values` may contain the empty text for a null."""
-    count = len(distinct)
-    rows = len(values)
-    is_group = 0 < count <= min(_GROUPS, max(rows // 3, 1)) and max(rows - nulls, 0) > count
-    short = [value for value in distinct if len(str(value)) <= 3 * SHOWN] if is_group else []
-    counted = _counted(values) if is_group else []
-    is_plain = type_ in ("VARCHAR", "BOOLEAN") and len(short) == count <= _TELLING
-    counts = tuple((str(value), times) for value, times in counted) if is_plain else ()
-    brief = ""
+    count, rows = len(distinct), len(values)
     span = _range(type_, distinct) if type_ in _RANGED and count > FEW else ""
+    is_group = 0 < count <= min(_GROUPS, max(rows // 3, 1)) and rows - nulls > count
+    short = [value for value in distinct if len(str(value)) <= 3 * SHOWN] if is_group else []
+    counted = _counted(values) if short else []
+    detail = brief = ""
     if span:
         detail = f"{span}, {count} distinct" if count < rows // 2 else span
     elif count == 1:
-        value = next(iter(distinct))
-        often = "" if rows == 1 else "always "
-        detail = f"{often}{_value(name, value, row)}"
-    elif is_group and len(short) * 2 > count:
-        detail = _frequent(name, counted, FEW, row)
-        brief = _frequent(name, counted, _BRIEF, row) if count > _BRIEF + 1 else ""
-    elif count == 0:
-        detail = ""
-    else:
-        sample = _value(name, _first(values), row)
-        detail = f"{some(count, 'value')}, e.g. {sample}"
-    brief = brief and brief + _nulls(nulls)
-    return Column(name, type_, detail + _nulls(nulls), count, nulls, counts, brief)
+        detail = _only(name, next(iter(distinct)), rows, row)
+    elif len(short) * 2 > count:
+        detail = _frequent(name, counted, FEW, row) + _nulls(nulls)
+        if count > _BRIEF + 1:
+            brief = _frequent(name, counted, _BRIEF, row) + _nulls(nulls)
+        return Column(name, type_, detail, count, nulls, _counts(type_, counted, short), brief)
+    elif count:
+        detail = f"{some(count, 'value')}, e.g. {_value(name, _first(values), row)}"
+    return Column(name, type_, detail + _nulls(nulls), count, nulls, _counts(type_, counted, short))
+
+
+def _only(name: str, value: object, rows: int, row: Row) -> str:
+    """The one value of a column."""
+    if value == "":
+        return "always empty"
+    shown = _value(name, value, row)
+    return shown if rows == 1 else f"always {shown}"
+
+
+def _counts(
+    type_: str, counted: list[tuple[object, int]], short: list[object] | list[str]
+) -> tuple[tuple[str, int], ...]:
+    """The values with their numbers, if a count of them says something."""
+    if type_ not in ("VARCHAR", "BOOLEAN") or len(counted) > _TELLING or len(short) < len(counted):
+        return ()
+    return tuple((str(value), times) for value, times in counted)
 
 
 def _counted(values: Sequence[object]) -> list[tuple[object, int]]:
@@ -251,10 +227,9 @@ def _frequent(name: str, counted: list[tuple[object, int]], few: int, row: Row) 
 
 
 def _value(name: str, value: object, row: Row) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
     if not isinstance(value, str):
-        return text[:SHOWN]
-    return safe(text, SHOWN, name, row(value))
+        return _written(value)[:SHOWN]
+    return safe(value, SHOWN, name, row(value))
 
 
 def _first(values: Sequence[object]) -> object:

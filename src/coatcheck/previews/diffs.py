@@ -100,12 +100,13 @@ def history(text: Excerpt) -> Draft | None:
     commits = list(islice(_COMMIT.finditer(body.lines), _PARTS))
     if not commits or commits[0].start() > 200:
         return None
-    dates = [_text(match[1]).strip() for match in islice(_DATE.finditer(body.lines), _PARTS)]
+    dates = _DATE.findall(body.lines)
     authors = Counter(map(_text, _AUTHOR.findall(body.lines)))
     files = _changed(body.data, [match.start() for match in commits])
     part = _part(text, body, max(len(commits), len(files)))
     lead = f"git log of {some(len(commits), 'commit')}{part}"
-    span = dict.fromkeys(_DAY.sub(r"\1 \2", dates[at]) for at in (-1, 0)) if dates else ()
+    days = [_DAY.sub(r"\1 \2", masked_line(_text(dates[at]), 40)) for at in (-1, 0) if dates]
+    span = dict.fromkeys(days)
     lead += f", {' to '.join(span)}" if span else ""
     totals = _totals(files) if files else None
     lead += f"; {totals.text}" if totals else _stat_totals(body)

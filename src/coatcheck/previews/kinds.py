@@ -372,8 +372,8 @@ KINDS: Final[tuple[Kind, ...]] = (
     Kind("code", (), code.source),
     Kind("markdown", (), documents.found_markdown),
     Kind("YAML", (), keyed.yaml),
-    Kind("plain lines", (), tables.plain_lines),
     Kind("output", (), limited(logs.output)),
+    Kind("plain lines", (), tables.plain_lines),
 )
 """The kinds of text without a known media type, in the order in which they are tried."""
 

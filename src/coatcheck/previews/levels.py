@@ -66,6 +66,7 @@ _CLOCK: Final = lazy_pattern(r"\d\d:\d\d")
 _NEAR: Final = 120  # characters of a line in which its level is looked for
 _LATEST: Final = 200  # bytes at the start of a line in which a counted level begins
 _MANY: Final = 1_000
+_RARE: Final = 50  # words that are looked at one by one
 
 
 def looks_like_log(head: str) -> bool:
@@ -203,7 +204,7 @@ def tally(body: Body, style: LevelStyle) -> dict[str, LevelCount]:
             if word[:1] == b"\n" and data.startswith(word[1:]):
                 found[name] = LevelCount(1, 0, 0, (word.decode().strip(),))
             times = data.count(word)
-            if times > _MANY:
+            if times > _RARE:
                 frequent.append((name, word, times))
                 continue
             at = _offsets(data, word, style) if times else []

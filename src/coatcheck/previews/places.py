@@ -97,33 +97,41 @@ def _in_arrays(at: _At, arrays: list[list[object]], queue: deque[_At]) -> list[P
 
 def _in_objects(at: _At, objects: list[dict[str, object]], queue: deque[_At]) -> list[Place]:
     """The rows of an object of alike objects; else its inner values for later."""
-    only = objects[0]
-    pointer = at.pointer if len(objects) == 1 else None
-    if len(objects) == 1 and is_table(only):
+    only = objects[0] if len(objects) == 1 else None
+    if only is not None and is_table(only):
         rows = [value for value in only.values() if isinstance(value, dict)]
-        inner = [value for value in only.values() if isinstance(value, (dict, list))]
         if at.depth < _DEEPEST:
+            inner = _containers(list(only.values()))
             queue.append(_At(f"{at.path}.*", None, inner, at.depth + 1))
         keys = tuple(map(str, only))
-        return [Place(at.path, pointer, rows, keys, 1, isinstance(only, CutDict), at.depth)]
+        return [Place(at.path, at.pointer, rows, keys, 1, isinstance(only, CutDict), at.depth)]
     if at.depth >= _DEEPEST:
         return []
     by_key = keys_of(objects)
     if len(by_key) > _WIDE:  # a map with many different keys
-        values = list(chain.from_iterable(by_key.values()))
-        by_key, pointer = {"*": values}, None
+        by_key = {"*": list(chain.from_iterable(by_key.values()))}
     for key, values in by_key.items():
-        kinds = set(map(type, values))
-        if not any(issubclass(kind, (dict, list)) for kind in kinds):
-            continue
-        inner = [value for value in values if isinstance(value, (dict, list))]
-        name = key if key == "*" or PLAIN.fullmatch(key) else "…"
-        path = f"{at.path}.{name}" if at.path else name
-        below = None
-        if pointer is not None and len(inner) == 1:
-            below = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
-        queue.append(_At(path, below, inner, at.depth + 1))
+        inner = _containers(values)
+        if inner:
+            is_one = only is not None and key in only and len(inner) == 1
+            queue.append(_below(at, key, inner, is_one=is_one))
     return []
+
+
+def _containers(values: list[object]) -> list[object]:
+    """The objects and arrays among some values."""
+    if not any(issubclass(kind, (dict, list)) for kind in set(map(type, values))):
+        return []
+    return [value for value in values if isinstance(value, (dict, list))]
+
+
+def _below(at: _At, key: str, inner: list[object], *, is_one: bool) -> _At:
+    """The values under a key. If they are one value, it has a pointer."""
+    name = key if key == "*" or PLAIN.fullmatch(key) else "…"
+    pointer = None
+    if is_one and at.pointer is not None:
+        pointer = f"{at.pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+    return _At(f"{at.path}.{name}" if at.path else name, pointer, inner, at.depth + 1)
 
 
 def is_table(one: dict[str, object]) -> bool:

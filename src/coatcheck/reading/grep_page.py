@@ -218,7 +218,8 @@ class _Painter:
     def _add(self, row: Row, mark: str, entry: _Entry) -> bool:
         """Add an entry if it fits."""
         page, layout = self.page, self._layout
-        text = f"{layout.label(row.number)}{mark}{entry.text}"
+        body = layout.text.as_shown(entry.text)
+        text = f"{layout.label(row.number)}{mark}{body}"
         is_apart = row.number > self._last_number + 1
         group_start = row.number if is_apart else self._group_start
         entered = self._newly_entered(group_start)
@@ -232,12 +233,12 @@ class _Painter:
         self._room = room
         page.entries.append(text)
         if mark == ":":
-            page.hits.append((row.number, entry.text))
+            page.hits.append((row.number, body))
         self._last_number = row.number
         self._group_start = group_start
         if entered is not None:
             self._entered = entered.number
-        page.is_repaired |= row.line.is_repaired and REPLACEMENT in entry.text
+        page.is_repaired |= row.line.is_repaired and REPLACEMENT in body
         if entry.is_cut:
             page.is_cut = True
             is_readable = row.line.length <= layout.max_chars and layout.text.lines > 1

@@ -41,8 +41,8 @@ from coatcheck.reading.json_content import MAX_BYTES, MAX_ROWS, lines
 from coatcheck.reading.page import MAX_RESULT, QueryResult
 from coatcheck.reading.sandbox import Pool
 from coatcheck.reading.sql_child import ROWS
-from coatcheck.reading.sql_types import quoted
 from coatcheck.reading.text import recognized
+from coatcheck.sql_types import quoted
 
 if TYPE_CHECKING:
     from coatcheck.core_session import CoreSession

@@ -30,7 +30,7 @@ from coatcheck.previews.excerpts import line
 from coatcheck.reading import json_content
 from coatcheck.reading.json_content import MAX_ROWS, documents_in, lines, load, parse, whole
 from coatcheck.reading.records import Row, text_tables
-from coatcheck.reading.sql_types import quoted, type_of_texts, type_of_values
+from coatcheck.sql_types import quoted, type_of_texts, type_of_values
 from coatcheck.values import MAX_DEPTH, encode_text
 
 MAIN: Final = "artifact"

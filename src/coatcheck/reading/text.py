@@ -28,6 +28,7 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.media import encoding_of, essence, is_json, is_jsonl, is_text
 from coatcheck.previews.binaries import found_type
 from coatcheck.previews.excerpts import count, folded, uncoloured
+from coatcheck.reading.long_lines import with_characters
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -135,6 +136,11 @@ class DecodedText:
         if self._unit > 1:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
+
+    def as_shown(self, text: str) -> str:
+        """A text of lines as a page shows it: in JSON, characters in place of their escapes, unless
+        lines are exact."""
+        return with_characters(text) if self.is_json and not self.exact else text
 
     def page_at(self, number: int) -> int:
         """The page of a line in a document's text, in which every page begins with a form feed in a
@@ -354,7 +360,7 @@ def _range(
     cut = len(got) - len(rest) if ends or not whole else len(got)
     if cut and not inside:
         screen, bars = (got[:cut], 0) if text.exact else folded(got[:cut])
-        body, lost = visible(screen)
+        body, lost = visible(text.as_shown(screen))
         many = body.count("\n") + (not body.endswith("\n"))
         numbers = number, number + many - 1
         shown = [_lines(*numbers, text.lines)]
@@ -445,7 +451,7 @@ def _inside(
     if others:
         last += others.count("\n") + (not others.endswith("\n"))
         shown.append(_lines(number + 1, last, text.lines))
-    body, lost = visible(got if text.exact else uncoloured(got))
+    body, lost = visible(got if text.exact else text.as_shown(uncoloured(got)))
     after = at + width(got)
     following: tuple[int, ...] | None
     if whole:
