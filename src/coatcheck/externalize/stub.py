@@ -388,16 +388,16 @@ def tag_of(key: bytes, text: str) -> str | None:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    strings = [string for string in _STRING.findall(text) if " ~" in string]
-    inside = [
-        (string, one) for string in strings if (one := _marked(key, json.loads(string))) is not None
-    ]
-    if len(inside) != 1:
+    marked: list[tuple[str, _Marked]] = []
+    for string in _STRING.findall(text):
+        inside = _marked(key, json.loads(string)) if " ~" in string else None
+        if inside is not None:
+            marked.append((string, inside))
+    if len(marked) != 1:
         return None
-    ((string, found),) = inside
-    written = sum(
-        map(len, _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)])
-    )
+    ((string, found),) = marked
+    characters = _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)]
+    written = sum(map(len, characters))
     return found.tag if len(text) - min(written, _longest_json(found.text)) <= SLACK else None
 
 
