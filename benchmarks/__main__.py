@@ -23,6 +23,7 @@ from benchmarks import (
     machine,
     offload,
     pages,
+    programs,
     prompts,
     proxy,
     quality,
@@ -69,6 +70,7 @@ CASES: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "demo": offload.demo,
     "eyes": eyes.eyes,
     "questions": questions.questions,
+    "programs": programs.programs,
     "effect": effect.effect,
 }
 DOCS = Path(__file__).resolve().parents[1] / "docs"

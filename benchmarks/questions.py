@@ -209,7 +209,8 @@ class Ours:
         self.session = session
         self._tools = {tool.name: tool for tool in coatcheck.toolkit(session)}
         self._pointer = ""
-        self.runs_code = "code" in self._tools["get_artifact"].parameters["properties"]
+        parameters = self._tools["get_artifact"].parameters["properties"]
+        self.runs_code, self.counts = "code" in parameters, "count" in parameters
 
     @property
     def schemas(self) -> str:
@@ -245,13 +246,15 @@ class Ours:
     def call_for(self, intent: Intent, pages: Sequence[str]) -> Call | None:
         if not self._pointer:
             return None
-        asked: dict[str, str] = {}
+        asked: dict[str, Any] = {}
         before, after = intent.near
         at = shown_line(intent, r"(\d+)[:>]", pages)
         if at is not None:
             asked = {"lines": f"{max(1, at - before)}:{at + after}"}
         elif intent.grep:
             asked = {"grep": intent.grep}
+            if intent.count and self.counts:
+                asked["count"] = True
             if (before or after) and "context" in self._tools["get_artifact"].parameters[
                 "properties"
             ]:
@@ -377,6 +380,9 @@ def questions(bench: Bench) -> Iterator[Row]:
     in_one, in_two = sum(one <= 1 for one in calls), sum(one <= 2 for one in calls)
     yield Row(f"{asked}: answered in one call", None, in_one, 78, "count", at_least=True)
     yield Row(f"{asked}: answered in two calls", None, in_two, len(here), "count", at_least=True)
+    sizes = [_exact(one.pages[0]) for one in ours if one.pages[0].startswith('{"stub"')]
+    yield Row(f"{asked}: tokens of the largest stub", None, max(sizes), 450, "count")
+    yield Row(f"{asked}: tokens of a stub, median", None, statistics.median(sizes), 300, "count")
     yield Row(f"{asked}: unable", None, sum(not one.right for one in ours), 0, "count")
     if answers:
         case = f"{asked}: fewest tokens of {len(answers) + 1}"

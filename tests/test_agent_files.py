@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,20 @@ def test_collecting_removes_the_files_of_expired_artifacts(
     assert kept.exists()
 
 
+def test_collecting_removes_what_a_killed_process_left_in_the_folder(
+    store: Store, folder: Path
+) -> None:
+    file = Path(stub_of(store.session("s"), LOG, folder)["file"])
+    old, new = folder / f".{'a' * 32}", folder / f".{'b' * 32}"
+    old.write_text("half of")
+    new.write_text("half of")
+    os.utime(old, (0, 0))
+    store.collect()
+    assert not old.exists()
+    assert new.exists()
+    assert file.exists()
+
+
 def test_another_process_removes_the_files_too(tmp_path: Path, folder: Path) -> None:
     with coatcheck.open(tmp_path / "store") as store:
         file = Path(stub_of(store.session("s"), LOG, folder)["file"])
@@ -272,3 +287,34 @@ def test_a_store_in_memory_removes_its_folder_when_it_is_closed(folder: Path) ->
         file = Path(stub_of(store.session("s"), LOG, folder)["file"])
         assert file.exists()
     assert not folder.exists()
+
+
+def test_a_stub_with_a_file_is_the_same_in_every_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        with coatcheck.open("memory:") as store:
+            stubs.append(stub_of(store.session(name), LOG, Path(".coatcheck")))
+    assert stubs[0] == stubs[1]
+
+
+def test_a_hint_quotes_the_path_of_a_folder_with_blanks_and_quotes(
+    session: Session, tmp_path: Path
+) -> None:
+    stub = stub_of(session, LOG, tmp_path / 'Ann\'s $(touch files) "here"', commands=("sed",))
+    command = stub["hint"].partition(" reads it")[0]
+    done = subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True)
+    assert done.stdout == "".join(LOG.splitlines(keepends=True)[:80])
+    assert not (tmp_path / "files").exists()
+
+
+def test_many_threads_write_the_same_file_without_harm(session: Session, folder: Path) -> None:
+    pointer = session.put(LOG).pointer
+    with ThreadPoolExecutor(16) as pool:
+        paths = set(pool.map(lambda _: session.write_file(pointer, folder), range(64)))
+    (path,) = paths
+    assert path.read_text() == LOG
+    assert sorted(one.name for one in folder.iterdir()) == [".gitignore", path.name]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coatcheck
-from benchmarks import contents, effect, eyes, offload, prompts, quality, replay
+from benchmarks import contents, effect, eyes, offload, programs, prompts, quality, replay
 from benchmarks.bench import Bench
 from benchmarks.built import built
 from benchmarks.counted import COUNTED
@@ -23,6 +23,7 @@ from benchmarks.report import Row
 from benchmarks.results import Results, Table, changes, save
 from benchmarks.runs import Step
 from benchmarks.timing import Times
+from benchmarks.tool_tasks import TASKS, Task
 from coatcheck import tokens
 from coatcheck.audit import Offloading, WithCoatcheck, billed
 from coatcheck.messages.recordings import (
@@ -329,3 +330,11 @@ def test_the_programs_of_a_question_print_its_answer(
                 text=True,
             )
             assert known.search(done.stdout)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_a_task_of_tools_is_solved_with_results_inline_and_with_stubs(task: Task) -> None:
+    with coatcheck.open("memory:") as store:
+        inline = programs.inline(task, store.session("inline"))
+        stubs = programs.stubs(task, store.session("stubs"))
+    assert 0 < stubs.tokens < inline.tokens

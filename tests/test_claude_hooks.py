@@ -522,3 +522,72 @@ def test_the_server_gets_objects_as_json_and_texts_as_they_are() -> None:
     }
     of_mcp = {"tool_name": "mcp__server__tool", "tool_response": '{"content":"x"}'}
     assert parsed_event(of_mcp) == of_mcp
+
+
+# Files in place of tools
+
+
+@pytest.fixture
+def filing(store: Store, tmp_path: Path) -> Hooks:
+    policy = Policy(files=tmp_path / ".coatcheck")
+    return Hooks(Adapter(store, host=HOST, policy=policy, only=()), server=PLUGIN_SERVER)
+
+
+@pytest.mark.parametrize("tool", KNOWN.keys() - {"Agent"})
+def test_without_our_tools_the_stub_names_a_file_and_no_tool(tool: str, filing: Hooks) -> None:
+    stub = stub_in(after(filing, tool, KNOWN[tool]))
+    assert Path(stub["file"]).read_text() == LONG
+    assert "get_artifact" not in stub["hint"]
+
+
+def test_an_output_stays_if_its_file_cannot_be_written(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    policy = Policy(files=tmp_path / "other")
+    hooks = Hooks(Adapter(store, host=HOST, policy=policy, only=()), server=PLUGIN_SERVER)
+    assert after(hooks, "Bash", BASH) is None
+    assert after(hooks, "mcp__server__tool", KNOWN["mcp__server__tool"]) is None
+
+
+def test_lines_that_were_asked_for_stay_and_the_whole_file_is_a_stub(filing: Hooks) -> None:
+    file = stub_in(after(filing, "Bash", BASH))["file"]
+    assert after(filing, "Read", READ, tool_input={"file_path": file, "limit": 2_000}) is None
+    assert stub_in(after(filing, "Read", READ, tool_input={"file_path": file}))["file"] == file
+
+
+@pytest.mark.parametrize("tool", ["Edit", "Write"])
+def test_the_file_of_a_result_is_not_changed(tool: str, filing: Hooks) -> None:
+    file = stub_in(after(filing, "Bash", BASH))["file"]
+    assert before(filing, tool, {"file_path": file, "content": "x"})["permissionDecision"] == "deny"
+    assert before(filing, tool, {"file_path": file.replace("/.coatcheck/", "/src/")}) == {}
+
+
+@pytest.mark.parametrize("line", ["grep x {}", "jq . '{}' | head", "cat {} > copy; ls"])
+def test_a_missing_file_is_written_again_before_a_command_that_names_it(
+    line: str, filing: Hooks
+) -> None:
+    file = Path(stub_in(after(filing, "Bash", BASH))["file"])
+    file.unlink()
+    assert before(filing, "Bash", {"command": line.format(file)}) == {}
+    assert file.read_text() == LONG
+
+
+def test_the_file_of_another_conversation_is_not_written_again(filing: Hooks) -> None:
+    file = Path(stub_in(after(filing, "Bash", BASH, session_id="other"))["file"])
+    file.unlink()
+    before(filing, "Read", {"file_path": str(file)})
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("name", ["PostToolUse", "PostToolUseFailure"])
+def test_a_call_that_names_a_file_that_is_gone_gets_a_note(
+    name: str, filing: Hooks, store: Store
+) -> None:
+    file = stub_in(after(filing, "Bash", BASH))["file"]
+    store.session(f"{HOST}:one").end()
+    given = {"command": f"grep x {file}"}
+    failed = event(name, "Bash", tool_input=given, tool_response={"stdout": ""}, error="no file")
+    done = filing.answer(failed)
+    note = done["hookSpecificOutput"]["additionalContext"]
+    assert note.startswith(f"{file} is gone: ")
+    assert "Run the call that gave it again" in note

@@ -100,6 +100,15 @@ def test_grep_prints_numbered_lines_with_context_as_grep_does() -> None:
     assert call("read", "n", "--grep", "gamma").stderr == "match 1 of 1 in 6 lines\n"
 
 
+def test_grep_counts_and_begins_at_the_end() -> None:
+    put("".join(f"n={n % 2}\n" for n in range(500)))
+    assert answer("read", "n", "--grep", "n=0|n=2", "-c") == "250 n=0\n0 n=2\n"
+    assert answer("read", "n", "--grep", r"n=(\d)", "--count") == "250 0\n250 1\n"
+    last = call("read", "n", "--grep", "n=1", "--last", "--max-chars", "200")
+    assert last.stdout.endswith("498:n=1\n500:n=1\n")
+    assert "-250 of 250 in 500 lines" in last.stderr
+
+
 def test_a_grep_without_a_match_exits_with_1_and_prints_nothing() -> None:
     put(LOG)
     result = run("read", "n", "--grep", "nowhere")

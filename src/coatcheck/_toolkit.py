@@ -15,10 +15,10 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from coatcheck import media, programs
 from coatcheck.checks import one_of, whole
@@ -67,16 +67,16 @@ _TYPES: Final[dict[type, str]] = {
     bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object",
 }  # fmt: skip
 DESCRIPTIONS: Final = (
-    "Read a stored artifact, a page per call. A stub has its pointer (art:...).",
-    "List stored artifacts, or search their names and content.",
-    "Store a text or JSON under a name for later. Answers its pointer.",
+    "Read a stored artifact, a page per call. A stub has its pointer (art:...). Ignore ~marks.",
+    "List stored artifacts, or search them.",
+    "Store text or JSON under a name.",
     "Get the result of a call that is still running, waiting for it if need be.",
 )
 _PURPOSES: Final[tuple[Purpose, ...]] = ("get", "list", "store", "wait")
 _SCHEMA_KEYS: Final = ("parameters", "input_schema", "inputSchema")
 
 
-_SQL: Final = ", SQL SELECT ... FROM artifact"
+_SQL: Final = ", DuckDB SELECT ... FROM artifact"
 _CODE: Final = (
     "Python on the whole content: text, lines, data (JSON or rows); answers what it prints"
 )
@@ -93,7 +93,6 @@ def _schema(required: list[str], **properties: str) -> dict[str, Any]:
             for name, about in properties.items()
         },
         **({"required": required} if required else {}),
-        "additionalProperties": False,
     }
 
 
@@ -104,22 +103,30 @@ def _schemas(*, has_sql: bool, has_programs: bool) -> tuple[dict[str, Any], ...]
     return (
         _schema(
             ["pointer"],
-            pointer="or name",
-            lines="10:40,200:220 or -50:",
-            grep="RE2 regex, A|B",
+            pointer="or name; #/path for a part",
+            lines="10:40,200:220 or -50:; narrows grep",
+            grep="RE2 regex; counts each of A|B; count: numbers only; last: from the end; "
+            "context: auto",
             context="",
             ignore_case="",
+            count="",
+            last="",
             query="text, shape, JSONPath $.a[0]" + _SQL * has_sql,
             **code,
-            cursor="of last page",
+            cursor="",
         ),
-        _schema([], query="words to search for", cursor="of last page"),
-        _schema(["name", "value"], name="", value="", content_type="e.g. application/json"),
+        _schema([], query="words", cursor=""),
+        _schema(["name", "value"], name="", value="", content_type=""),
         _schema(["handle"], handle="", seconds="to wait, at most 60; 10 if left out, 0 only looks"),
     )
 
 
-_NOT_STRINGS: Final = {"context": "integer", "ignore_case": "boolean"}
+_NOT_STRINGS: Final = {
+    "context": "integer",
+    "ignore_case": "boolean",
+    "count": "boolean",
+    "last": "boolean",
+}
 _ARTICLES: Final = {"integer": "an integer", "boolean": "a boolean"}
 _DIGITS: Final = 10
 _BOOLEANS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -311,21 +318,7 @@ class Tool(Description):
         for name in self.parameters.get("required", ()):
             if name not in given:
                 raise InvalidArgument(f"{name} is missing", hint=f"call {self.name}({name}=…)")
-        for name, value in given.items():
-            if name in _NOT_STRINGS:
-                given[name] = _typed(name, value)
-            elif (
-                name in ("lines", "seconds")
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-            ):
-                given[name] = str(value)
-            elif not isinstance(value, str) and not (
-                name == "value" and isinstance(value, dict | list)
-            ):
-                what = _TYPES.get(type(value), f"a {type(value).__name__}")
-                raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
-        return given
+        return {name: _checked_value(name, value) for name, value in given.items()}
 
 
 def toolkit(
@@ -338,6 +331,7 @@ def toolkit(
     redact: Literal["store"] | None = None,
     handles: Handles | None = None,
     only: Iterable[Purpose] | None = None,
+    code: bool = True,
 ) -> list[Tool]:
     """Return the three tools of a session: get, list, store; or `only` some of them, e.g.
     `only=("get",)`. With `handles`, the executor whose calls the host starts, a fourth lets the
@@ -347,7 +341,9 @@ def toolkit(
     `style` names them `get_artifact`, `getArtifact` or `artifacts.get`, and `prefix` is put before
     the name. An answer has at most `max_chars` characters, and a model can store at most
     `max_store_bytes` in one call. The defaults come from the store's settings: 8,000 characters and
-    512 KiB. `redact="store"`, here or in the settings, masks secrets in what a model stores."""
+    512 KiB. `redact="store"`, here or in the settings, masks secrets in what a model stores.
+    With the extra `programs`, reading takes `code`, unless `code=False`: for an agent that runs
+    programs with a tool of its own (`coatcheck.executor.Programs`)."""
     if session is not None:
         _checked_session(session)
     one_of(style, "style", _STYLES)
@@ -370,7 +366,7 @@ def toolkit(
     options = _Options(
         max_chars, max_store_bytes, names[1] if "list" in wanted else "", redact, handles
     )
-    schemas = _schemas(has_sql=sql.pool.is_installed, has_programs=programs.is_available())
+    schemas = _schemas(has_sql=sql.pool.is_installed, has_programs=code and programs.is_available())
     return [
         Tool(name, words, form, purpose != "store", purpose, options, session)
         for purpose, name, words, form in zip(_PURPOSES, names, DESCRIPTIONS, schemas, strict=True)
@@ -439,6 +435,13 @@ def _has_parameters(schema: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     return set(properties) == set(ours["properties"]) and set(ours.get("required", [])) <= set(
         map(str, required)
     )
+
+
+class _Row(NamedTuple):
+    """One artifact in a list."""
+
+    artifact_id: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,21 +561,23 @@ class _Answers:
                     raise
                 return page, ["not a valid pattern, searched as plain text"]
             if page.instead is not None:
-                return read(query=page.instead), [
-                    line(f"nothing matches; this is {page.instead}", _SHOWN)
-                ]
-            if (
-                page.matches != 0
-                or page.cursor is not None
-                or arguments.keys() & {"cursor", "ignore_case"}
-            ):
+                meant = line(f"nothing matches; this is {page.instead}", _SHOWN)
+                return read(query=page.instead), [meant]
+            has_answer = page.matches != 0 or page.cursor is not None
+            if has_answer or arguments.keys() & {"cursor", "ignore_case"}:
                 return page, []
-            for change, how in _OTHER_WAYS:
-                if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
-                    other = read(**arguments, **change)
-                    if other.matches:
-                        return other, [f"no match as written, {how}"]
-        return page, []
+            return self._other_way(arguments, read) or (page, [])
+
+    def _other_way(
+        self, arguments: dict[str, Any], read: Callable[..., Page]
+    ) -> tuple[Page, list[str]] | None:
+        """The page of a pattern that matches nothing as it is written, read in another way."""
+        for change, how in _OTHER_WAYS:
+            if change != {"literal": True} or _SPECIAL.search(arguments["grep"]):
+                page = read(**arguments, **change)
+                if page.matches:
+                    return page, [f"no match as written, {how}"]
+        return None
 
     def _instead(self, error: InvalidArgument, read: Callable[..., Page]) -> tuple[Page, list[str]]:
         changed = error.instead
@@ -611,13 +616,14 @@ class _Answers:
         inside = set(_INSIDE.findall(bare))
         if len(inside) == 1:
             return str(inside.pop())
-        wanted = bare.casefold()
-        same = {
-            one.pointer
-            for one in self.session.list(limit=_LOOKED_AT)
-            if one.name and one.name.casefold() == wanted
-        }
-        return same.pop() if len(same) == 1 else bare
+        return self._in_another_case(bare) or bare
+
+    def _in_another_case(self, name: str) -> str | None:
+        """The pointer of the only artifact with this name in another case."""
+        wanted = name.casefold()
+        refs = self.session.list(limit=_LOOKED_AT)
+        same = {ref.pointer for ref in refs if ref.name and ref.name.casefold() == wanted}
+        return same.pop() if len(same) == 1 else None
 
     def _named(self, name: str) -> bool:
         try:
@@ -659,51 +665,47 @@ class _Answers:
     def list(self, arguments: dict[str, Any]) -> str:
         skip, last = _opened(arguments.get("cursor"))
         words = arguments.get("query")
-        if words is not None:
-            hits = self.session.search(words, limit=skip + _HITS + 1)
-            places = [f"lines {hit.lines[0]}-{hit.lines[1]}:" if hit.lines else "" for hit in hits]
-            rows = [
-                (hit.ref, _row(hit.ref, where, hit.passage))
-                for hit, where in zip(hits, places, strict=True)
-            ]
-            columns = "pointer, kind, bytes, name, passage"
+        if words is None:
+            rows, most, about = self._newest(skip + _ROWS + 1), _ROWS, "summary"
+            nothing, again = "no artifacts yet", ""
         else:
-            wanted = skip + _ROWS + 1
-            refs = self.session.list(limit=2 * wanted + 64)[
-                :wanted
-            ]  # a ref without a name takes that of an older one
-            rows = [(ref, _row(ref, "", ref.summary)) for ref in refs]
-            columns = "pointer, kind, bytes, name, summary"
-        at = next(
-            (
-                number + 1
-                for number, (ref, _) in enumerate(rows)
-                if ref.artifact_id.startswith(last or "-")
-            ),
-            skip,
-        )
-        page: list[tuple[Ref, str]] = []
-        size = RESERVED
-        for ref, row in rows[at : at + (_ROWS if words is None else _HITS)]:
-            size += len(row) + 1
-            if size > self.max_chars and page:
-                break
-            page.append((ref, row))
+            rows, most, about = self._found(words, skip + _HITS + 1), _HITS, "passage"
+            nothing, again = "nothing matches these words", "the same query and "
+        at = _index_after(rows, last, skip)
+        page = self._fitting(rows[at : at + most])
         if not page:
-            nothing = "nothing matches these words" if words is not None else "no artifacts yet"
             return self._marked(f"[{'no more artifacts' if at else nothing}]")
-        first = f"artifacts {at + 1}-{at + len(page)}: {columns}"
-        if at + len(page) < len(rows):
-            again = "" if words is None else "the same query and "
-            first += (
-                f"; more: {self.list_tool} with "
-                f'{again}cursor="{at + len(page)}-{page[-1][0].artifact_id[:12]}"'
-            )
-        listed = "\n".join(row for _, row in page)
+        end = at + len(page)
+        first = f"artifacts {at + 1}-{end}: pointer, kind, bytes, name, {about}"
+        if end < len(rows):
+            cursor = f"{end}-{page[-1].artifact_id[:12]}"
+            first += f'; more: {self.list_tool} with {again}cursor="{cursor}"'
+        listed = "\n".join(row.text for row in page)
         with suppress(Exception):  # as above
             asked = estimate(json.dumps(arguments, ensure_ascii=False))
             counts_of(self.session.store).listed(asked + estimate(listed))
         return self._marked(f"[{first}]", listed)
+
+    def _newest(self, most: int) -> Sequence[_Row]:
+        refs = self.session.list(limit=2 * most + 64)[:most]
+        # More are asked for, since a ref without a name takes that of an older one.
+        return [_Row(ref.artifact_id, _row(ref, "", ref.summary)) for ref in refs]
+
+    def _found(self, words: str, most: int) -> Sequence[_Row]:
+        rows = []
+        for hit in self.session.search(words, limit=most):
+            where = f"lines {hit.lines[0]}-{hit.lines[1]}:" if hit.lines else ""
+            rows.append(_Row(hit.ref.artifact_id, _row(hit.ref, where, hit.passage)))
+        return rows
+
+    def _fitting(self, rows: Sequence[_Row]) -> Sequence[_Row]:
+        """The rows that fit in an answer, at least one."""
+        size = RESERVED
+        for number, row in enumerate(rows):
+            size += len(row.text) + 1
+            if size > self.max_chars and number:
+                return rows[:number]
+        return rows
 
     def store(self, arguments: dict[str, Any]) -> str:
         name, value = arguments["name"].strip(), arguments["value"]
@@ -752,6 +754,28 @@ class _Answers:
             first = " ".join(first.splitlines())
             return f"{first}\n{rest}" if rest else first
         return mark(key, first, rest)
+
+
+def _checked_value(name: str, value: Any) -> Any:
+    """An argument in its type. A number is accepted where a text is a number."""
+    if name in _NOT_STRINGS:
+        return _typed(name, value)
+    if isinstance(value, str) or (name == "value" and isinstance(value, dict | list)):
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and name in ("lines", "seconds"):
+        return str(value)
+    what = _TYPES.get(type(value), f"a {type(value).__name__}")
+    raise InvalidArgument(f"{name} is {what}, not a string", hint=f'write {name}="…"')
+
+
+def _index_after(rows: Sequence[_Row], last: str | None, otherwise: int) -> int:
+    """The index after the row of an artifact, given by the start of its id."""
+    if last is not None:
+        for index, row in enumerate(rows):
+            if row.artifact_id.startswith(last):
+                return index + 1
+    return otherwise
 
 
 def _typed(name: str, value: object) -> int | bool:

@@ -18,7 +18,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from coatcheck import media
 from coatcheck.errors import InvalidArgument, StoreError, storage_errors
+from coatcheck.ids import MIN_PREFIX
 from coatcheck.storage import SessionInfo
 
 if TYPE_CHECKING:
@@ -37,39 +39,29 @@ _SERIES: Final = "folders"
 _MAX_FOLDERS: Final = 50  # of one store; those that were used first are forgotten
 _CHUNK: Final = 1 << 20
 _NAME: Final = re.compile(r"([0-9a-f]{12,64})\.[a-z0-9]{1,8}")
+_DRAFT: Final = re.compile(r"\.[0-9a-f]{32}")
+_ABANDONED: Final = 3_600.0  # seconds after which a draft is certainly not being written any more
 _IGNORE: Final = ".gitignore"
+_ABOUT: Final = b"# Files of a Coatcheck store"
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ENDINGS: Final = {
-    media.JSON: "json", media.JSONL: "jsonl", "text/csv": "csv",
-    "text/tab-separated-values": "tsv", "text/markdown": "md", "text/x-rst": "rst",
-    "text/html": "html", "application/xml": "xml", "application/yaml": "yaml",
-    "application/toml": "toml", "application/sql": "sql", "text/css": "css",
-    "text/javascript": "js", "text/x-typescript": "ts", "text/x-python": "py", "text/x-c": "c",
-    "text/x-c++": "cpp", "text/x-go": "go", "text/x-rust": "rs", "text/x-java": "java",
-    "text/x-kotlin": "kt", "text/x-ruby": "rb", "text/x-php": "php", "text/x-shellscript": "sh",
-    "text/x-diff": "diff", "image/svg+xml": "svg", "image/png": "png", "image/jpeg": "jpg",
-    "image/gif": "gif", "image/webp": "webp", "application/pdf": "pdf", "application/zip": "zip",
-    "application/gzip": "gz", "application/zstd": "zst",
-    "application/vnd.apache.parquet": "parquet", "application/vnd.sqlite3": "sqlite",
-}  # fmt: skip
 
 
 def file_name(pointer: str, media_type: str, kind: str) -> str:
     """Return the name of an artifact's file: the digits of its pointer, and an ending."""
     digits = pointer.partition(":")[2].partition("#")[0]
-    return f"{digits}.{_ending(media.essence(media_type), kind)}"
+    ending = media.ending(media_type)
+    return f"{digits}.{'log' if ending == 'txt' and kind == 'log' else ending}"
 
 
-def _ending(media_type: str, kind: str) -> str:
-    if media_type in _ENDINGS:
-        return _ENDINGS[media_type]
-    if media.is_json(media_type):
-        return "json"
-    if not media.is_text(media_type):
-        return "bin"
-    return "log" if kind == "log" else "txt"
+def is_files_folder(folder: Path) -> bool:
+    """Whether a folder has files of artifacts, of this store or another."""
+    try:
+        with open(folder / _IGNORE, "rb") as file:
+            return file.read(len(_ABOUT)) == _ABOUT
+    except OSError:
+        return False
 
 
 def write_file(
@@ -94,15 +86,25 @@ def write_file(
     return path / name
 
 
-def remove_files(parts: Parts, digest: str | None = None) -> int:
-    """Remove the files of artifacts that the store does not have any more: all of them, or those of
-    one artifact. Return their number. A folder that is gone or cannot be read is skipped."""
-    removed = 0
+def artifacts_of(parts: Parts, session_id: str) -> set[str]:
+    """Return the artifacts of a session, to remove their files after it has ended. None are
+    returned if the store has no folder, or cannot be read."""
+    with suppress(StoreError):
+        if _folders(parts):
+            return {entry.ref.artifact_id for entry in parts.catalog.find(session_id)}
+    return set()
+
+
+def remove_files(parts: Parts, among: Collection[str] | None = None) -> None:
+    """Remove the files of artifacts that the store does not have any more: all of them, or those
+    `among` some. A folder that is gone or cannot be read is skipped."""
+    prefixes = None if among is None else {digest[:MIN_PREFIX] for digest in among}
+    if prefixes is not None and not prefixes:
+        return
     with suppress(StoreError):
         for folder in _folders(parts):
             with suppress(OSError, InvalidArgument):
-                removed += _remove_in(parts, Path(folder), digest)
-    return removed
+                _remove_in(parts, Path(folder), prefixes)
 
 
 def remove_folders(parts: Parts) -> None:
@@ -118,27 +120,38 @@ def _remove_folder(folder: Path, owner: str) -> None:
         if _content(handle, _IGNORE) != _ignore(owner):
             return
         for name in os.listdir(handle):
-            if name == _IGNORE or _NAME.fullmatch(name):
+            if _is_ours(name):
                 os.unlink(name, dir_fd=handle)
     folder.rmdir()
 
 
-def _remove_in(parts: Parts, folder: Path, digest: str | None) -> int:
-    removed = 0
+def _remove_in(parts: Parts, folder: Path, prefixes: Collection[str] | None) -> None:
     with _opened_folder(folder) as handle:
         if _content(handle, _IGNORE) != _ignore(_owner(parts)):
-            return 0
+            return
         for name in os.listdir(handle):
-            match = _NAME.fullmatch(name)
-            if match is None or not (digest or match[1]).startswith(match[1]):
+            if prefixes is None and _DRAFT.fullmatch(name):
+                _remove_old(handle, name)
+            if _NAME.fullmatch(name) is None:
                 continue
-            found = _digest_in(handle, name)
-            if found is not None and parts.catalog.blob(found) is not None:
+            if prefixes is not None and name[:MIN_PREFIX] not in prefixes:
                 continue
-            with suppress(OSError):
-                os.unlink(name, dir_fd=handle)
-                removed += 1
-    return removed
+            digest = _digest_in(handle, name)
+            if digest is None or parts.catalog.blob(digest) is None:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=handle)
+
+
+def _remove_old(handle: int, name: str) -> None:
+    """Remove a draft that a process left behind when it was killed."""
+    with suppress(OSError):
+        written = os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime
+        if written < time.time() - _ABANDONED:
+            os.unlink(name, dir_fd=handle)
+
+
+def _is_ours(name: str) -> bool:
+    return name == _IGNORE or bool(_NAME.fullmatch(name) or _DRAFT.fullmatch(name))
 
 
 @contextmanager
@@ -166,7 +179,7 @@ def _make_private(handle: int, folder: Path, owner: str) -> None:
     expected = _ignore(owner)
     found = _content(handle, _IGNORE)
     if found is None:
-        if not all(map(_NAME.fullmatch, os.listdir(handle))):
+        if not all(map(_is_ours, os.listdir(handle))):
             raise _refused(folder, "it has other files")
         _write(handle, _IGNORE, io.BytesIO(expected))
     elif found != expected:
@@ -183,7 +196,7 @@ def _refused(folder: Path, why: str) -> InvalidArgument:
 
 
 def _ignore(owner: str) -> bytes:
-    return f"# Files of a Coatcheck store ({owner}). It removes them.\n*\n".encode()
+    return _ABOUT + f" ({owner}). It removes them.\n*\n".encode()
 
 
 def _owner(parts: Parts) -> str:

@@ -185,6 +185,9 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("page.max_chars", "whole", 8_000, "maximum characters of one page", least=1_500),
     Setting("tools.max_store_bytes", "whole", 524_288,
             "maximum bytes that a model can store in one call"),
+    Setting("programs.tools", "text", None,
+            "tools that a model's program may call, besides those that only read",
+            needs_trust=True),
     Setting("serve.tokens", "place", None, "file with the digests of the tokens of 'coatcheck "
                                            "serve'",
             needs_trust=True),

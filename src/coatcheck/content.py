@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 _CHECKED_EVERY: Final = 64  # files written between two checks for files that are gone
-_SUFFIXES: Final = {
-    media.JSON: ".json", media.JSONL: ".jsonl", "text/csv": ".csv",
-    "text/tab-separated-values": ".tsv", "text/markdown": ".md", "text/html": ".html",
-    "application/xml": ".xml", "text/x-python": ".py", "text/x-diff": ".diff",
-    "application/pdf": ".pdf", "image/png": ".png", "image/jpeg": ".jpg", "image/gif": ".gif",
-    "image/webp": ".webp", "application/zip": ".zip", "application/gzip": ".gz",
-    "application/zstd": ".zst", "application/vnd.apache.parquet": ".parquet",
-    "application/vnd.sqlite3": ".sqlite", media.TEXT: ".txt",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +198,7 @@ class Files:
 
     def write(self, stream: BinaryIO, media_type: str, session_id: str, folder: str | Path) -> Path:
         """Write a stream to a read-only file in a folder, which is created if it is missing."""
-        suffix = _SUFFIXES.get(media_type.partition(";")[0], ".bin")
+        suffix = f".{media.ending(media_type)}"
         digest = hashlib.sha256()
         with storage_errors("writing a file for a tool"):
             where = Path(folder).absolute()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from coatcheck import media
-from coatcheck.agent_files import remove_files, write_file
+from coatcheck.agent_files import artifacts_of, remove_files, write_file
 from coatcheck.checks import check_name, seconds, whole
 from coatcheck.content import ArtifactStream, BlobReader, Content
 from coatcheck.errors import Damaged, Fenced, InvalidArgument, InvalidPointer, NotFound, TooLarge
@@ -492,7 +492,7 @@ class CoreSession(ABC):
             parts.passages.leave(session_id, digest)
         for blob in freed.blobs:
             parts.blobs.remove(blob)
-        remove_files(parts, digest)
+        remove_files(parts, [digest])
         return freed.refs > 0 or self._is_lent(entry)
 
     def end(self) -> int:
@@ -501,12 +501,13 @@ class CoreSession(ABC):
         `write_file` made are removed too."""
         parts = self._parts
         parts.files.remove(self.session_id)
+        artifacts = artifacts_of(parts, self.session_id)
         freed = parts.catalog.remove(self.session_id, end=True)
         parts.passages.leave(self.session_id)
         for blob in freed.blobs:
             parts.blobs.remove(blob)
         parts.blobs.leftovers(remove=True)
-        remove_files(parts)
+        remove_files(parts, artifacts)
         return freed.artifacts
 
     @abstractmethod

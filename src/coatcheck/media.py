@@ -55,6 +55,13 @@ _BY_SUFFIX: Final = {
     "sh": "text/x-shellscript", "sql": "application/sql", "css": "text/css", "diff": "text/x-diff",
     "patch": "text/x-diff", "log": TEXT, "txt": TEXT,
 }  # fmt: skip
+_ENDINGS: Final = {
+    **{media: ending for ending, media in reversed(_BY_SUFFIX.items())},
+    "image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp",
+    "application/pdf": "pdf", "application/zip": "zip", "application/gzip": "gz",
+    "application/zstd": "zst", "application/vnd.apache.parquet": "parquet",
+    "application/vnd.sqlite3": "sqlite", TEXT: "txt",
+}  # fmt: skip
 _CODE: Final = frozenset(
     {"text/javascript", "application/sql", "text/css", "text/x-diff"}
     | {
@@ -106,6 +113,17 @@ _QUOTED: Final = lazy_pattern(r'"[^"]*"')
 def essence(media_type: str) -> str:
     """Return a media type without its parameters, e.g. `text/csv` for `Text/CSV; charset=utf-8`."""
     return media_type.partition(";")[0].strip().lower()
+
+
+def ending(media_type: str) -> str:
+    """Return the ending of a file of this type, without the dot; "txt" for any other text, "bin"
+    for anything else."""
+    bare = essence(media_type)
+    if bare in _ENDINGS:
+        return _ENDINGS[bare]
+    if is_json(bare):
+        return "json"
+    return "txt" if is_text(bare) else "bin"
 
 
 def is_text(media_type: str) -> bool:

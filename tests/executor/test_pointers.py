@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
+import decimal
+import enum
 import io
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, NewType, TypedDict
+from typing import IO, Annotated, Any, BinaryIO, Literal, NewType, TypedDict
 
 import pydantic
 import pytest
@@ -20,7 +23,22 @@ from coatcheck import Ref, Session, Store
 from coatcheck.executor import PASS_POINTER, Pointer, Result, ToolCall, ToolError, ToolExecutor
 from tests.backends import LARGE, TWIN_PREFIX, TWINS, Backend, Clock
 
-ROWS = [{"name": "ünï", "price": 1}, {"name": "b", "price": 2}]
+ROWS: list[dict[str, Any]] = [{"name": "ünï", "price": 1}, {"name": "b", "price": 2}]
+
+
+class Priced(pydantic.BaseModel):
+    name: str
+    price: int
+
+
+@dataclasses.dataclass
+class Plain:
+    name: str
+    price: int
+
+
+class Colour(enum.Enum):
+    RED = "red"
 
 
 def given_to(session: Session, hint: Any, value: Any) -> Any:
@@ -67,11 +85,44 @@ def test_pointers_nested_in_lists_and_objects_arrive_as_values(session: Session)
     assert sent == {"a": [one, {"b": two}], "c": "plain", "d": [1, None, True]}
 
 
-def test_a_fragment_arrives_as_that_part(session: Session) -> None:
-    pointer = session.put({"rows": ROWS}).pointer
-    assert given_to(session, Any, pointer + "#/rows/0/name") == "ünï"
-    assert given_to(session, dict, pointer + "#/rows/1") == ROWS[1]
-    assert given_to(session, int, pointer + "#/rows/1/price") == 2
+@pytest.mark.parametrize(
+    ("hint", "part", "received"),
+    [
+        (Any, ROWS, ROWS),
+        (list, ROWS, ROWS),
+        (dict, ROWS[0], ROWS[0]),
+        (list[dict[str, Any]], ROWS, ROWS),
+        (Sequence[Priced], ROWS, [Priced(**row) for row in ROWS]),
+        (Priced, ROWS[0], Priced(**ROWS[0])),
+        (Plain, ROWS[0], Plain(**ROWS[0])),
+        (str, "ünï", "ünï"),
+        (str, ROWS[1], '{"name":"b","price":2}'),
+        (int, 2, 2),
+        (float, 1.5, 1.5),
+        (bool, True, True),
+        (int | None, None, None),
+        (int | str, 2, 2),
+        (Literal["a", "b"], "a", "a"),
+        (Colour, "red", Colour.RED),
+        (datetime.date, "2026-01-02", datetime.date(2026, 1, 2)),
+        (decimal.Decimal, "1.25", decimal.Decimal("1.25")),
+        (tuple[str, ...], ["x", "y"], ("x", "y")),
+        (frozenset[str], ["x"], frozenset("x")),
+        (NewType("Rows", list[Priced]), ROWS, [Priced(**row) for row in ROWS]),
+        (Annotated[int, "a number"], 2, 2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_fragment", [False, True])
+def test_every_type_of_parameter_takes_a_pointer_and_a_fragment(
+    session: Session, hint: Any, part: Any, received: Any, is_fragment: bool
+) -> None:
+    pointer = session.put({"rows": [part]}).pointer + "#/rows/0"
+    if not is_fragment:
+        pointer = session.put(part).pointer
+    assert given_to(session, hint, pointer) == received
+    assert given_to(session, list[hint], [pointer, pointer]) == [received, received]
+    assert given_to(session, dict[str, hint], {"key": pointer}) == {"key": received}
 
 
 def test_the_array_for_variadic_parameters_may_be_a_pointer_and_pointers_in_it_are_data(

@@ -324,7 +324,7 @@ class Provider:
         words = {
             "get": "Read a stored artifact",
             "list": "List stored artifacts",
-            "store": "Store a text or JSON",
+            "store": "Store text or JSON",
         }
         if name not in words:
             return name

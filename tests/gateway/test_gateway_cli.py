@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from coatcheck.cli import main
 from coatcheck.errors import InvalidArgument
 from coatcheck.gateway import launch
 from tests import warm
@@ -117,3 +119,10 @@ def test_clients_are_configured_by_variables_or_options() -> None:
     ]
     assert launch.pointed(["python", "x.py"], "http://a") == ["python", "x.py"]
     assert launch.upstreams({"OPENAI_BASE_URL": "https://x/v1/"}) == {"openai": "https://x"}
+
+
+@pytest.mark.parametrize("words", [["gateway"], ["run", "--mode", "loop", "--", "true"]])
+def test_files_need_stub_mode(words: list[str]) -> None:
+    done = CliRunner().invoke(main, [words[0], "--files", "here", *words[1:]])
+    assert done.exit_code == 2
+    assert "--files needs --mode stub" in done.output

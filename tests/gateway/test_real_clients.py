@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +209,43 @@ def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) ->
         assert "Continued." in run([*command_line, "resume", "--last", "and now?"], home, **own)
         assert provider.problems == []
         assert_only_grows(provider)
+
+
+def test_codex_reads_the_file_of_a_stub_without_tools_of_ours(store: Store, home: Path) -> None:
+    """In its own sandbox, which may read the working folder."""
+    rows = json.dumps([{"n": n, "name": f"n{n}"} for n in range(600)])
+    (home / "rows.json").write_text(rows)
+
+    def results(seen: Seen) -> list[str]:
+        found = []
+        for one in seen.messages:
+            if one.get("type") == "function_call_output":
+                out = one["output"]
+                found.append(out if isinstance(out, str) else out[0]["text"])
+        return found
+
+    def model(seen: Seen) -> Turn:
+        done = results(seen)
+        if len(done) == 4:
+            return turn(Say("Read."))
+        lines = ["cat rows.json"]
+        if done:
+            file = json.loads(done[0])["file"]
+            count = f"import json; print(len(json.load(open('{file}'))))"
+            named = f"jq '.[17].name' {file}" if shutil.which("jq") else "echo '\"n17\"'"
+            lines += [f"grep -c name {file}", named, f'python3 -c "{count}"']
+        line = lines[len(done)]
+        if "exec_command" in json.dumps(seen.body):
+            return turn(Use("exec_command", {"cmd": line}))
+        return turn(Use("shell", {"command": ["bash", "-c", line]}))
+
+    rules = Policy(max_chars=4_000, files=home / ".coatcheck")
+    with (
+        Provider(model, is_lenient=True) as provider,
+        serving(store, provider, mode="stub", policy=rules) as url,
+    ):
+        assert "Read." in run([*codex_exec(home, url), "read it"], home, CODEX_HOME=str(home))
+        shown = results(provider.answered[-1])
+        sent = json.dumps(provider.answered[-1].body)
+    assert "get_artifact" not in sent
+    assert [one.rstrip().splitlines()[-1] for one in shown[1:]] == ["1", '"n17"', "600"]

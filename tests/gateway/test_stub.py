@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,3 +192,30 @@ def test_a_body_that_cannot_be_parsed_passes_unchanged(store: Store, body: bytes
     ):
         post(url, "/v1/messages", body)
         assert provider.seen[0].raw == body
+
+
+def test_a_client_that_reads_files_needs_no_tools_of_ours(store: Store, tmp_path: Path) -> None:
+    rules = Policy(max_chars=1_000, files=tmp_path / ".coatcheck")
+    script = [turn(Use("search", {"q": "x"})), turn(Say("Read."))]
+    with Provider(script) as provider, serving(store, provider, mode="stub", policy=rules) as url:
+        talk = Talk(url)
+        talk.ask("go")
+        talk.ask(talk.results(BIG))
+        assert provider.problems == []
+        sent = provider.answered[-1]
+    assert [one["name"] for one in sent.body["tools"]] == ["search"]
+    stub = json.loads(sent.messages[-1]["content"][0]["content"])
+    assert Path(stub["file"]).read_text() == BIG
+    assert "get_artifact" not in json.dumps(stub)
+
+
+def test_a_result_stays_if_its_file_cannot_be_written(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    rules = Policy(max_chars=1_000, files=tmp_path / "other")
+    script = [turn(Use("search", {"q": "x"})), turn(Say("Read."))]
+    with Provider(script) as provider, serving(store, provider, mode="stub", policy=rules) as url:
+        talk = Talk(url)
+        talk.ask("go")
+        talk.ask(talk.results(BIG))
+        assert provider.answered[-1].messages[-1]["content"][0]["content"] == BIG

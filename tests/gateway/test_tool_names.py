@@ -13,7 +13,9 @@ from tests.gateway.provider import Provider, Say, Seen, Turn, Use, turn
 from tests.gateway.talking import BIG, SCHEMA, Chat, Person, Talk, post, serving
 
 OURS = ("get_artifact", "list_artifacts", "store_artifact")
-DESCRIPTION = "Read a stored artifact, a page per call. A stub has its pointer (art:...)."
+DESCRIPTION = (
+    "Read a stored artifact, a page per call. A stub has its pointer (art:...). Ignore ~marks."
+)
 
 
 def their_tool(

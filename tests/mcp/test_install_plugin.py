@@ -66,7 +66,7 @@ def test_the_plugin_is_written_and_undone_without_a_trace(owner: Owner) -> None:
     owner.run("--write")
     assert owner.files() == FILES
     entry = owner.server()
-    assert after_launcher(entry) == ["mcp", "--claude-code", "--ttl", "2592000"]
+    assert after_launcher(entry) == ["mcp", "--claude-code", "--ttl", "2592000", "--files"]
     assert Path(entry["command"]).is_absolute()
     assert entry["alwaysLoad"] is True
     assert "nothing to change" in owner.run("--write").stderr
@@ -96,6 +96,11 @@ def test_the_manifest_has_the_version_of_the_package_and_hooks_name_our_server(
 def test_a_session_and_a_store_are_passed_on(owner: Owner, tmp_path: Path) -> None:
     owner.run("--write", "--session", "work", "--store", str(tmp_path / "store"))
     assert owner.server()["args"][-4:] == ["--session", "work", "--store", str(tmp_path / "store")]
+
+
+def test_tools_are_offered_instead_of_files_by_option(owner: Owner) -> None:
+    owner.run("--write", "--tools")
+    assert after_launcher(owner.server()) == ["mcp", "--claude-code", "--ttl", "2592000"]
 
 
 def test_an_older_plugin_of_ours_is_replaced(owner: Owner) -> None:
@@ -205,6 +210,20 @@ def test_the_server_answers_hooks_with_a_tool_that_it_does_not_list(server: Spea
     read = called(server, "get_artifact", "t1", pointer=stub["artifact"], lines="1:1")["result"]
     assert "line 0: nothing" in text_of(read)
     assert [one["type"] for one in read["content"]] == ["text"]
+
+
+def test_with_files_nothing_is_offered_to_models(tmp_path: Path) -> None:
+    env = environment(tmp_path / "store")
+    with Speaker(serve("--claude-code", "--files"), env, cwd=tmp_path) as speaker:
+        about = speaker.begin()["result"]
+        assert "instructions" not in about
+        assert about["capabilities"].keys() <= {"tools", "logging"}
+        assert speaker.ask("tools/list")["result"]["tools"] == []
+        response = {"stdout": LONG, "stderr": "", "interrupted": False}
+        done = hook(speaker, "PostToolUse", tool_response=json.dumps(response))
+        stub = json.loads(done["hookSpecificOutput"]["updatedToolOutput"]["stdout"])
+    assert Path(stub["file"]).read_text() == LONG
+    assert Path(stub["file"]).parent == tmp_path / ".coatcheck"
 
 
 def test_a_model_cannot_call_the_hook(server: Speaker) -> None:

@@ -1,6 +1,8 @@
 """Slices by lines and characters: each says what part it is, and together they are exact."""
 
 import codecs
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from coatcheck.content import Content
 from coatcheck.errors import InvalidArgument
 from coatcheck.reading import Request
 from coatcheck.storage.frames import FRAME
-from tests.reading.framed import Framed, content_of, pages, read
+from tests.reading.framed import Framed, content_of, make_content, pages, read
 
 pytestmark = pytest.mark.usefixtures("each_source")
 
@@ -453,3 +455,22 @@ def test_a_grep_matches_what_a_terminal_shows() -> None:
     assert page.text == f"1:ERROR: disk\n2:Downloading 100% {'#' * 100}"
     assert read(content, Request(grep=" 50%")).matches == 0
     assert read(content, Request(grep=" 50%", exact=True)).matches == 1
+
+
+@given(st.recursive(st.text(max_size=8) | st.none(), lambda inner: st.lists(inner, max_size=3)))
+def test_lines_of_json_show_characters_and_stay_the_same_json(value: Any) -> None:
+    written = json.dumps([value])
+    shown = read(make_content(written.encode(), "application/json"))
+    assert json.loads(shown.text) == [value]
+    exact = read(make_content(written.encode(), "application/json"), Request(exact=True))
+    assert exact.text == written
+
+
+def test_lines_of_json_show_what_can_be_printed() -> None:
+    written = r'["Z\u00fcrich", "\u8a9e\ud83d\ude00", "\\u00fc", "\u0041\u200b\ud83d\n"]'
+    content = make_content(written.encode(), "application/json")
+    shown = r'["Zürich", "語😀", "\\u00fc", "\u0041\u200b\ud83d\n"]'
+    assert read(content).text == shown
+    assert read(content, Request(grep="Z")).text == f"1:{shown}"
+    assert read(content, Request(chars="0:")).text == written
+    assert read(content_of(written)).text == written

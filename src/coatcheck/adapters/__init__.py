@@ -13,6 +13,7 @@ import base64
 import hashlib
 import logging
 import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -42,6 +43,7 @@ __all__ = [
     "Kit",
     "Refusal",
     "are_same",
+    "can_be_read",
     "current_session",
     "in_thread",
     "missing",
@@ -108,6 +110,19 @@ def shortened(error: BaseException, text: str) -> BaseException:
 def are_same(new: Sequence[object], old: Sequence[object]) -> bool:
     """Whether two lists have the same objects."""
     return len(new) == len(old) and all(map(operator.is_, new, old))
+
+
+def can_be_read(session: Session, outcome: Outcome, policy: Policy) -> bool:
+    """Whether the model can read what a result's stubs stand for: with a tool of ours, or in files
+    if the policy names a folder. A file that is missing is written."""
+    if policy.read_tool is not None or policy.files is None:
+        return True
+    try:
+        for ref in outcome.refs:
+            session.write_file(ref, os.fspath(policy.files))
+    except CoatcheckError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ stub. Claude Code accepts a changed output only in the tool's own shape and igno
 `_SHAPES` has the place of the long text for each tool that is known. Outputs of other built-in
 tools, and shapes that are not known, stay as they are.
 
+With `Policy(files=folder)` and no tools of ours, a stub names a file that the model reads with
+Claude Code's own tools. A file that was cleaned away is written again before the next tool that
+names it runs; if its artifact is gone too, a note says what to do.
+
 Claude Code cuts some outputs itself before a hook sees them, and saves them to a file: those of
 shells over 30,000 characters, and those of MCP tools over 25,000 tokens. They are read from that
 file. It cuts long errors too, and saves them nowhere: a note says so.
@@ -22,7 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from coatcheck import Session
-from coatcheck.adapters import Adapter, Kit, Refusal
+from coatcheck.adapters import Adapter, Kit, Refusal, can_be_read
+from coatcheck.agent_files import is_files_folder
+from coatcheck.errors import CoatcheckError
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.externalize.wrapped import structured_text
 from coatcheck.ids import SCHEME
@@ -56,6 +62,17 @@ _VALUES: Final[Mapping[str, frozenset[str]]] = {
 """The arguments of built-in tools that may be a pointer. A command, a path or a prompt is never
 replaced."""
 
+_FILE_READERS: Final = frozenset({"*", "Bash", "Grep", "Read"})
+_FILE: Final = r"{}/([0-9a-f]{{12,64}})\.([a-z0-9]{{1,8}})"
+"""The file of an artifact in a folder of this name, in an argument of a tool."""
+
+_GONE: Final = (
+    "{} is gone: Coatcheck has removed the result that it had, since it had expired or was "
+    "deleted. Run the call that gave it again to get a new one."
+)
+_READ_ONLY: Final = (
+    "This file has a stored result and is read-only. Copy it to another file, and change the copy."
+)
 _TOOLS_LINE: Final = re.compile(r"^tools:(.*(?:\n[ \t]+.*)*)", re.MULTILINE)
 _AGENT: Final = re.compile(r"[\w-]{1,64}")
 _LOG: Final = logging.getLogger("coatcheck")
@@ -82,6 +99,7 @@ class Hooks:
         self.kit: Kit = replace(kit, policy=replace(kit.policy, read_tool=reader))
         self._own_tools = frozenset(self.prefix + tool.name for tool in kit.tools)
         self._adapter = adapter
+        self._folder = None if kit.policy.files is None else Path(kit.policy.files)
         self._restricted = dict(restricted or {})
         self._calls: dict[str, str] = {}  # call id -> session id of the host, the newest last
         self._newest = first or private_id()
@@ -118,17 +136,19 @@ class Hooks:
             # Reading back what this session has stored needs no permission of its own. Not every
             # tool with our prefix is ours: another server may have the same name.
             return _output(name, permissionDecision="allow") if name == "PreToolUse" else {}
+        given = event.get("tool_input")
+        gone = self._missing_files(host_id, given)
         if name == "PreToolUse":
-            return self._before(host_id, tool, event.get("tool_input"), schema)
-        if not self._can_read(str(event.get("agent_type") or ""), str(event.get("cwd") or "")):
-            return {}
-        if name == "PostToolUse":
-            return self._after(host_id, tool, call_id, event.get("tool_response"))
-        return (
-            self._failed(host_id, tool, call_id, event.get("error"))
-            if name == "PostToolUseFailure"
-            else {}
-        )
+            return self._before(host_id, tool, given, schema)
+        done: dict[str, Any] = {}
+        if self._can_read(str(event.get("agent_type") or ""), str(event.get("cwd") or "")):
+            if name == "PostToolUse" and not self._is_page(tool, given):
+                done = self._after(host_id, tool, call_id, event.get("tool_response"))
+            elif name == "PostToolUseFailure":
+                done = self._failed(host_id, tool, call_id, event.get("error"))
+        if gone and not done.get("additionalContext"):
+            done["additionalContext"] = _GONE.format(", ".join(gone))
+        return _output(name, **done) if done else {}
 
     def _remember(self, call_id: str, host_id: str) -> None:
         self._newest = host_id
@@ -137,11 +157,48 @@ class Hooks:
             if len(self._calls) > _REMEMBERED:
                 del self._calls[next(iter(self._calls))]
 
+    def _missing_files(self, host_id: str, given: Any) -> list[str]:
+        """Return the files of artifacts that a call names and that cannot be written again: their
+        artifacts are gone. The others are there when this returns."""
+        if self._folder is None or not isinstance(given, dict):
+            return []
+        missing: list[str] = []
+        for value in given.values():
+            if isinstance(value, str) and self._folder.name in value:
+                missing += self._missing_in(host_id, value)
+        return list(dict.fromkeys(missing))
+
+    def _missing_in(self, host_id: str, text: str) -> list[str]:
+        assert self._folder is not None
+        found: list[str] = []
+        for digits, ending in re.findall(_FILE.format(re.escape(self._folder.name)), text):
+            path = self._folder / f"{digits}.{ending}"
+            if path.exists():
+                continue
+            try:
+                self._adapter.session(host_id).write_file(SCHEME + digits, self._folder)
+            except CoatcheckError:
+                found.append(str(path))
+        return found
+
+    def _is_page(self, tool: str, given: Any) -> bool:
+        """Whether a call reads some lines of an artifact's file: the model asked for just these."""
+        is_read = tool == "Read" and isinstance(given, dict)
+        return is_read and "limit" in given and self._is_file(given.get("file_path"))
+
+    def _is_file(self, path: Any) -> bool:
+        """Whether this is the path of an artifact's file."""
+        if self._folder is None or not isinstance(path, str):
+            return False
+        return re.search(_FILE.format(re.escape(self._folder.name)) + "$", path) is not None
+
     def _before(
         self, host_id: str, tool: str, given: Any, schema: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         if not isinstance(given, dict):
             return {}
+        if tool in _VALUES and self._is_file(given.get("file_path")):
+            return _denied(_READ_ONLY)
         names = _VALUES.get(tool, frozenset()) if not tool.startswith(_MCP) else given.keys()
         asked = {name: value for name, value in given.items() if name in names}
         if SCHEME not in repr(asked):
@@ -149,19 +206,18 @@ class Hooks:
         schema = _TEXTS if tool in _VALUES else schema
         values = self.kit.arguments(self._adapter.session(host_id), tool, asked, schema)
         if isinstance(values, Refusal):
-            return _output(
-                "PreToolUse", permissionDecision="deny", permissionDecisionReason=values.text
-            )
+            return _denied(values.text)
         # Without a decision: the user's own rules apply to the new arguments.
         return {} if values is asked else _output("PreToolUse", updatedInput={**given, **values})
 
     def _after(self, host_id: str, tool: str, call_id: str, response: Any) -> dict[str, Any]:
+        """Replace a large output. Returns fields of the hook's output."""
         change = _in_blocks if tool.startswith(_MCP) else _SHAPES.get(tool)
         if change is None:
             return {}
         call = _Call(self.kit, self._adapter.session(host_id), host_id, tool, call_id)
         changed = change(response, call)
-        return {} if changed is response else _output("PostToolUse", updatedToolOutput=changed)
+        return {} if changed is response else {"updatedToolOutput": changed}
 
     def _failed(self, host_id: str, tool: str, call_id: str, error: Any) -> dict[str, Any]:
         """Add what the model cannot see of a long error: Claude Code lets no hook replace an error,
@@ -172,12 +228,8 @@ class Hooks:
             return {}
         cut = find_truncation(error)
         if cut is not None:
-            return (
-                _output("PostToolUseFailure", additionalContext=_RERUN.format(cut))
-                if tool == "Bash"
-                else {}
-            )
-        if len(error) <= _UNCUT or not self.kit.policy.read_tool:
+            return {"additionalContext": _RERUN.format(cut)} if tool == "Bash" else {}
+        if len(error) <= _UNCUT or not (self.kit.policy.read_tool or self._folder):
             return {}
         kit = replace(
             self.kit, source=UNCOUNTED
@@ -186,18 +238,23 @@ class Hooks:
         if not outcome.refs:
             return {}
         pointer = outcome.refs[0].pointer
-        text = (
-            f"The error above was cut. All {len(error):,} characters of it are {pointer}; "
-            f'{self.kit.policy.read_tool}(pointer="{pointer}", grep="…") searches them.'
-        )
-        return _output("PostToolUseFailure", additionalContext=text)
+        all_of_it = f"The error above was cut. All {len(error):,} characters of it are"
+        if self.kit.policy.read_tool:
+            reader = self.kit.policy.read_tool
+            text = f'{all_of_it} {pointer}; {reader}(pointer="{pointer}", grep="…") searches them.'
+        else:
+            file = _stub_file(outcome.text)
+            text = f"{all_of_it} in the file {file}; grep searches it." if file else ""
+        return {"additionalContext": text} if text else {}
 
     def _can_read(self, agent: str, folder: str) -> bool:
-        """Whether a sub-agent of this type has our tools. One that is limited to other tools could
-        not open a stub."""
+        """Whether a sub-agent of this type has our tools, or one that reads files if there are
+        files. One that is limited to other tools could not open a stub."""
         if agent and agent not in self._restricted and _AGENT.fullmatch(agent):
             self._restricted[agent] = _tools_in_file(agent, Path(folder))
         allowed = self._restricted.get(agent) or ("*",)
+        if self._folder is not None and not self.kit.tools:
+            return not _FILE_READERS.isdisjoint(allowed)
         return any(one == "*" or one.startswith(self.prefix.rstrip("_")) for one in allowed)
 
 
@@ -212,8 +269,30 @@ _TEXTS: Final = {
 }
 
 
+def _denied(reason: str) -> dict[str, Any]:
+    return _output("PreToolUse", permissionDecision="deny", permissionDecisionReason=reason)
+
+
 def _output(event: str, **fields: Any) -> dict[str, Any]:
     return {"hookSpecificOutput": {"hookEventName": event, **fields}}
+
+
+def _stub_file(stub: str) -> str:
+    """Return the file that a stub names, "" if it names none."""
+    try:
+        found = json.loads(stub)
+    except ValueError:
+        return ""
+    return str(found.get("file", "")) if isinstance(found, dict) else ""
+
+
+def files_folder(project: Path) -> Path:
+    """Return the folder for files of artifacts in a project: `.coatcheck`, or `.coatcheck-files` if
+    that is something else, such as a store."""
+    folder = project / ".coatcheck"
+    if not folder.exists() or is_files_folder(folder):
+        return folder
+    return project / ".coatcheck-files"
 
 
 def parsed_event(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +342,10 @@ class _Call:
         outcome = self.kit.result(self.session, value, tool=self._ruled, call_id=self.id, cut=cut)
         # If nothing can be stored, a built-in tool's output stays: Claude Code bounds it, and keeps
         # what it cuts.
-        return value if outcome.failure and not self.tool.startswith(_MCP) else outcome.content
+        if outcome.failure and not self.tool.startswith(_MCP):
+            return value
+        is_readable = can_be_read(self.session, outcome, self.kit.policy)
+        return outcome.content if is_readable else value
 
     @property
     def _ruled(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -170,7 +171,8 @@ def read(
     if request["code"] == "-":
         request["code"] = sys.stdin.read()
     with cli.open_session(url, session_id, target, any_session) as session:
-        page = session.read(target, **request, exact=True)
+        with _printed_before():
+            page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
         else:
@@ -202,7 +204,8 @@ def program(file: IO[str], raw: bool, session_id: str, url: str | None, as_json:
     with cli.open_existing(url) as store:
         session = cli.known_session(store, session_id)
         limit = store.settings["page.max_chars"]
-        page = programs.run_alone(session, Request(code=file.read(), max_chars=limit))
+        with _printed_before():
+            page = programs.run_alone(session, Request(code=file.read(), max_chars=limit))
     if as_json:
         terminal.print_json({"text": page.text, "shown": page.shown, "derived": page.derived})
     else:
@@ -408,6 +411,16 @@ def _not_held(session: Session, target: str) -> CoatcheckError:
     return errors.NotFound(f"session {name!r} only sees this artifact through a parent")
 
 
+@contextmanager
+def _printed_before() -> Iterator[None]:
+    """If a program fails, print what it printed until then."""
+    try:
+        yield
+    except errors.ProgramFailed as error:
+        terminal.print_text(error.printed, None)
+        raise
+
+
 def _position(page: Page) -> str:
     """Which part a page shows, and how to continue."""
     shown = page.shown if page.cut is None else f"{page.cut}; {page.shown}"
@@ -427,6 +440,8 @@ def _highlighted(
     from coatcheck.media import essence, is_json, is_jsonl
     from coatcheck.reading.patterns import Pattern
 
+    if request["count"]:
+        return None
     if page.matches is not None:
         pattern = None
         if request["grep"] is not None and not request["invert"]:

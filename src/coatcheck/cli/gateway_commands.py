@@ -41,9 +41,18 @@ _SESSION: Final = (
     "Session of all requests that name none; {folder} is replaced by the working folder. "
     "Default: one for each conversation, by what the client sends."
 )
+_FILES: Final = (
+    "With --mode stub: folder in which results are files too, for a client on this machine that "
+    "reads files. It needs no tools of ours then."
+)
 _MAX_TOKENS: Final = (
     "Larger results become stubs. Default: [policy], else where a stub is expected to pay."
 )
+
+
+def _absolute(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Return a folder as an absolute path: the client may work in another one."""
+    return None if value is None else os.path.abspath(value)
 
 
 def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +67,7 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Address of OpenAI's API, or one like it, without /v1.",
         ),
         click.option("--max-tokens", metavar="N", type=click.IntRange(min=1), help=_MAX_TOKENS),
+        click.option("--files", metavar="FOLDER", callback=_absolute, help=_FILES),
         click.option(
             "--session",
             "session_id",
@@ -115,6 +125,7 @@ def _shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def gateway(
     mode: Any,
     max_tokens: int | None,
+    files: str | None,
     session_id: str | None,
     url: str | None,
     as_json: bool,
@@ -131,6 +142,7 @@ def gateway(
     Prints the address for clients, with the token from COATCHECK_GATEWAY_TOKEN or a new one. With
     --tokens, each client has a token of its own. A conversation that went through stub or loop mode
     cannot continue without the gateway."""
+    _check_files(files, mode)
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
@@ -153,7 +165,9 @@ def gateway(
     with server, ending(), coatcheck.open(url) as store, collecting_daily(store, tenants=tenants):
         if tenants():
             check_main_store(store)
-        app = Gateway(store, replace(settings, policy=_policy(store, max_tokens)), keyring=keyring)
+        app = Gateway(
+            store, replace(settings, policy=_policy(store, max_tokens, files)), keyring=keyring
+        )
         if token is not None and not given:
             address = launch.address_of(server, token)
             _print_address(address, mode, as_json, note=", shown only once")
@@ -172,6 +186,7 @@ def run(
     command: tuple[str, ...],
     mode: Any,
     max_tokens: int | None,
+    files: str | None,
     session_id: str | None,
     url: str | None,
     as_json: bool,
@@ -184,6 +199,7 @@ def run(
     what was saved."""
     if not command:
         raise usage_error("a command is missing after --")
+    _check_files(files, mode)
     launch = _launch()
     from coatcheck.collect import collecting_daily
     from coatcheck.gateway import Gateway, GatewaySettings
@@ -205,7 +221,8 @@ def run(
                 "in the arguments of Codex"
             )
         app = Gateway(
-            store, replace(settings, policy=_policy(store, max_tokens), trusts_user=trusts_user)
+            store,
+            replace(settings, policy=_policy(store, max_tokens, files), trusts_user=trusts_user),
         )
         environ = {**os.environ, **launch.variables(address, os.environ)}
         if session_id is not None:
@@ -259,11 +276,21 @@ def _upstream(proxy: str | None, **addresses: str | None) -> dict[str, Any]:
     return {"proxy": proxy, **given}
 
 
-def _policy(store: Store, max_tokens: int | None) -> Policy | None:
+def _check_files(files: str | None, mode: str) -> None:
+    if files is not None and mode != "stub":
+        raise usage_error("--files needs --mode stub")
+
+
+def _policy(store: Store, max_tokens: int | None, files: str | None) -> Policy | None:
     """Return the policy for results, None for the one in the settings."""
     from coatcheck.externalize import configured
 
-    return None if max_tokens is None else configured(store.settings).limited(max_tokens=max_tokens)
+    if max_tokens is None and files is None:
+        return None
+    policy = configured(store.settings)
+    if max_tokens is not None:
+        policy = policy.limited(max_tokens=max_tokens)
+    return policy if files is None else replace(policy, files=files)
 
 
 def _print_figures(app: Any, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -53,6 +54,10 @@ _TIMEOUT: Final = "Abandon a request after this time without an answer or progre
 _SCOPE: Final = (
     "Configuration of the user, of this folder, or of the user for this folder (Claude Code only)."
 )
+_FILES: Final = (
+    "With --claude-code: results are also files in .coatcheck of the working folder, for models "
+    "that read files. No tools are offered."
+)
 _SESSION: Final = (
     "Session, shared by every process that uses this id and kept for the next run; {folder} is "
     "replaced by the working folder. Default: a new session per client."
@@ -95,6 +100,7 @@ ttl_option = click.option(
     help="Tool to offer. Repeatable.",
 )
 @click.option("--claude-code", is_flag=True, help="Answer the hooks of the Claude Code plugin too.")
+@click.option("--files", is_flag=True, help=_FILES)
 @session_option
 @ttl_option
 @store_option
@@ -104,6 +110,7 @@ def mcp(
     allow_origin: tuple[str, ...],
     only: tuple[Purpose, ...],
     claude_code: bool,
+    files: bool,
     session_id: str | None,
     ttl: float,
     url: str | None,
@@ -115,13 +122,17 @@ def mcp(
     printed once."""
     from coatcheck.lanes import ending
 
+    if files and (not claude_code or only):
+        raise usage_error("--files is for --claude-code, without --only")
     with errors.needs_extra("mcp"):
         from coatcheck.mcp.server import TOKEN, Sessions, serve_http, serve_stdio
     from coatcheck.collect import collecting_daily
 
     with ending(), coatcheck.open(url) as store, collecting_daily(store):
         name = session_id or f"mcp-{secrets.token_hex(8)}"
-        hooks = _hooks(store, session_id, ttl, only) if claude_code else None
+        hooks = None
+        if claude_code:
+            hooks = _hooks(store, session_id, ttl, only=() if files else only or None)
         sessions = Sessions(
             store, name, named=session_id is not None, ttl=ttl, only=only, hooks=hooks
         )
@@ -257,6 +268,11 @@ def proxy(
     is_flag=True,
     help="Install the plugin for Claude Code: it covers Bash, Read and all tools.",
 )
+@click.option(
+    "--tools",
+    is_flag=True,
+    help="With --plugin: give the model our tools, instead of files that it reads with its own.",
+)
 @click.option("--write", is_flag=True, help="Apply the change. Without it, only show the change.")
 @click.option(
     "--undo",
@@ -285,6 +301,7 @@ def install(
     server: tuple[str, ...],
     wrap: bool,
     plugin: bool,
+    tools: bool,
     write: bool,
     undo: bool,
     scope: Scope,
@@ -302,6 +319,8 @@ def install(
     With --plugin, a plugin for Claude Code is written instead; --file is its folder then."""
     if plugin and (client != "claude-code" or wrap or name != "coatcheck"):
         raise usage_error("--plugin is for claude-code, without --wrap and --name")
+    if tools and not plugin:
+        raise usage_error("--tools needs --plugin")
     _check_wrap_options(server, wrap=wrap, undo=undo)
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
@@ -319,6 +338,7 @@ def install(
         name=name,
         session_id=session_id,
         url=url,
+        tools=tools,
     )
     if write and not plan.is_empty:
         plan.write()
@@ -373,6 +393,7 @@ def _plan_install(
     name: str,
     session_id: str | None,
     url: str | None,
+    tools: bool,
 ) -> Plan | PluginPlan:
     """Plan the plugin in `folder`, wrapped servers, or an entry of our own."""
     from coatcheck.install.clients import launcher
@@ -385,7 +406,7 @@ def _plan_install(
     store = ["--store", os.path.abspath(url)] if url else []
     if folder is not None:
         session = ["--session", session_id] if session_id else []
-        return plan_plugin(folder, start, [*session, *store], Plan(place))
+        return plan_plugin(folder, start, [*session, *store], Plan(place), tools=tools)
     options = ["--session", session_id or f"{client}-{FOLDER}", *store]
     if wrap:
         is_chosen = bool(session_id or url)
@@ -412,13 +433,20 @@ def _print_other_scopes(client: str, scope: Scope) -> None:
             print_note(f"{names} in {str(place.file)!r} can be wrapped too: --scope {other}")
 
 
-def _hooks(store: Store, session_id: str | None, ttl: float, only: tuple[Purpose, ...]) -> Hooks:
-    """The hooks of Claude Code: a session for each of its own, or a named one for all."""
+def _hooks(
+    store: Store, session_id: str | None, ttl: float, *, only: tuple[Purpose, ...] | None
+) -> Hooks:
+    """The hooks of Claude Code: a session for each of its own, or a named one for all. With no
+    tools, results are files in the working folder."""
     from coatcheck.adapters import Adapter
-    from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks
+    from coatcheck.adapters.claude_code import HOST, PLUGIN_SERVER, Hooks, files_folder
+    from coatcheck.externalize import configured
 
     place = store if session_id is None else store.lasting_session(session_id, ttl=ttl)
-    adapter = Adapter(place, host=HOST, ttl=ttl, only=only or None)
+    policy = configured(store.settings)
+    if only == () and policy.files is None:
+        policy = replace(policy, files=files_folder(Path.cwd()))
+    adapter = Adapter(place, host=HOST, policy=policy, ttl=ttl, only=only)
     return Hooks(adapter, server=PLUGIN_SERVER, first=os.environ.get("CLAUDE_CODE_SESSION_ID"))
 
 

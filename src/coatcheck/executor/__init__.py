@@ -13,11 +13,13 @@ from coatcheck.executor.outcomes import (
     ToolError,
     ToolOutcome,
 )
+from coatcheck.executor.programs import ProgramCall, ProgramOutcome, Programs
 from coatcheck.executor.run import ToolExecutor
 from coatcheck.executor.threads import Turn
 
 __all__ = [
-    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "Result", "Running",
-    "TimedOut", "ToolCall", "ToolError", "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments",
-    "stays_inline", "widened", "widened_schema",
+    "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "ProgramCall",
+    "ProgramOutcome", "Programs", "Result", "Running", "TimedOut", "ToolCall", "ToolError",
+    "ToolExecutor", "ToolOutcome", "Turn", "resolve_arguments", "stays_inline", "widened",
+    "widened_schema",
 ]  # fmt: skip

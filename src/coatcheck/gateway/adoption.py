@@ -29,7 +29,7 @@ from coatcheck.redaction import mask
 if TYPE_CHECKING:
     from coatcheck.session import Session
 
-_PINNED: Final = ("max_tokens", "max_chars", "max_bytes", "preview_chars", "redact")
+_PINNED: Final = ("max_tokens", "max_chars", "max_bytes", "preview_chars", "redact", "files")
 _LOG: Final = logging.getLogger("coatcheck")
 
 
@@ -132,13 +132,15 @@ def _adopt(
 ) -> Adoption | None:
     """Adopt a new conversation, if the mode allows it. One with a message that is nested too deeply
     stays as it is. In `loop` mode, the client's own tools can read only in a session that
-    `is_named`."""
+    `is_named`. In `stub` mode, a client needs no tools of ours if results are files."""
     if mode == "observe" or any(one.is_deep for one in request.facts):
         return None
     pinned = {name: getattr(policy, name) for name in _PINNED}
     theirs = dict(own_tools(request.tools))
     if "get" in theirs and (is_named or mode == "stub"):
         adoption = Adoption("stub", [], theirs, pinned)
+    elif mode == "stub" and policy.files is not None:
+        adoption = Adoption("stub", [], {}, pinned)
     elif mode == "loop":
         tools = toolkit(session, prefix=free_prefix(request.tools))
         adoption = Adoption("loop", api.described(tools), names_by_purpose(tools), pinned)

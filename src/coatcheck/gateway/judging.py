@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from coatcheck.adapters import can_be_read
 from coatcheck.errors import CoatcheckError
 from coatcheck.externalize import Policy, ResultSource, Situation
 from coatcheck.gateway.api import Api
@@ -102,7 +103,9 @@ class Judge:
             situation=Situation(context_tokens=len(bytes(raw)) // _BYTES_PER_TOKEN + context),
             source=_SOURCE,
         )
-        if outcome.failure is not None:
+        if outcome.failure is not None or not can_be_read(
+            self._home.session, outcome, self._policy
+        ):
             return {}
         judged = Judged(tool or "", 0 if outcome.why is None else outcome.why.tokens)
         body: dict[str, Any] = {"inline": True, "pointers": []}

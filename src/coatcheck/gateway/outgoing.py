@@ -76,9 +76,8 @@ class Outgoing:
         api, request = self.api, self.request
         our_tools, self.names = fitting_tools(conversation.adoption, request.tools)
         named = policy.model or request.model or None
-        policy = replace(
-            policy, **conversation.adoption.policy, read_tool=self.names["get"], model=named
-        )
+        reader = self.names.get("get")
+        policy = replace(policy, **conversation.adoption.policy, read_tool=reader, model=named)
         runs = list(_runs(request, joins=api.joins_answers))
         prefixes = request.prefixes(_start(api, request, conversation))
         entries = _entry_keys(request, runs, prefixes) if conversation.is_loop else {}

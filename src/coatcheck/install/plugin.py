@@ -98,16 +98,22 @@ def plugin_folder(scope: Scope, folder: Path | None = None) -> Path:
 
 
 def plan_plugin(
-    folder: Path, start: Sequence[str], options: Sequence[str], servers: Plan
+    folder: Path,
+    start: Sequence[str],
+    options: Sequence[str],
+    servers: Plan,
+    *,
+    tools: bool = False,
 ) -> PluginPlan:
     """Plan to write the plugin. It starts our server with the command `start`, and adds `options`.
-    `servers` is the configuration of the client's MCP servers; a note says if one of them has our
-    tools already."""
+    With `tools`, models get our tools instead of files. `servers` is the configuration of the
+    client's MCP servers; a note says if one of them has our tools already."""
     source = resources.files("coatcheck.install").joinpath("claude_code_plugin")
     files = {name: source.joinpath(*name.split("/")).read_bytes() for name in _FILES}
     server = json.loads(files[_SERVER])
     (entry,) = server["mcpServers"].values()
-    entry["command"], entry["args"] = start[0], [*start[1:], *entry["args"], *options]
+    words = [word for word in entry["args"] if not (tools and word == "--files")]
+    entry["command"], entry["args"] = start[0], [*start[1:], *words, *options]
     files[_SERVER] = f"{json.dumps(server, indent=2, ensure_ascii=False)}\n".encode()
     plan = PluginPlan(folder, files)
     if any(data is not None for data in plan.before.values()) and _read_record(folder) is None:
@@ -116,10 +122,10 @@ def plan_plugin(
         )
     file = str(servers.config.file)
     for name, one in servers.text.servers.items():
-        words = after_launcher(one) or [""]
-        if words[0] == "mcp":
+        used = after_launcher(one) or [""]
+        if used[0] == "mcp":
             plan.notes.append(f"the server {name!r} in {file!r} has the same tools; remove it")
-        elif words[0] == "proxy":
+        elif used[0] == "proxy":
             plan.notes.append(
                 f"{name!r} runs through the proxy, which the plugin makes unnecessary; unwrap it"
             )

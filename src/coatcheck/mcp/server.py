@@ -140,6 +140,12 @@ class Sessions:
         self._named = named
         self._ttl = ttl
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether models read with our tools. If not, they have files: nothing of ours is described
+        to them."""
+        return self.hooks is None or bool(self.hooks.kit.tools)
+
     def of(self, context: Context) -> Session:
         """Return the session of a request. Asks the store: call it in a thread."""
         if self.hooks is not None:
@@ -171,21 +177,27 @@ class _Server(Server[Any]):
 
 
 def make_server(sessions: Sessions) -> Server[Any]:
-    """Return the server, for any transport."""
+    """Return the server, for any transport. Without tools, it offers models nothing, and answers
+    only the hooks."""
     handlers = _Handlers(sessions)
+    offered: dict[str, Any] = {}
+    if sessions.offers_tools:
+        can_list = sessions.only is None or "list" in sessions.only
+        offered = {
+            "instructions": INSTRUCTIONS + (_LISTING if can_list else "."),
+            "on_list_resources": handlers.in_thread(list_page),
+            "on_list_resource_templates": handlers.in_thread(list_templates),
+            "on_read_resource": handlers.in_thread(read),
+            "on_completion": handlers.in_thread(complete),
+        }
     server = _Server(
         "coatcheck",
         version=__version__,
         title="Coatcheck",
-        instructions=INSTRUCTIONS
-        + (_LISTING if sessions.only is None or "list" in sessions.only else "."),
         on_list_tools=handlers.list_tools,
         on_call_tool=handlers.call_tool,
-        on_list_resources=handlers.in_thread(list_page),
-        on_list_resource_templates=handlers.in_thread(list_templates),
-        on_read_resource=handlers.in_thread(read),
-        on_completion=handlers.in_thread(complete),
         on_subscriptions_listen=ListenHandler(handlers.bus),
+        **offered,
     )
     server.middleware.append(_bounded)
     server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
@@ -203,8 +215,7 @@ class _Handlers:
     # Tools
 
     async def list_tools(self, context: Context, params: Any) -> types.ListToolsResult:
-        hooks = self._sessions.hooks
-        tools = toolkit(only=self._sessions.only) if hooks is None or hooks.kit.tools else []
+        tools = toolkit(only=self._sessions.only) if self._sessions.offers_tools else []
         output = {"outputSchema": _POINTER_SCHEMA}  # programs use the pointer
         described = [tool.as_mcp() | ({} if tool.read_only else output) for tool in tools]
         return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
@@ -217,7 +228,7 @@ class _Handlers:
             done = await in_thread(hooks.answer, parsed_event(params.arguments or {}))
             return types.CallToolResult(content=[types.TextContent(text=json.dumps(done))])
         session = await in_thread(self._sessions.of, context)
-        tools = toolkit(session, only=self._sessions.only)
+        tools = toolkit(session, only=self._sessions.only) if self._sessions.offers_tools else []
         tool = next((one for one in tools if one.name == params.name), None)
         if tool is None:
             raise MCPError(code=types.INVALID_PARAMS, message=f"unknown tool {clip(params.name)}")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, cast
 
-from coatcheck.deferred import lazy_pattern
 from coatcheck.redaction import MARK, is_suspect, mask
+from coatcheck.sql_types import type_of_integers, type_of_strings, type_of_texts
 
 from .excerpts import line, masked_line, some
 
@@ -40,29 +40,9 @@ def no_row(_: object) -> str:
     return ""
 
 
-# A pattern matches all values of a column at once, each followed by a line feed.
-_PATTERNS: Final = tuple(
-    (name, lazy_pattern(rf"(?:{pattern}\n)*+"))
-    for name, pattern in (
-        ("BIGINT", r"-?(?:0|[1-9]\d{0,17})"),
-        ("HUGEINT", r"-?(?:0|[1-9]\d{0,37})"),
-        ("DOUBLE", r"-?(?:(?:0|[1-9]\d{0,30})(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?"),
-        ("DATE", r"\d{4}-\d{1,2}-\d{1,2}"),
-        ("TIMESTAMP", r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?"),
-        (
-            "TIMESTAMPTZ",
-            r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?(?:\d\d)?)",
-        ),
-        ("TIME", r"\d{1,2}:\d\d(?::\d\d(?:\.\d{1,6})?)?"),
-        ("BOOLEAN", r"(?:true|false|True|False|TRUE|FALSE)"),
-        ("UUID", r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"),
-    )
-)  # fmt: skip
 _NUMERIC: Final = frozenset({"BIGINT", "HUGEINT", "DOUBLE"})
 _RANGED: Final = _NUMERIC | {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIME"}
-_IN_JSON: Final = frozenset({"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIME", "UUID"})
 _NAMES: Final = {str: "text", int: "number", float: "number", bool: "boolean", list: "array"}
-_LARGEST: Final = {"BIGINT": 2**63, "HUGEINT": 2**127}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +97,7 @@ def of_cells(name: str, cells: Sequence[str], row: Row) -> Column:
     values = set(cells)
     nulls = cells.count("") if "" in values else 0
     values.discard("")
-    return _described(name, text_type(values), cells, values, nulls, row)
+    return _described(name, type_of_texts(values), cells, values, nulls, row)
 
 
 def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Column:
@@ -141,12 +121,13 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
     if kinds == {bool}:
         return _described(name, "BOOLEAN", values, set(values), nulls, row)
     if kinds <= {int, float}:
-        found = _number_type(values) if kinds == {int} else "DOUBLE"
+        integers = cast("Sequence[int]", values)
+        found = type_of_integers(integers) if kinds == {int} else "DOUBLE"
         return _described(name, found, values, set(values), nulls, row)
     texts = [value if isinstance(value, str) else _written(value) for value in values]
     distinct = set(texts)
-    found = text_type(distinct) if len(kinds) == 1 else "VARCHAR"
-    return _described(name, found if found in _IN_JSON else "VARCHAR", texts, distinct, nulls, row)
+    found = type_of_strings(distinct) if len(kinds) == 1 else "VARCHAR"
+    return _described(name, found, texts, distinct, nulls, row)
 
 
 def _written(value: object) -> str:
@@ -183,30 +164,6 @@ def _inner(kinds: set[type]) -> str:
     if issubclass(kind, list):
         return "JSON[]"
     return {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}.get(kind, "VARCHAR")
-
-
-def _number_type(values: Sequence[object]) -> str:
-    numbers = cast("Sequence[int]", values)
-    largest = max(abs(min(numbers)), abs(max(numbers)))
-    for name, bound in _LARGEST.items():
-        if largest < bound:
-            return name
-    return "DOUBLE"
-
-
-def text_type(values: set[str]) -> str:
-    """The type that DuckDB finds for a column of text with these values, without the empty one."""
-    if not values:
-        return "VARCHAR"
-    first = f"{next(iter(values))}\n"
-    whole = ""
-    for name, pattern in _PATTERNS:
-        if pattern.fullmatch(first) is None:
-            continue
-        whole = whole or "\n".join(values) + "\n"
-        if pattern.fullmatch(whole) is not None:
-            return name
-    return "VARCHAR"
 
 
 def _described(

@@ -149,6 +149,8 @@ def _error(failure: Failure, source: str, printed: str, limits: Limits) -> Progr
     if failure.reason == "time":
         text = f"the program took more than {limits.seconds:g} s and was stopped{where}"
         hint = "do less work, e.g. in a query or on fewer lines"
+    elif failure.reason == "deadline":
+        text, hint = "the program was stopped at the deadline of its turn", "do less in one program"
     elif failure.reason == "output":
         text = f"the program printed more than {MAX_OUTPUT >> 20} MiB and was stopped"
         hint = "print less: a count, a few lines, a summary"
@@ -194,7 +196,9 @@ class _Workers:
             raise LimitExceeded("too many programs are running", hint="try again later")
         try:
             with self._lock:
-                wanted = self._spare or self._thread.submit(self._start)
+                wanted = self._spare
+                if wanted is None or (wanted.done() and wanted.exception() is not None):
+                    wanted = self._thread.submit(self._start)
                 self._spare = self._thread.submit(self._start)
             return wanted.result(START)
         except BaseException as error:

@@ -33,7 +33,7 @@ VERSION: Final = __version__
 _GRACE: Final = 1.0  # seconds after its own time limit until a worker is killed
 _CHECKOUT: Final = 20.0
 
-Reason = Literal["error", "time", "memory", "output", "crash"]
+Reason = Literal["error", "time", "deadline", "memory", "output", "crash"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Worker:
             with session:
                 self._pid = session.worker_pid
                 if deadline is not None:
-                    timer = threading.Timer(deadline - time.monotonic(), self.kill, ("time",))
+                    timer = threading.Timer(deadline - time.monotonic(), self.kill, ("deadline",))
                     timer.daemon = True
                     timer.start()
                 for step in steps:
@@ -184,7 +184,7 @@ class Worker:
                     snapshot = snapshot.resume()
             else:
                 assert isinstance(snapshot, FutureSnapshot)
-                calls = [waiting.pop(number) for number in snapshot.pending_call_ids]
+                calls = [waiting.pop(number) for number in sorted(snapshot.pending_call_ids)]
                 answers = host.call_all(calls)
                 settled = zip(calls, answers, strict=True)
                 snapshot = snapshot.resume(

@@ -353,9 +353,8 @@ def prepared(source: str) -> str:
     """Return the source with imports of `SHIMS` replaced, and with the value of its last expression
     or the target of its last assignment shown. Lines keep their numbers. Source that has no tokens
     is returned as it is: the interpreter says what is wrong with it."""
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (tokenize.TokenError, SyntaxError, ValueError, RecursionError):
+    tokens = _tokens(source)
+    if not tokens:
         return source
     statements = _statements(tokens)
     edits: list[_Edit] = []
@@ -368,6 +367,19 @@ def prepared(source: str) -> str:
         shown, end = _shown(statements[-1])
         edits += shown
     return _edited(source, edits) + end
+
+
+def awaits(source: str) -> bool:
+    """Whether the source has an `await`."""
+    return any(token.string == "await" for token in _tokens(source))
+
+
+def _tokens(source: str) -> Tokens:
+    """The tokens of the source; none if it is not Python."""
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError, ValueError, RecursionError):
+        return []
 
 
 def program_in(text: str) -> str:

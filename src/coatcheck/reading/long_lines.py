@@ -41,10 +41,12 @@ _DATA: Final = (b"[", b"(", b"{")
 _MAX_BRACKETS: Final = 300_000
 _BEFORE_STRING: Final = b"[({,:="
 _BREAK: Final = lazy_pattern(r"\n\s*")
-_UNICODE: Final = lazy_pattern(
+_UNICODE_SOURCE: Final = (
     rb"\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|[0-9a-fA-F]{4})"
 )
-_ESCAPE: Final = lazy_pattern(rb"(" + _UNICODE.pattern + rb"""|\\["'\\/bfnrt])""")
+_UNICODE: Final = lazy_pattern(_UNICODE_SOURCE)
+_ESCAPE: Final = lazy_pattern(rb"(" + _UNICODE_SOURCE + rb"""|\\["'\\/bfnrt])""")
+_UNICODE_IN_TEXT: Final = lazy_pattern(r"\\\\|" + _UNICODE_SOURCE.decode())
 _ESCAPED: Final = {b"b": b"\b", b"f": b"\f", b"t": b"\t", b"/": b"/", b'"': b'"', b"'": b"'"}
 
 
@@ -109,6 +111,21 @@ class _Characters(dict[bytes, bytes]):
         )
         found = self[escape] = text.encode() if units else _ESCAPED.get(escape[1:], b"\\")
         return found
+
+
+def with_characters(json_text: str) -> str:
+    """JSON with printable characters in place of their `\\u` escapes. It stays JSON with the same
+    value: characters of ASCII, control characters and lone surrogates stay escaped."""
+    if "\\u" not in json_text:
+        return json_text
+    return _UNICODE_IN_TEXT.sub(_character, json_text)
+
+
+def _character(escape: re.Match[str]) -> str:
+    units = bytes.fromhex(escape[0].replace("\\u", "")) if escape[0][1] == "u" else b""
+    text = units.decode("utf-16-be", "replace")
+    is_shown = text > "\x7f" and text.isprintable() and text != "\ufffd"
+    return text if is_shown else escape[0]
 
 
 def decoded_lines(lines: bytes, line_break: bytes = b" ") -> bytes:

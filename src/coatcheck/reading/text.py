@@ -28,6 +28,7 @@ from coatcheck.deferred import lazy_pattern
 from coatcheck.media import encoding_of, essence, is_json, is_jsonl, is_text
 from coatcheck.previews.binaries import found_type
 from coatcheck.previews.excerpts import count, folded, uncoloured
+from coatcheck.reading.long_lines import with_characters
 from coatcheck.reading.page import MIN_CHARS, PageDraft, chars_of, lines_of, parse_slice
 from coatcheck.storage.frames import FRAME, line_counts
 
@@ -135,6 +136,11 @@ class DecodedText:
         if self._unit > 1:
             return [f"decoded from {self.encoding}"]
         return ["a byte-order mark was left out"] if self.has_mark and at <= self.start else []
+
+    def as_shown(self, text: str) -> str:
+        """A text of lines as a page shows it: in JSON, characters in place of their escapes, unless
+        lines are exact."""
+        return with_characters(text) if self.is_json and not self.exact else text
 
     def page_at(self, number: int) -> int:
         """The page of a line in a document's text, in which every page begins with a form feed in a
@@ -322,23 +328,30 @@ def by_lines(
         if drafts and room < MIN_CHARS // 2:
             following = (number,)
             break
-        drafts.append(_range(text, *ranges[number], room, tuple(rest) or None))
-        body += (_BETWEEN[body.endswith("\n") :] if body else "") + drafts[-1].text
+        draft = _range(text, *ranges[number], room, tuple(rest) or None)
+        drafts.append(draft)
+        between = _BETWEEN[body.endswith("\n") :] if body else ""
+        body += between + draft.text
         rest = []
-        if drafts[-1].position is not None:
-            following = (number, *drafts[-1].position)
+        if draft.position is not None:
+            following = (number, *draft.position)
             break
-    whole = f" of {text.lines:,}"
-    shown = ", ".join(
-        [*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown]
-    )
     past = spec.count(",") + 1 - len(ranges)
+    return _joined(drafts, text.lines, body, following, past)
+
+
+def _joined(
+    drafts: list[PageDraft], total: int, body: str, following: tuple[int, ...] | None, past: int
+) -> PageDraft:
+    """One page of several slices; `past` of them are past the end of the text."""
+    whole = f" of {total:,}"
+    *others, last = [draft.shown for draft in drafts]
+    shown = ", ".join([*(one.removesuffix(whole) for one in others), last])
     shown += f"; {past} past the end" if past else ""
     numbers = [number for draft in drafts for number in draft.lines or ()]
     spans = tuple(span for draft in drafts for span in draft.spans)
-    return PageDraft(
-        body, shown, following, spans=spans, lines=(min(numbers), max(numbers)), total=text.lines
-    )
+    lines = (min(numbers), max(numbers))
+    return PageDraft(body, shown, following, spans=spans, lines=lines, total=total)
 
 
 def _range(
@@ -354,7 +367,7 @@ def _range(
     cut = len(got) - len(rest) if ends or not whole else len(got)
     if cut and not inside:
         screen, bars = (got[:cut], 0) if text.exact else folded(got[:cut])
-        body, lost = visible(screen)
+        body, lost = visible(text.as_shown(screen))
         many = body.count("\n") + (not body.endswith("\n"))
         numbers = number, number + many - 1
         shown = [_lines(*numbers, text.lines)]
@@ -445,7 +458,7 @@ def _inside(
     if others:
         last += others.count("\n") + (not others.endswith("\n"))
         shown.append(_lines(number + 1, last, text.lines))
-    body, lost = visible(got if text.exact else uncoloured(got))
+    body, lost = visible(got if text.exact else text.as_shown(uncoloured(got)))
     after = at + width(got)
     following: tuple[int, ...] | None
     if whole:

@@ -65,8 +65,9 @@ class Db(Connection[tuple[Any, ...]]):
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if self._until is None:
             return super().wait(gen, interval, timeout)
+        left = max(0.0, self._until - time.monotonic())
         try:
-            return super().wait(gen, interval, max(0.0, self._until - time.monotonic()))
+            return super().wait(gen, interval, left if timeout is None else min(left, timeout))
         except psycopg.OperationalError:
             if time.monotonic() >= self._until:
                 self.close()  # the late answer would be taken for that to the next statement

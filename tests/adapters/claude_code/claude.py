@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import claude_agent_sdk
 
-from examples.standins import Received, StandIn, Step
+from examples.standins import Call, Received, Reply, StandIn, Step
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PROGRAM: Final = Path(claude_agent_sdk.__file__).parent / "_bundled" / "claude"
@@ -133,3 +133,44 @@ def claude(
     answer = json.loads(done.stdout) if done.stdout else {"result": done.stderr}
     assert done.returncode == 0, str(answer["result"])[:2_000]
     return Conversation(answer, [one for one in api.requests if one.status == 200])
+
+
+def call(name: str, **arguments: Any) -> Reply:
+    return Reply("", (Call(name, arguments),))
+
+
+class World:
+    """A separate home and project."""
+
+    def __init__(self, place: Path) -> None:
+        self.home, self.folder = place / "home", place / "project"
+        self.home.mkdir(parents=True)
+        self.folder.mkdir()
+        servers = {
+            "rows": {"command": sys.executable, "args": [str(ROWS_SERVER)], "alwaysLoad": True}
+        }
+        self.servers = json.dumps({"mcpServers": servers})
+
+    def run(self, steps: Sequence[Step], *words: str, **options: Any) -> Conversation:
+        tools = ["--tools", "Bash,Read,Edit,Write,Grep,Agent", "--mcp-config", self.servers]
+        allowed = ["--allowedTools", "Bash,Read,Edit,Write,Grep,Agent,mcp__rows"]
+        return claude(
+            steps, *tools, *allowed, *words, home=self.home, folder=self.folder, **options
+        )
+
+    def plug_in(self, *words: str) -> None:
+        store = str(self.home / "store")
+        coatcheck(
+            self.home, "install", "claude-code", "--plugin", "--store", store, "--write", *words
+        )
+
+
+def results(conversation: Conversation, begins: str = "Begin.") -> list[Shown]:
+    return list(conversation.shown(begins).values())
+
+
+def stub(text: str) -> dict[str, Any]:
+    """The stub at the beginning of a text: Claude Code adds a reminder after it."""
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
+    assert next(iter(found)) == "stub"
+    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -14,16 +13,17 @@ from typing import Any, Final
 import pytest
 
 import coatcheck as library
-from examples.standins import Call, Heard, Reply, Step
+from examples.standins import Heard, Reply, Step
 from tests.adapters.claude_code.claude import (
     PROGRAM,
     READER,
-    ROWS_SERVER,
     Conversation,
-    Shown,
-    claude,
+    World,
+    call,
     coatcheck,
     environment,
+    results,
+    stub,
 )
 from tests.adapters.claude_code.rows_server import page, rows
 
@@ -39,10 +39,6 @@ SOME_ROWS, MANY_ROWS = 400, 4_000
 def pointer_in(text: str) -> str:
     found = re.search(r"art:[0-9a-f]{12,64}", text)
     return found[0] if found else "art:000000000000"
-
-
-def call(name: str, **arguments: Any) -> Reply:
-    return Reply("", (Call(name, arguments),))
 
 
 def with_pointer(of: str, answer: Callable[[str], Reply]) -> Step:
@@ -94,43 +90,18 @@ def sub_script() -> list[Step]:
     ]
 
 
-class World:
-    """A separate home and project."""
-
-    def __init__(self, place: Path) -> None:
-        self.home, self.folder = place / "home", place / "project"
-        self.home.mkdir(parents=True)
-        self.folder.mkdir()
-        (self.folder / "settings.py").write_text(LINES)
-        servers = {
-            "rows": {"command": sys.executable, "args": [str(ROWS_SERVER)], "alwaysLoad": True}
-        }
-        self.servers = json.dumps({"mcpServers": servers})
-
-    def run(self, steps: Sequence[Step], *words: str, **options: Any) -> Conversation:
-        tools = ["--tools", "Bash,Read,Edit,Write,Grep,Agent", "--mcp-config", self.servers]
-        allowed = ["--allowedTools", "Bash,Read,Edit,Write,Grep,Agent,mcp__rows"]
-        return claude(
-            steps, *tools, *allowed, *words, home=self.home, folder=self.folder, **options
-        )
-
-    def plug_in(self, *words: str) -> None:
-        store = str(self.home / "store")
-        coatcheck(
-            self.home, "install", "claude-code", "--plugin", "--store", store, "--write", *words
-        )
-
-
 @pytest.fixture(scope="module")
 def plugged(tmp_path_factory: pytest.TempPathFactory) -> World:
     world = World(tmp_path_factory.mktemp("plugged"))
-    world.plug_in()
+    (world.folder / "settings.py").write_text(LINES)
+    world.plug_in("--tools")
     return world
 
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Conversation:
     world = World(tmp_path_factory.mktemp("plain"))
+    (world.folder / "settings.py").write_text(LINES)
     return world.run(script(world.folder), agents={SUB: sub_script()})
 
 
@@ -143,17 +114,6 @@ def run(plugged: World) -> Conversation:
 def session(plugged: World, run: Conversation) -> Iterator[library.Session]:
     with library.open(plugged.home / "store") as store:
         yield store.session(f"claude-code:{run.session_id}")
-
-
-def results(conversation: Conversation, begins: str = "Begin.") -> list[Shown]:
-    return list(conversation.shown(begins).values())
-
-
-def stub(text: str) -> dict[str, Any]:
-    """The stub at the beginning of a text: Claude Code adds a reminder after it."""
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
-    assert next(iter(found)) == "stub"
-    return found
 
 
 def test_a_long_output_of_bash_becomes_a_stub_and_is_stored_completely(
