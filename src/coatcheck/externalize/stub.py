@@ -194,7 +194,7 @@ def _ways(about: Facts) -> list[str]:
         usual = ['grep="…"', 'lines="1:80"']
     else:
         usual = ['lines="1:80"', 'grep="…"']
-    program = f'code="{about.preview.code}"' if about.preview.code else ""
+    program = f'code="{about.preview.program}"' if about.preview.program else ""
     return [way for way in (program, ask, *usual) if way]
 
 
