@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import coatcheck
 from coatcheck import Session
@@ -12,6 +14,7 @@ from coatcheck.errors import InvalidArgument, InvalidPointer
 from coatcheck.reading import heavy, sql
 from coatcheck.reading.tables import Column, find_tables, rows_in, tables_of
 from tests.reading.framed import make_content
+from tests.reading.test_jsonpath import JSON_VALUES
 
 JSON = "application/json"
 
@@ -57,10 +60,38 @@ def text_rows(text: str, media_type: str = "text/plain") -> list[dict[str, Any]]
             {"tags": [{"t": 1}], "paths": {"/a": {"get": 1}, "/b": {"get": 2}}},
             [{"key": "/a", "get": 1}, {"key": "/b", "get": 2}],
         ),
+        ({"total": 1, "items": [{"id": 1}]}, [{"id": 1}]),
+        (
+            {"a": 1, "dist": {"keys": [{"id": 1}]}},
+            [
+                {"key": "a", "value": 1},
+                {"key": "dist", "value": '{"keys": [{"id": 1}]}'},
+            ],
+        ),
     ],
 )
 def test_a_json_value_has_rows(value: Any, expected: list[dict[str, Any]]) -> None:
     assert rows(value) == expected
+
+
+def test_lines_of_json_have_rows_whatever_their_values_are(session: Session) -> None:
+    ref = session.put('"a"\n"b"\n3\n', media_type="application/x-ndjson")
+    assert session.read(ref, query="SELECT count(value) AS n FROM artifact").text == "n\n3"
+    ref = session.put("[1, 2]\n[3, 4]\n", media_type="application/x-ndjson")
+    assert session.read(ref, query="SELECT sum(c2) AS s FROM artifact").text == "s\n6"
+
+
+@pytest.mark.parametrize(
+    ("text", "media_type", "expected"),
+    [
+        ('a,b\n1,"x, ""y""\nz"\n', "text/csv", [{"a": "1", "b": 'x, "y"\nz'}]),
+        ("a\tb\n1\t2\n", "text/tab-separated-values", [{"a": "1", "b": "2"}]),
+        ("a;a\n1;2,5\n", "text/csv", [{"a": "1", "a_1": "2,5"}]),
+        ("1,2\n3,4\n", "text/csv", [{"column0": "1", "column1": "2"}, {"column0": "3", "column1": "4"}]),
+    ],
+)  # fmt: skip
+def test_csv_has_rows_of_text(text: str, media_type: str, expected: list[dict[str, Any]]) -> None:
+    assert text_rows(text, media_type) == expected
 
 
 def test_the_arrays_and_objects_inside_an_object_are_tables_by_their_keys() -> None:
@@ -82,6 +113,16 @@ def test_sql_reads_values_objects_and_members(session: Session) -> None:
     page = session.read(f"{ref.pointer}#/versions", query="SELECT count(value) AS n FROM artifact")
     assert page.text == "n\n2"
     assert session.read(ref, query="SELECT count(*) AS n FROM artifact").text == "n\n3"
+
+
+def test_a_statement_may_use_no_table(session: Session) -> None:
+    ref = session.put({"a": 1})
+    assert session.read(ref, query="SELECT 1 + 1 AS two").text == "two\n2"
+    assert session.read(ref, query="SELECT sum(range) AS s FROM range(4)").text == "s\n6"
+    for hidden in ("information_schema.tables", "duckdb_settings()"):
+        with pytest.raises(InvalidArgument) as refused:
+            session.read(ref, query=f"SELECT * FROM {hidden}")
+        assert refused.value.hint == "tables here: artifact"
 
 
 def test_an_unknown_name_lists_the_tables(session: Session) -> None:
@@ -117,6 +158,13 @@ def test_the_lines_of_any_text_are_a_table(session: Session, value: str | bytes)
     ref = session.put(value, media_type="text/plain")
     page = session.read(ref, query="SELECT n, text FROM lines ORDER BY n")
     assert page.text == 'n,text\n1,one\n2,"two, ""2"""\n3,""\n4,four'
+
+
+def test_lines_are_a_table_even_of_json_that_cannot_be_parsed(session: Session) -> None:
+    ref = session.put("[" * 100_000 + "\n" + "]" * 100_000, media_type=JSON)
+    assert session.read(ref, query="SELECT count(*) AS n FROM lines").text == "n\n2"
+    ref = session.put({"lines": [{"price": 3}, {"price": 4}], "n": 2})
+    assert session.read(ref, query="SELECT sum(price) AS s FROM lines").text == "s\n7"
 
 
 def test_lines_join_other_tables(session: Session) -> None:
@@ -283,3 +331,27 @@ def test_large_content_is_described_in_the_child() -> None:
 def test_hostile_text_takes_linear_time(text: str) -> None:
     repeated = "".join(text.replace("{n}", str(n)) for n in range(1_000_000 // len(text)))
     find_tables(make_content(repeated.encode(), "text/plain"))
+
+
+PIECES = [
+    "<table>", "</table>", "<tr>", "<td>", "<th colspan=3>", "<td rowspan=2>", "</td>", "<p hidden>",
+    "<script>", "a", "b  c", "1", "|", "---", "--|--", "\n", "\n\n", " ", "key: value", "A  B", "x: ", "\t",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40), st.sampled_from(["text/html", "text/plain"]))
+def test_any_text_has_tables_with_rows_or_none(pieces: list[str], media_type: str) -> None:
+    for table in find_tables(make_content("".join(pieces).encode(), media_type)):
+        assert table.rows()
+        assert all(
+            isinstance(value, str | int | float | None)
+            for row in table.rows()
+            for value in row.values()
+        )
+
+
+@given(JSON_VALUES)
+def test_any_json_has_tables_with_rows_or_none(value: Any) -> None:
+    for table in find_tables(make_content(json.dumps(value).encode(), JSON)):
+        assert table.rows()
+        assert all(isinstance(row, dict) for row in table.rows())

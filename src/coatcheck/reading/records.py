@@ -187,12 +187,13 @@ def _aligned(lines: list[str]) -> list[Row]:
     """Columns that begin where the names of a header begin, two spaces or more apart, or where the
     parts of the rule below it begin."""
     lines = [line.rstrip() for line in lines if line.strip()]
-    for number, header in enumerate(lines[:_FIRST_LINES]):
-        starts = _starts(header, lines[number + 1] if number + 1 < len(lines) else "")
-        rows = [line for line in lines[number + 1 :] if not _RULE.fullmatch(line)]
-        if len(starts) < 2 or len(rows) < _FEW_ROWS:
+    for number, header in enumerate(lines[: min(_FIRST_LINES, len(lines) - 1)]):
+        starts = _starts(header, lines[number + 1])
+        if len(starts) < 2:
             continue
-        if sum(_fits(row, starts) for row in rows) >= _FIT * len(rows):
+        rows = [line for line in lines[number + 1 :] if not _RULE.fullmatch(line)]
+        fitting = sum(_fits(row, starts) for row in rows)
+        if len(rows) >= _FEW_ROWS and fitting >= _FIT * len(rows):
             return named_rows([_slices(line, starts) for line in [header, *rows]], header_rows=1)
     return []
 

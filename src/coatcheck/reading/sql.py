@@ -41,6 +41,7 @@ from coatcheck.reading.json_content import MAX_BYTES, MAX_ROWS, lines
 from coatcheck.reading.page import MAX_RESULT, QueryResult
 from coatcheck.reading.sandbox import Pool
 from coatcheck.reading.sql_child import ROWS
+from coatcheck.reading.tables import CSV, TSV
 from coatcheck.reading.text import recognized
 from coatcheck.sql_types import quoted
 
@@ -55,14 +56,6 @@ _STARTS: Final = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _PARQUET: Final = ("application/vnd.apache.parquet", "application/x-parquet", "application/parquet")
-_CSV: Final = (
-    "text/csv",
-    "application/csv",
-    "text/x-csv",
-    "application/x-csv",
-    "text/comma-separated-values",
-)
-_TSV: Final = ("text/tab-separated-values", "text/tsv")
 _NUMBERED: Final = re.compile(r"table_\d+", re.IGNORECASE)
 _HEAD: Final = 64 << 10  # bytes used to recognize a table
 _LINES: Final = "lines"
@@ -151,32 +144,42 @@ def _resolved(
 
 def _own_table(content: Content, name: str) -> Source:
     """A table of a content. Raises `InvalidArgument` with the names of those that it has."""
-    from coatcheck.reading import heavy, sheets  # on demand: the child needs none of it
-
     content, form = recognized(content)
     if form == "sheets":
-        named, _ = sheets.tables(content, TABLE)
-        if any(sheet.casefold() == name.casefold() for sheet in named):
-            return Source(content, name)
-        raise _no_table(name, list(named))
+        return _sheet(content, name)
     if form == "other":
         raise _no_table(name, [TABLE])
-    is_lines = name.casefold() == _LINES
-    if form in ("text", "page") and content.size <= MAX_BYTES:
-        try:
-            data, _ = heavy.table(content, name)
-        except InvalidArgument as error:
-            if not is_lines:
-                hint = f"{error.hint}, {_LINES}" if error.hint else f"tables here: {_LINES}"
-                raise InvalidArgument(error.message, hint=hint) from error
-        else:
-            ref = replace(
-                content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON
-            )
-            return Source(Content.of(ref, data))
-    if is_lines:
+    is_document = form in ("text", "page") and content.size <= MAX_BYTES
+    if name.casefold() == _LINES:
+        if is_document and is_json(content.ref.media_type):
+            with suppress(CoatcheckError):  # a part of it may have this name
+                return _inner_table(content, name)
         return Source(content, _LINES)
-    raise _no_table(name, [TABLE, _LINES])
+    if not is_document:
+        raise _no_table(name, [TABLE, _LINES])
+    try:
+        return _inner_table(content, name)
+    except InvalidArgument as error:
+        hint = f"{error.hint}, {_LINES}" if error.hint else f"tables here: {_LINES}"
+        raise InvalidArgument(error.message, hint=hint) from error
+
+
+def _sheet(content: Content, name: str) -> Source:
+    from coatcheck.reading import sheets  # on demand: the child needs none of it
+
+    named, _ = sheets.tables(content, TABLE)
+    if not any(sheet.casefold() == name.casefold() for sheet in named):
+        raise _no_table(name, list(named))
+    return Source(content, name)
+
+
+def _inner_table(content: Content, name: str) -> Source:
+    """A table inside a document or a text, as JSON rows."""
+    from coatcheck.reading import heavy  # on demand: the child needs none of it
+
+    data, _ = heavy.table(content, name)
+    ref = replace(content.ref, artifact_id=digest_of(data), size_bytes=len(data), media_type=JSON)
+    return Source(Content.of(ref, data))
 
 
 def _no_table(name: str, known: list[str]) -> InvalidArgument:
@@ -324,10 +327,12 @@ def _format(source: Source, name: str) -> str:
     if essence(media) in _PARQUET:
         return "parquet"
     if is_jsonl(media):
-        return "newline_delimited"
+        first = next((data for _, data in lines(content)), None) or b"{"
+        is_small = content.size <= MAX_ROWS
+        return ROWS if is_small and not first.lstrip().startswith(b"{") else "newline_delimited"
     if is_json(media):
         return _format_of_json(content)
-    if not is_text(media) and essence(media) not in _CSV:
+    if not is_text(media) and essence(media) not in CSV:
         raise InvalidArgument(f"{clip(name)} is {essence(media)}: not a table", hint=_TABULAR)
     return _format_of_text(content, name)
 
@@ -344,18 +349,18 @@ def _format_of_json(content: Content) -> str:
 def _format_of_text(content: Content, name: str) -> str:
     declared = essence(content.ref.media_type)
     bare = declared
-    if declared not in _CSV + _TSV:  # the content decides
+    if declared not in CSV + TSV:  # the content decides
         bare = _sniffed(content, decode_head(content.read(0, _HEAD)))
         if bare == JSONL:
             return "newline_delimited"
-        if bare not in _CSV + _TSV:
+        if bare not in CSV + TSV:
             return ROWS
     encoding = encoding_of(content.read(0, 4_096))
     if encoding.unit > 2:
         raise InvalidArgument(
             f"{clip(name)} is {encoding.name}, which SQL cannot read", hint="read it with lines"
         )
-    form = "tsv" if bare in _TSV else "csv"
+    form = "tsv" if bare in TSV else "csv"
     return f"{form} utf-16" if encoding.is_wide else form
 
 

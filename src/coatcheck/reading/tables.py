@@ -15,21 +15,23 @@ a page or a Markdown text has `table_1`, `table_2`, …; a JSON value has these 
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
 from coatcheck.content import Content
-from coatcheck.errors import InvalidArgument
+from coatcheck.errors import InvalidArgument, LimitExceeded
 from coatcheck.ids import clip, escaped, follow
-from coatcheck.media import REPR, decoded, essence, is_json, is_jsonl
+from coatcheck.media import REPR, decoded, essence, is_json, is_jsonl, starts_with_time
 from coatcheck.previews.excerpts import line
 from coatcheck.reading import json_content
 from coatcheck.reading.json_content import MAX_ROWS, documents_in, lines, load, parse, whole
-from coatcheck.reading.records import Row, text_tables
+from coatcheck.reading.records import Row, distinct, number_of, text_tables
 from coatcheck.sql_types import quoted, type_of_texts, type_of_values
 from coatcheck.values import MAX_DEPTH, encode_text
 
@@ -39,7 +41,12 @@ _DESCRIBED: Final = 50  # tables
 _LONGEST_HINT: Final = 400
 _MOST_COLUMNS: Final = 1_000  # that are described
 _SAMPLED: Final = 50  # items that decide what an array or an object is
-_CSV: Final = ("text/csv", "application/csv", "text/x-csv")
+CSV: Final = (
+    "text/csv", "application/csv", "text/x-csv", "application/x-csv",
+    "text/comma-separated-values",
+)  # fmt: skip
+TSV: Final = ("text/tab-separated-values", "text/tsv")
+_START: Final = 64  # characters
 _PAGES: Final = ("text/html", "application/xhtml+xml")
 
 
@@ -80,7 +87,8 @@ def tables_of(content: Content) -> list[Table]:
     tables that only SQL can read: they are not described. This parses all of the content:
     `heavy.tables` does so in a child process if it is large."""
     described = []
-    type_of = type_of_texts if _is_csv(content) else type_of_values
+    is_csv = essence(content.ref.media_type) in CSV + TSV
+    type_of = type_of_texts if is_csv else type_of_values
     for found in find_tables(content)[:_DESCRIBED]:
         rows = found.rows()
         names = dict.fromkeys(name for row in rows for name in row)
@@ -124,8 +132,8 @@ def find_tables(content: Content) -> list[Found]:
         from coatcheck.reading.web_tables import web_tables  # most contents need it not
 
         return _numbered(web_tables(text))
-    if _is_csv(content):
-        return [Found(MAIN, list(csv.DictReader(text.splitlines())))]
+    if bare in CSV + TSV:
+        return [Found(MAIN, _in_csv(text, _separator(text, bare)))]
     return _in_text(text)
 
 
@@ -211,7 +219,8 @@ def _in_json(value: Any) -> list[Found]:
     named: dict[str, Found] = {}
     for place, key, part in _parts(value):
         rank = _rank(part)
-        if rank > best:
+        is_detail = rank[1] == 1 and place.count("/") > 1
+        if rank > best and not is_detail:
             best = rank
             note = f"artifact is #{place}" if place else ""
             main = Found(MAIN, part, place, note)
@@ -252,13 +261,36 @@ def _rank(value: Any) -> tuple[int, int]:
 
 
 def _records(content: Content) -> Iterator[Any]:
+    """The values on the lines of JSONL. Invalid lines are left out."""
     for number, data in lines(content):
         if data is not None:
-            try:
-                record = parse(data, f"line {number}")
-            except InvalidArgument:
-                continue
-            yield record if isinstance(record, dict) else {"value": record}
+            with suppress(InvalidArgument, LimitExceeded):
+                yield parse(data, f"line {number}")
+
+
+def _in_csv(text: str, separator: str) -> list[Row]:
+    """The rows of CSV, with the columns that its header names. A first row with a number, or with
+    a time at its start, is data."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        cells = [row for row in reader if row]
+    except csv.Error as error:
+        raise InvalidArgument(f"the content cannot be read as a table: {error}") from error
+    if not cells:
+        return []
+    header, below = cells[0], cells[1:]
+    if any(number_of(cell) is not None for cell in header) or starts_with_time(text[:_START]):
+        header, below = [f"column{at}" for at in range(len(header))], cells
+    names = distinct([name.strip() or f"column{at}" for at, name in enumerate(header)])
+    return [dict(zip(names, row, strict=False)) for row in below]
+
+
+def _separator(text: str, media_type: str) -> str:
+    """What separates the cells of CSV: the candidate that is most frequent in its first line."""
+    if media_type in TSV:
+        return "\t"
+    first = text[: text.find("\n")] if "\n" in text else text
+    return max(",;\t|", key=first.count)
 
 
 def _in_text(text: str) -> list[Found]:
@@ -280,10 +312,6 @@ def _numbered(tables: list[list[Row]]) -> list[Found]:
     largest = max(numbered, key=lambda found: len(found.value))
     note = f"artifact is #{largest.place}, the largest of {len(tables)} tables"
     return [Found(MAIN, largest.value, largest.place, note), *numbered]
-
-
-def _is_csv(content: Content) -> bool:
-    return essence(content.ref.media_type) in _CSV
 
 
 def encoded_rows(rows: list[Row]) -> bytes:
