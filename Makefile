@@ -75,11 +75,11 @@ $(SERVERS): $(VENV) tests/mcp/node/package-lock.json tests/gateway/node/package-
 	@$(BIN)/python -m tests.browser || { echo "Chromium cannot be installed" >&2; test -z "$$CI"; }
 	@$(BIN)/python -m tests.mcp.node_servers || { echo "the servers from npm cannot be installed" >&2; test -z "$$CI"; }
 
-# What the demo uses, about 170 MB.
+# What the demo uses, about 220 MB.
 $(DEMO): constraints/demo.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "coatcheck needs Python 3.11 or newer; '$(PYTHON)' is not. Try: make PYTHON=python3.12" >&2; exit 1; }
-	@echo "Making .venv with the $$(grep -c == constraints/demo.txt) packages that the demo uses (about 170 MB, once) …"
+	@echo "Making .venv with the $$(grep -c == constraints/demo.txt) packages that the demo uses (about 220 MB, once) …"
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --require-hashes -r constraints/demo.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .

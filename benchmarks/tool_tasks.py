@@ -62,15 +62,14 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """`one_by_one` solves it with separate calls, `program` in one. `approved` are the tools that a
-    program may not call; `left_over` are their calls, which the program names in its output."""
+    """`one_by_one` solves it with separate calls, `program` in one. A person approves each call of
+    the tools in `approved`."""
 
     name: str
     toolbox: Callable[[], Toolbox]
     one_by_one: Callable[[Ask], Any]
     program: str
     approved: tuple[str, ...] = ()
-    left_over: Callable[[Any, Ask], None] | None = None
 
 
 def _random(seed: int) -> random.Random:
@@ -346,15 +345,14 @@ def _branches() -> Toolbox:
 
 
 def _delete_old(ask: Ask) -> list[str]:
-    code = 'import json\nprint(json.dumps([b["name"] for b in data if b["merged"] and b["age_days"] > 365]))'
+    code = (
+        'import json\nprint(json.dumps([b["name"] for b in data '
+        'if b["merged"] and b["age_days"] > 365]))'
+    )
     old = list(ask("list_branches", code))
-    _delete(old, ask)
-    return old
-
-
-def _delete(names: Any, ask: Ask) -> None:
-    for name in names:
+    for name in old:
         ask("delete_branch", name=name)
+    return old
 
 
 # Large values
@@ -576,9 +574,11 @@ TASKS: Final = (
         name="approval: delete what is old", toolbox=_branches, one_by_one=_delete_old,
         program=(
             "import json\n"
-            'print(json.dumps([b["name"] for b in list_branches() if b["merged"] and b["age_days"] > 365]))'
+            'old = [b["name"] for b in list_branches() if b["merged"] and b["age_days"] > 365]\n'
+            "for name in old:\n    delete_branch(name=name)\n"
+            "print(json.dumps(old))"
         ),
-        approved=("delete_branch",), left_over=_delete,
+        approved=("delete_branch",),
     ),
     Task(
         name="a large value from tool to tool", toolbox=_exported, one_by_one=_check_export,

@@ -114,11 +114,12 @@ def _compare(heard: Heard) -> Reply:
         )
     }
     return Reply(
-        "Captures were sent again after timeouts. I look at one of them, and compare all three by their pointers.",
+        "Captures were sent again after timeouts. I compare all three by their pointers, and sum up what we owe by "
+        "country with a program: it joins the charges with the orders.",
         (
             Call(
                 "get_artifact",
-                {"pointer": pointers["charges"], "query": "$.charges[?@.order == 48061].created"},
+                {"pointer": pointers["charges"], "code": _BY_COUNTRY.format(pointers["orders"])},
             ),
             Call("reconcile", pointers),
         ),
@@ -127,11 +128,21 @@ def _compare(heard: Heard) -> Reply:
 
 def _answer(heard: Heard) -> Reply:
     found = json.loads(heard.last("reconcile"))
+    by_country = re.findall(r"'([A-Z]{2})': (\d+)", heard.last("get_artifact"))
+    countries = ", ".join(f"{int(cents) / 100:,.2f} to {country}" for country, cents in by_country)
     return Reply(
         f"{found['charged_twice']} customers were charged twice, each after a timeout. {found['refunded']} have their "
-        f"money back. We owe {found['owed_cents'] / 100:,.2f} EUR to {', '.join(found['customers'])}."
+        f"money back. We owe {found['owed_cents'] / 100:,.2f} EUR to {', '.join(found['customers'])}: {countries}."
     )
 
+
+_BY_COUNTRY = """\
+country = {{row["order"]: row["country"] for row in artifact("{}")}}
+owed = Counter()
+for charge in data["charges"]:
+    if charge["attempt"] == 2 and not charge["refund"]:
+        owed[country[str(charge["order"])]] += charge["amount"]["cents"]
+dict(owed.most_common())"""
 
 SCRIPT: Sequence[Step] = (_fetch, _look, _compare, _answer)
 

@@ -871,8 +871,12 @@ def test_doctor_finds_problems_and_suggests_fixes(store: Path, tmp_path: Path) -
 
 def test_doctor_says_how_child_processes_are_confined(store: Path) -> None:
     found = json.loads(call("doctor", "--json").stdout)
-    (row,) = [one for one in found if one["about"] == "child processes"]
-    assert row["message"].startswith(("confined to their own files", "their time is limited, but"))
+    rows = [one for one in found if one["about"] in ("child processes", "programs")]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["message"].startswith(
+            ("confined to their own files", "their time is limited, but")
+        )
 
 
 def test_doctor_reports_a_client_whose_command_does_not_exist(

@@ -94,10 +94,11 @@ async def in_reading_thread(
 def _is_small(session: CoreSession, target: Any, asked: Mapping[str, Any]) -> bool:
     """Whether a read that may take long by its arguments is short, because the artifact is
     small."""
-    if asked.get("cursor"):
+    if asked.get("cursor") or asked.get("code"):
         return False
     for name, quick in (("grep", _PATTERN), ("query", _QUERY)):
-        if (value := asked.get(name)) and not (isinstance(value, str) and quick.fullmatch(value)):
+        value = asked.get(name)
+        if value and not (isinstance(value, str) and quick.fullmatch(value)):
             return False
     try:
         refs = [session.ref(one) for one in (target, asked.get("diff")) if one]
@@ -132,9 +133,9 @@ def leave(code: int) -> None:
 
 
 def may_take_long(target: object, asked: Mapping[str, Any]) -> bool:
-    """Whether a read of `target` with these arguments may take long: a grep, a query, a diff, or a
-    part of JSON."""
-    if any(asked.get(name) for name in ("grep", "query", "diff")):
+    """Whether a read of `target` with these arguments may take long: a grep, a query, a diff, a
+    program, or a part of JSON."""
+    if any(asked.get(name) for name in ("grep", "query", "diff", "code")):
         return True
     if isinstance(target, str) and "#" in target:
         return True

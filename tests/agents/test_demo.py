@@ -45,6 +45,11 @@ def test_the_answer_is_what_the_tools_find_by_themselves(turns: list[demo.Turn])
     assert (found["charged_twice"], found["refunded"]) == (len(shop.TIMEOUTS), len(shop.REFUNDED))
     assert f"We owe {found['owed_cents'] / 100:,.2f} EUR" in turns[-1].text
     assert all(customer in turns[-1].text for customer in found["customers"])
+    by_country = re.findall(r"([\d,.]+\d) to [A-Z]{2}", turns[-1].text)
+    assert (
+        sum(round(float(euros.replace(",", "")) * 100) for euros in by_country)
+        == (found["owed_cents"])
+    )
 
 
 def test_large_results_stay_out_of_prompts_and_prompts_stay_small(turns: list[demo.Turn]) -> None:

@@ -379,6 +379,55 @@ def test_each_call_is_approved_by_itself(session: Session) -> None:
     assert (shop.bought, shop.looked) == (["tea", "cake"], 1)
 
 
+def test_calls_of_a_batch_are_approved_one_after_the_other_and_run_once(session: Session) -> None:
+    shop = Shop(session)
+    source = "await asyncio.gather(look(), buy(item='tea'), buy(item='cake'))"
+    outcome = shop.programs.run(source)
+    assert (shop.looked, shop.bought, outcome.calls) == (0, [], ())
+    for _ in range(2):
+        assert outcome.waiting is not None
+        outcome = shop.programs.resume(outcome.waiting.token, source, approved=True)
+    assert outcome.page is not None
+    assert outcome.page.text == "[['tea', 'cake'], 'bought tea', 'bought cake']"
+    assert (shop.looked, sorted(shop.bought)) == (1, ["cake", "tea"])
+
+
+def test_an_approval_is_for_the_call_that_the_person_saw(session: Session) -> None:
+    shop = Shop(session)
+    session.put("tea", name="wish")
+    source = "buy(item=artifact('wish'))"
+    outcome = shop.programs.run(source)
+    assert outcome.waiting is not None
+    session.put("a yacht", name="wish")
+    again = shop.programs.resume(outcome.waiting.token, source, approved=True)
+    assert again.waiting is not None
+    assert again.waiting.call.arguments == {"item": "a yacht"}
+    assert shop.bought == []
+
+
+def test_an_approval_does_not_count_for_the_same_call_again(session: Session) -> None:
+    shop = Shop(session)
+    source = "buy(item='tea')\nbuy(item='tea')"
+    outcome = shop.programs.run(source)
+    assert outcome.waiting is not None
+    again = shop.programs.resume(outcome.waiting.token, source, approved=True)
+    assert again.waiting is not None
+    assert shop.bought == ["tea"]
+
+
+def test_a_program_that_takes_another_way_is_refused(session: Session) -> None:
+    shop = Shop(session)
+    session.put("look", name="first")
+    source = "print(look() if artifact('first') == 'look' else buy(item='tea'))\nbuy(item='cake')"
+    outcome = shop.programs.run(source)
+    assert outcome.waiting is not None
+    session.put("buy", name="first")
+    again = shop.programs.resume(outcome.waiting.token, source, approved=True)
+    assert again.error is not None
+    assert "now calls buy where it called look before" in again.error.message
+    assert shop.bought == []
+
+
 def test_a_decision_counts_once(session: Session) -> None:
     shop = Shop(session)
     outcome = shop.programs.run(SOURCE)

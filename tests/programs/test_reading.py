@@ -230,6 +230,14 @@ def test_a_program_over_a_missing_artifact_is_not_run(session: Session) -> None:
         session.read("art:0123456789ab", code="while True: pass")
 
 
+def test_a_program_over_a_result_that_was_cut_says_so(session: Session) -> None:
+    text = "line\n" * 3_000 + "\n\n[Output truncated: 50,000 characters left out]"
+    ref = session.put(text)
+    cut = session.read(ref, lines="1:2").cut
+    assert cut is not None
+    assert session.read(ref, code="len(lines)").cut == cut
+
+
 # The tool of a model
 
 

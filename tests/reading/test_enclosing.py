@@ -1,6 +1,7 @@
 """What encloses a match: a value of JSON, a heading, a definition, a commit, a test."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coatcheck.reading import Request
-from tests.reading.framed import content_of, make_content, read
+from tests.reading.framed import content_of, make_content, pages, read
 
 PYTHON = '''\
 import os
@@ -179,12 +180,40 @@ def test_json_that_is_indented_in_another_way_has_no_pointers() -> None:
     assert grep(text, "application/json") == ['2: "a": "needle"', '4: "a": "needle"']
 
 
+HOSTILE = [
+    "def f(" * 40, "def " + "(" * 700, "_" * 3_000, "=" * 3_000, "{" * 500, "# " * 800, "<h1>" * 300,
+    "<h1>" + "<a" * 900, "f(" + ")" * 400 + "x", '"' + "\\\\" * 400 + "{", "=" * 400 + " x" * 150,
+]  # fmt: skip
+
+
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("line", ["def f(" * 40, "_" * 3_000, "{" * 500, "# " * 800, "<h1>" * 300])
+@pytest.mark.parametrize("line", HOSTILE)
 def test_hostile_lines_are_passed_quickly(line: str) -> None:
-    text = "def a():\n  pass\nclass b:\n" + f"{line}\n" * (1_000_000 // len(line)) + "  needle\n"
+    lines = f"{line}\n" * (1_000_000 // len(line)) + "  needle\n"
+    code = "def a():\n  pass\nclass b:\n" + lines
     for media_type in ("text/plain", "text/html", "text/markdown", "application/json"):
-        assert grep(text, media_type)[-1].endswith("needle")
+        assert grep(code, media_type)[-1].endswith("needle")
+    for head in ("== test session starts ==\n", "commit 0123456789abcdef\n"):
+        assert grep(head + lines)[-1].endswith("needle")
+
+
+@given(
+    st.lists(
+        st.sampled_from(["  needle", "needle " * 90, "def f():", "class A:", "x"]), max_size=40
+    )
+)
+def test_small_pages_have_every_match_and_what_encloses_it(lines: list[str]) -> None:
+    text = "def a():\nclass B:\n" + "\n".join(lines) + "\n"
+    found = list(pages(content_of(text), Request(grep="needle", max_chars=200, context=0)))
+    numbers = [int(n) for page in found for n in re.findall(r"^(\d+):", page.text, re.MULTILINE)]
+    wanted = [number for number, line in enumerate(text.split("\n"), 1) if "needle" in line]
+    assert list(dict.fromkeys(numbers)) == wanted
+    assert all(len(page.text) <= 200 for page in found)
+
+
+def test_definitions_that_are_nested_deeply_stay_on_a_line() -> None:
+    text = "".join(f"{' ' * n}class C{n}:\n" for n in range(300)) + " " * 300 + "needle\n"
+    assert grep(text)[0] == "300=class C296 > class C297 > class C298 > class C299"
 
 
 def test_any_text_is_searched() -> None:

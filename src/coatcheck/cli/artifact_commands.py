@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -170,7 +171,8 @@ def read(
     if request["code"] == "-":
         request["code"] = sys.stdin.read()
     with cli.open_session(url, session_id, target, any_session) as session:
-        page = session.read(target, **request, exact=True)
+        with _printed_before():
+            page = session.read(target, **request, exact=True)
         if as_json:
             terminal.print_json({name: getattr(page, name) for name in _PAGE})
         else:
@@ -192,7 +194,7 @@ def read(
 @click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
 @cli.session_options
 def program(file: IO[str], raw: bool, session_id: str, url: str | None, as_json: bool) -> None:
-    """Run a Python program over the artifacts of a session, in a sandbox.
+    """Run a Python program over artifacts, in a sandbox.
 
     FILE is '-' for stdin. The program opens artifacts with artifact("art:...") and prints what it
     finds. For one artifact, 'read --code' has text, lines and data ready."""
@@ -202,7 +204,8 @@ def program(file: IO[str], raw: bool, session_id: str, url: str | None, as_json:
     with cli.open_existing(url) as store:
         session = cli.known_session(store, session_id)
         limit = store.settings["page.max_chars"]
-        page = programs.run_alone(session, Request(code=file.read(), max_chars=limit))
+        with _printed_before():
+            page = programs.run_alone(session, Request(code=file.read(), max_chars=limit))
     if as_json:
         terminal.print_json({"text": page.text, "shown": page.shown, "derived": page.derived})
     else:
@@ -406,6 +409,16 @@ def _not_held(session: Session, target: str) -> CoatcheckError:
         return error
     name = terminal.one_line(session.session_id)
     return errors.NotFound(f"session {name!r} only sees this artifact through a parent")
+
+
+@contextmanager
+def _printed_before() -> Iterator[None]:
+    """If a program fails, print what it printed until then."""
+    try:
+        yield
+    except errors.ProgramFailed as error:
+        terminal.print_text(error.printed, None)
+        raise
 
 
 def _position(page: Page) -> str:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from coatcheck._toolkit import Description, purpose_of, toolkit
 from coatcheck.errors import (
@@ -32,7 +32,7 @@ from coatcheck.errors import (
 )
 from coatcheck.executor.binding import stays_inline
 from coatcheck.executor.outcomes import TimedOut, ToolCall, ToolError, ToolOutcome
-from coatcheck.executor.threads import Turn, checked_seconds
+from coatcheck.executor.turns import Turn, checked_seconds
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.storing import put
 from coatcheck.externalize.stub import LENGTH, mark
@@ -188,9 +188,9 @@ class Programs:
         are answered from its record. A decision counts once. Raises `InvalidArgument` for a second
         one, and for a token of another session or program."""
         code = program_in(code)
-        journal = self._recorded(token, code)
+        journal = self._recorded(token, code, approved=approved)
         self._claim(token)
-        return self._run(code, replace(journal, decision=approved), deadline)
+        return self._run(code, journal, deadline)
 
     def _run(self, code: str, journal: _Journal, deadline: float | None) -> ProgramOutcome:
         check_source(code)
@@ -211,9 +211,12 @@ class Programs:
             waiting = Waiting(f"{token}-{self._tag(token, code)}", waits.call)
         except ProgramFailed as failed:
             error = failed
-        calls = tuple(host.calls)
-        outcome = ProgramOutcome("", calls, page, error, waiting)
-        self._record(code, journal, outcome)
+        except CoatcheckError as failed:
+            if not host.calls:
+                raise
+            error = ProgramFailed(failed.message, hint=failed.hint)
+        outcome = ProgramOutcome("", tuple(host.calls), page, error, waiting)
+        self._record(code, journal.now, outcome, host.decided)
         return replace(outcome, text=self._text(outcome))
 
     def _text(self, outcome: ProgramOutcome) -> str:
@@ -237,11 +240,13 @@ class Programs:
         room = self._settings["page.max_chars"] - LENGTH - len(text) - 3
         return mark(self.executor.session.store.secret, f"[{first[: max(0, room)]}]", text)
 
-    def _record(self, code: str, journal: _Journal, outcome: ProgramOutcome) -> None:
+    def _record(
+        self, code: str, now: int, outcome: ProgramOutcome, decided: Sequence[_Decision]
+    ) -> None:
         """Keep a record of a program: its source and its calls, with secrets masked."""
         waiting = outcome.waiting
         body = {
-            "now": journal.now,
+            "now": now,
             "program": mask(code),
             "calls": [
                 [call.name, call.arguments, call.outcome, call.pointer, call.error, call.digest,
@@ -249,7 +254,8 @@ class Programs:
                 for call in outcome.calls
             ],
             "token": None if waiting is None else waiting.token.partition("-")[0],
-            "waits_for": None if waiting is None else waiting.call.name,
+            "waits_for": None if waiting is None else [waiting.call.name, _digest(waiting.call)],
+            "decided": [list(one) for one in decided],
             "output": "" if outcome.page is None else mask(outcome.page.text[:_OUTPUT]),
             "derived": None if outcome.page is None else outcome.page.derived,
             "error": None if outcome.error is None else mask(outcome.error.message),
@@ -270,8 +276,8 @@ class Programs:
                 yield record.seq, json.loads(data)
 
     def _claim(self, token: str) -> None:
-        """Note that the program was resumed. Of several attempts, only the first continues: the call
-        must not run twice."""
+        """Note that the program was resumed. Of several attempts, only the first continues: the
+        call must not run twice."""
         ours = self._append({"token": None, "resumes": token})
         first = next(number for number, body in self._bodies() if body.get("resumes") == token)
         if first != ours:
@@ -279,8 +285,8 @@ class Programs:
                 "that program was resumed already", hint="its answer has what became of it"
             )
 
-    def _recorded(self, token: str, code: str) -> _Journal:
-        """The journal of the program that waits under a token."""
+    def _recorded(self, token: str, code: str, *, approved: bool) -> _Journal:
+        """The journal of the program that waits under a token, with the decision on its call."""
         match = _TOKEN.fullmatch(token)
         if match is None or not hmac.compare_digest(match[2], self._tag(match[1], code)):
             raise InvalidArgument(
@@ -288,7 +294,10 @@ class Programs:
             )
         for _, body in self._bodies():
             if body["token"] == match[1]:
-                return _Journal(body["now"], tuple(_call_of(row) for row in body["calls"]))
+                calls = tuple(_call_of(row) for row in body["calls"])
+                decided = [_Decision(*one) for one in body["decided"]]
+                decided.append(_Decision(body["waits_for"][1], approved))
+                return _Journal(body["now"], calls, tuple(decided))
         raise InvalidArgument(
             "no program waits under that token", hint="its record may have expired: run it again"
         )
@@ -349,14 +358,21 @@ class _Waits(Exception):
         self.call = call
 
 
+class _Decision(NamedTuple):
+    """What a person decided on a call: it counts for this tool with these arguments, once."""
+
+    digest: str
+    approved: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Journal:
-    """When a program first began, the calls that ran then, and what a person decided on the call
-    after them."""
+    """When a program first began, the calls that ran then, and what a person decided on calls that
+    have not run."""
 
     now: int
     calls: tuple[ProgramCall, ...] = ()
-    decision: bool | None = None
+    decided: tuple[_Decision, ...] = ()
 
 
 class _Calls:
@@ -369,6 +385,7 @@ class _Calls:
         self._began = time.monotonic()
         self._policy: Policy = configured(contents.session.store.settings)
         self.calls: list[ProgramCall] = []
+        self.decided = list(journal.decided)
         self._tools = {tool.name: tool for tool in owner.callable_tools.values()}
         self.names = contents.names | {"__call", "__keep"}
         self.later = frozenset({"__call"} if is_async else ())
@@ -389,13 +406,18 @@ class _Calls:
         """Answer a batch: calls that ran before from the journal, the others in one `run_all`."""
         answers: list[object] = [None] * len(calls)
         waiting: list[tuple[int, int, ToolCall]] = []
-        for place, each in enumerate(calls):
-            number = len(self.calls)
-            answer = self._prepared(each, number)
-            if isinstance(answer, ToolCall):
-                waiting.append((place, number, answer))
-            else:
-                answers[place] = answer
+        ran, decided = len(self.calls), list(self.decided)
+        try:
+            for place, each in enumerate(calls):
+                number = len(self.calls)
+                answer = self._prepared(each, number)
+                if isinstance(answer, ToolCall):
+                    waiting.append((place, number, answer))
+                else:
+                    answers[place] = answer
+        except _Waits:  # none of the batch has run
+            self.calls, self.decided = self.calls[:ran], decided
+            raise
         outcomes = self._owner.executor.run_all([call for *_, call in waiting], turn=self._turn)
         for (place, number, call), outcome in zip(waiting, outcomes, strict=True):
             answers[place] = self._answer(number, call, outcome)
@@ -407,14 +429,12 @@ class _Calls:
             tool, made = self._read(call, number)
         except (ValueError, TypeError, RecursionError) as error:
             return _raise("TypeError", str(error))
-        arguments = json.dumps(made.arguments, ensure_ascii=False, sort_keys=True)
-        digest = digest_of(encode_text(f"{made.name} {arguments}"))
         record = ProgramCall(
             made.name,
-            line(mask(arguments), _SHOWN),
+            line(mask(_arguments(made)), _SHOWN),
             "refused",
             at=time.monotonic() - self._began,
-            digest=digest,
+            digest=_digest(made),
         )
         if number < len(self._journal.calls):
             return self._replayed(self._journal.calls[number], record)
@@ -423,13 +443,10 @@ class _Calls:
             return self._refused("RuntimeError", f"a program makes at most {number} calls of tools")
         if not self._owner.may_call(tool):
             return self._refused("PermissionError", f"{tool.name}: {_DIRECTLY}")
-        allowed: bool | None = None
-        if number == len(self._journal.calls):
-            allowed = self._journal.decision
+        allowed = self._decision(record.digest)
         if allowed is None:
             allowed = self._owner.approval(made)
         if allowed is None:
-            self.calls.pop()
             raise _Waits(made)
         if not allowed:
             return self._refused("PermissionError", f"{tool.name} was refused")
@@ -455,6 +472,14 @@ class _Calls:
             raise TypeError(f"{tool.name} got an argument twice")
         return tool, ToolCall(f"program-{number + 1}", tool.name, given | kwargs)
 
+    def _decision(self, digest: str) -> bool | None:
+        """What a person decided on this call, which is then used up."""
+        for place, one in enumerate(self.decided):
+            if one.digest == digest:
+                del self.decided[place]
+                return one.approved
+        return None
+
     def _refused(self, kind: str, message: str) -> object:
         self.calls[-1] = replace(self.calls[-1], error=(kind, message))
         return _raise(kind, message)
@@ -462,7 +487,7 @@ class _Calls:
     def _replayed(self, before: ProgramCall, now: ProgramCall) -> object:
         """Answer a call from the record of the run before."""
         if before.digest != now.digest:
-            raise InvalidArgument(
+            raise ProgramFailed(
                 f"the program now calls {now.name} where it called {before.name} before",
                 hint="run it from the start",
             )
@@ -520,6 +545,15 @@ class _Calls:
             return self._put(value, about).pointer
         except (CoatcheckError, ValueError, RecursionError) as error:
             return raised(error)
+
+
+def _arguments(call: ToolCall) -> str:
+    return json.dumps(call.arguments, ensure_ascii=False, sort_keys=True)
+
+
+def _digest(call: ToolCall) -> str:
+    """What tells a call from others: its tool and its exact arguments."""
+    return digest_of(encode_text(f"{call.name} {_arguments(call)}"))
 
 
 def _call_of(row: Sequence[Any]) -> ProgramCall:

@@ -196,7 +196,9 @@ class _Workers:
             raise LimitExceeded("too many programs are running", hint="try again later")
         try:
             with self._lock:
-                wanted = self._spare or self._thread.submit(self._start)
+                wanted = self._spare
+                if wanted is None or (wanted.done() and wanted.exception() is not None):
+                    wanted = self._thread.submit(self._start)
                 self._spare = self._thread.submit(self._start)
             return wanted.result(START)
         except BaseException as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +32,7 @@ from coatcheck.media import decoded, essence, is_json, is_jsonl, sniff_text
 from coatcheck.previews.excerpts import count
 from coatcheck.programs.engine import EXTRA, Program, check_source, is_available, run
 from coatcheck.programs.prelude import names_in
-from coatcheck.reading import Page, Request, Source, read_text, source_of, sql
+from coatcheck.reading import Page, Request, Source, read_text, source_of, sql, truncation_in
 from coatcheck.reading import read as read_page
 from coatcheck.reading.page import MAX_RESULT
 from coatcheck.reading.text import recognized
@@ -115,7 +115,9 @@ def read(
             if missing is not None and missing[1] in start.missing:
                 error.hint = start.missing[missing[1]]
             raise
-    return page_of(session, source.pointer, printed, request, tuple(contents.read))
+        cut = truncation_in(content)
+    page = page_of(session, source.pointer, printed, request, tuple(contents.read))
+    return page if cut is None else replace(page, cut=str(cut))
 
 
 def run_alone(session: CoreSession, request: Request) -> Page:

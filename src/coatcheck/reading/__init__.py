@@ -83,11 +83,11 @@ def read(
             found = _fit(session, source, request, found)
         elif found.spans and "#" not in source.pointer:
             session.note_shown(content.ref, found.spans)
-        cut = _truncation(content)
+        cut = truncation_in(content)
         return found if cut is None else replace(found, cut=str(cut))
 
 
-def _truncation(content: Content) -> Truncation | None:
+def truncation_in(content: Content) -> Truncation | None:
     """What was cut out of an artifact before it came here: a page of it is not a page of the whole
     result."""
     if not is_text(content.ref.media_type):

@@ -46,16 +46,17 @@ def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESUL
     hunks = shown = removed = added = 0
     for hunk in matcher.get_grouped_opcodes(context):
         hunks += 1
-        removed += sum(b - a for tag, a, b, _, _ in hunk if tag != "equal")
-        added += sum(d - c for tag, _, _, c, d in hunk if tag != "equal")
+        changes = [one for one in hunk if one[0] != "equal"]
+        removed += sum(b - a for _, a, b, _, _ in changes)
+        added += sum(d - c for _, _, _, c, d in changes)
         kept = [lines.add(line) for line in _lines(hunk, before, after)]
         shown += all(kept)
+    places = count(hunks, "place")
     notes = []
     if lines.full:
-        notes.append(
-            f"{count(hunks - shown, 'changed place')} left out or cut; "
-            "read both with lines to see them"
-        )
+        places = f"{shown:,} of {places}"
+        left_out = count(hunks - shown, "changed place")
+        notes.append(f"{left_out} left out or cut; read both with lines to see them")
     if matcher.coarse:
         notes.append(
             f"{count(matcher.coarse, 'large piece')} shown as fully replaced: "
@@ -63,7 +64,6 @@ def diff(old: Content, new: Content, *, context: int = 3, limit: int = MAX_RESUL
         )
     if not hunks:
         notes.append("the texts are equal; only their encoding differs")
-    places = count(hunks, "place") if not lines.full else f"{shown:,} of {count(hunks, 'place')}"
     return QueryResult(
         text=lines.text if hunks else "",
         media_type="text/x-diff",
@@ -106,15 +106,7 @@ class _Matcher(SequenceMatcher[str]):
                 found += ((a + i, c + j, size) for i, j, size in inner.get_matching_blocks())
             else:
                 self.coarse += 1
-        blocks: list[Match] = []
-        for i, j, size in sorted(one for one in found if one[2]):
-            if blocks and (blocks[-1].a + blocks[-1].size, blocks[-1].b + blocks[-1].size) == (
-                i,
-                j,
-            ):
-                i, j, size = blocks[-1].a, blocks[-1].b, blocks.pop().size + size
-            blocks.append(Match(i, j, size))
-        return [*blocks, Match(len(self._old), len(self._new), 0)]
+        return [*_joined(sorted(found)), Match(len(self._old), len(self._new), 0)]
 
     def _equal(self, a: int, b: int, c: int, d: int, *, backwards: bool = False) -> int:
         """Number of equal lines at the start of two pieces, or at their end."""
@@ -152,6 +144,20 @@ class _Matcher(SequenceMatcher[str]):
             run.append(pairs[at])
             at = back[at]
         return run[::-1]
+
+
+def _joined(runs: list[tuple[int, int, int]]) -> list[Match]:
+    """Runs of equal lines, with those that are adjacent as one, and without empty ones."""
+    blocks: list[Match] = []
+    for a, b, size in runs:
+        if not size:
+            continue
+        before = blocks[-1] if blocks else Match(-1, -1, 0)
+        if (before.a + before.size, before.b + before.size) == (a, b):
+            blocks[-1] = Match(before.a, before.b, before.size + size)
+        else:
+            blocks.append(Match(a, b, size))
+    return blocks
 
 
 def _lines(

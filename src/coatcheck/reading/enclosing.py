@@ -20,6 +20,7 @@ MAX_BYTES: Final = 16 << 20
 MAX_CODE: Final = 2 << 20
 _HEAD: Final = 64 << 10
 _CHARS: Final = 100
+_OUTER: Final = 3  # definitions that are named around the innermost one
 _OUTER_CHARS: Final = 40  # of each definition around the innermost one
 _SUBJECT_LINES: Final = 30  # of a commit, in which its subject is
 _TABLES: Final = ("text/csv", "text/tab-separated-values", "application/x-ndjson")
@@ -27,12 +28,12 @@ _TABLES: Final = ("text/csv", "text/tab-separated-values", "application/x-ndjson
 _COMMIT: Final = lazy_pattern(rb"^commit ([0-9a-f]{12})[0-9a-f]{0,52}\b", re.MULTILINE)
 _SUBJECT: Final = lazy_pattern(rb"\n\n {4}(\S[^\n]*)")
 _TEST: Final = lazy_pattern(
-    rb"^(?:_{3,} (?P<pytest>\S[^\n]{0,200}?) _{3,}$"
+    rb"^(?:_{3,}+ (?P<pytest>\S[^\n]{0,200}?) _{3,}+$"
     rb"|={20,}\n(?P<unittest>(?:FAIL|ERROR): \w[^\n]{0,200}$)"
     rb"|(?P<go>=== RUN +\S+|[ \t]*--- FAIL: \S+)"
     rb"|---- (?P<rust>\S+) stdout ----$"
     rb"|(?P<jest>  \xe2\x97\x8f [^\n]{1,200}$)"
-    rb"|(?P<end>={3,}.{0,200}={3,}$|Ran \d+ tests? in |(?:FAIL|ok|PASS)\b))",
+    rb"|(?P<end>={3,}+[^=\n]{0,200}+={3,}+$|Ran \d+ tests? in |(?:FAIL|ok|PASS)\b))",
     re.MULTILINE,
 )
 _TEST_RUN: Final = lazy_pattern(
@@ -44,7 +45,8 @@ _HEADING: Final = lazy_pattern(
     rb"^(?:#{1,6}[ \t]+\S[^\n]{0,300}|(?P<fence>```|~~~)[^\n]*)$", re.MULTILINE
 )
 _HTML_HEADING: Final = lazy_pattern(
-    rb"<h([1-6])\b[^<>]{0,500}>(.{1,1000}?)</h\1\s*>", re.IGNORECASE | re.DOTALL
+    rb"<h([1-6])\b[^<>]{0,500}+>([^<]{0,200}+(?:<(?!/?h[1-6]\b)[^<]{0,200}+){0,20}+)</h\1\s*>",
+    re.IGNORECASE,
 )
 _TAG: Final = lazy_pattern(rb"<[^<>]*>|\s+")
 _NUMBER: Final = (
@@ -59,15 +61,15 @@ _MODIFIERS: Final = (
 )
 _KEYWORD: Final = (
     rb"(?:def|class|func|function\*?|fn|interface|struct|enum|trait|impl|module|namespace|protocol"
-    rb"|extension)\b[ \t<(]+[^\n;=]{1,300}"
+    rb"|extension)\b[ \t<(]++[^\n;=]{1,300}"
 )
 _DEFINITION: Final = lazy_pattern(
     _MODIFIERS
     + rb"(?:"
-    + _KEYWORD
+    + _KEYWORD.replace(b"300}", b"300}+")
     + rb"|(?:const|let|var)[ \t]+[\w$]+[^\n=;]{0,80}=[ \t]*(?:async[ \t]*)?[(f][^\n;]{0,200}\{"
     rb"|(?!(?:if|for|while|switch|catch|with|return|else|do)\b)(?:[\w<>\[\],.?]{1,60}[ \t]+)?"
-    rb"[A-Za-z_$][\w$]*\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}\{"
+    rb"[A-Za-z_$][\w$]*\([^\n;{}]{0,200}\)[^\n;{}()]{0,80}+\{"
     rb")[ \t]*$"
 )
 _SURE_DEFINITION: Final = lazy_pattern(
@@ -87,7 +89,7 @@ _NO_END: Final = (
     b"protected:",
 )
 
-_KEY: Final = lazy_pattern(rb'("(?:[^"\\]|\\.)*") ?: ?[{\[]')
+_KEY: Final = lazy_pattern(rb'("(?:[^"\\]++|\\.)*+") ?: ?[{\[]')
 _MAX_PATH: Final = 200
 
 
@@ -248,7 +250,7 @@ def _definitions(data: bytes, numbers: Sequence[int]) -> dict[int, Enclosure]:
 
 def _chain(around: list[_Definition]) -> Enclosure:
     *outer, inner = around
-    names = [one.text[:_OUTER_CHARS] for one in outer]
+    names = [one.text[:_OUTER_CHARS] for one in outer[-_OUTER:]]
     return Enclosure(inner.number, " > ".join([*names, inner.text]))
 
 

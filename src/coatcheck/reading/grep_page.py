@@ -66,20 +66,10 @@ def render(rows: list[Row], layout: Layout, form: Form, *, due: int = 0) -> Grep
     painter = _Painter(layout, form)
     page = painter.page
     page.due = min(due, form.context)
-    previous = 0
     for row, next_match in zip(rows, _next_matches(rows), strict=True):
-        if previous and row.number > previous + 1:
-            page.due = 0
-        previous = row.number
-        is_before = next_match is not None and next_match - row.number <= form.context
-        if row.is_match:
-            painter.enclosure = layout.enclosures.get(row.number)
-            is_shown = painter.show_match(row)
-        elif page.due or is_before:
-            painter.enclosure = layout.enclosures.get(next_match or 0) if is_before else None
-            is_shown = painter.show_line(row, "-")
-        else:
+        if not painter.wants(row, next_match):
             continue
+        is_shown = painter.show_match(row) if row.is_match else painter.show_line(row, "-")
         if not is_shown:
             if page.resume is None:
                 page.resume = Place(row.number, due=page.due)
@@ -117,15 +107,28 @@ class _Painter:
         self._room = form.room
         self._last_number = 0
         self._last_record = ("", 0)  # its label and offset
+        self._previous = 0  # the number of the row before, shown or not
         self._group_start = 0
         self._entered = 0  # the number of the enclosing line that was shown last
-        self.enclosure: Enclosure | None = None  # of the next row
+        self._enclosure: Enclosure | None = None  # of the row to show
         self.page = GrepPage()
 
     @property
     def _width(self) -> int:
         """The width of the next match; 0 for a whole record, which the first match always gets."""
         return self._form.width if self.page.matches else 0
+
+    def wants(self, row: Row, next_match: int | None) -> bool:
+        """Whether the page should have a row: a match, or context that is due after one or comes
+        before the next one."""
+        is_gap = 0 < self._previous < row.number - 1
+        self._previous = row.number
+        if is_gap:
+            self.page.due = 0
+        is_before = next_match is not None and next_match - row.number <= self._form.context
+        encloses = row.number if row.is_match else (next_match or 0) * is_before
+        self._enclosure = self._layout.enclosures.get(encloses)
+        return row.is_match or self.page.due > 0 or is_before
 
     def show_line(self, row: Row, mark: str) -> bool:
         """Show a line, or the part of it around its match."""
@@ -224,7 +227,9 @@ class _Painter:
         group_start = row.number if is_apart else self._group_start
         entered = self._newly_entered(group_start)
         if entered is not None:
-            text = f"{layout.label(entered.number)}={entered.text}\n{text}"
+            headed = f"{layout.label(entered.number)}={entered.text}\n{text}"
+            # An entry that fills a page by itself has no room for more.
+            text = headed if page.entries or len(headed) <= self._room else text
         if page.entries and self._form.context and is_apart:
             text = "--\n" + text
         room = self._room - len(text) - bool(page.entries)
@@ -247,7 +252,7 @@ class _Painter:
 
     def _newly_entered(self, group_start: int) -> Enclosure | None:
         """What encloses the next row, unless the page shows that right above it already."""
-        enclosure = self.enclosure
+        enclosure = self._enclosure
         if enclosure is None or enclosure.number == self._entered:
             return None
         is_in_group = enclosure.number >= group_start  # shown above the match, or soon

@@ -21,7 +21,6 @@ from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Final
 
 from coatcheck.content import Content
-from coatcheck.deferred import lazy_pattern
 from coatcheck.errors import CoatcheckError
 from coatcheck.ids import digest_of
 from coatcheck.media import JSON, TEXT, is_jsonl
@@ -44,8 +43,6 @@ SMALL_ROWS: Final = 16 << 10
 SMALL_PART: Final = 1 << 20
 SMALL_DIFF: Final = 256 << 10
 WORK: Final = 100_000_000  # instructions of a pattern times bytes: three seconds at the worst
-_PER_CHARACTER: Final = 20  # maximum instructions per character of a pattern of this kind:
-_SIMPLE: Final = lazy_pattern(r"(?:[^\\{]|\\[^pPC])*")
 GREP_SECONDS: Final = matches.SEARCH_SECONDS + matches.COUNT_SECONDS
 _WAIT: Final = 30.0  # seconds in total, including slow reads on a busy machine
 _LARGE: Final = 256 << 20  # a child that has grown beyond this is replaced
@@ -110,12 +107,7 @@ def search(
     """Return one page of a grep. `base` is the fragment of a content that is part of an
     artifact."""
     pattern, seen = request.grep or "", min(content.ref.size_bytes, LONG_LINE)
-    is_simple = _SIMPLE.fullmatch(pattern) and _PER_CHARACTER * len(pattern) * seen <= WORK
-    if (
-        request.literal
-        or is_simple
-        or program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK
-    ):
+    if request.literal or program_size(pattern, ignore_case=request.ignore_case) * seen <= WORK:
         return grep.search(DecodedText(content, exact=request.exact), request, position, base)
     hint = "use a simpler pattern: fewer repetitions, no large ones inside one another"
     arguments = {"request": asdict(request), "position": position, "base": base}

@@ -328,23 +328,30 @@ def by_lines(
         if drafts and room < MIN_CHARS // 2:
             following = (number,)
             break
-        drafts.append(_range(text, *ranges[number], room, tuple(rest) or None))
-        body += (_BETWEEN[body.endswith("\n") :] if body else "") + drafts[-1].text
+        draft = _range(text, *ranges[number], room, tuple(rest) or None)
+        drafts.append(draft)
+        between = _BETWEEN[body.endswith("\n") :] if body else ""
+        body += between + draft.text
         rest = []
-        if drafts[-1].position is not None:
-            following = (number, *drafts[-1].position)
+        if draft.position is not None:
+            following = (number, *draft.position)
             break
-    whole = f" of {text.lines:,}"
-    shown = ", ".join(
-        [*(draft.shown.removesuffix(whole) for draft in drafts[:-1]), drafts[-1].shown]
-    )
     past = spec.count(",") + 1 - len(ranges)
+    return _joined(drafts, text.lines, body, following, past)
+
+
+def _joined(
+    drafts: list[PageDraft], total: int, body: str, following: tuple[int, ...] | None, past: int
+) -> PageDraft:
+    """One page of several slices; `past` of them are past the end of the text."""
+    whole = f" of {total:,}"
+    *others, last = [draft.shown for draft in drafts]
+    shown = ", ".join([*(one.removesuffix(whole) for one in others), last])
     shown += f"; {past} past the end" if past else ""
     numbers = [number for draft in drafts for number in draft.lines or ()]
     spans = tuple(span for draft in drafts for span in draft.spans)
-    return PageDraft(
-        body, shown, following, spans=spans, lines=(min(numbers), max(numbers)), total=text.lines
-    )
+    lines = (min(numbers), max(numbers))
+    return PageDraft(body, shown, following, spans=spans, lines=lines, total=total)
 
 
 def _range(
