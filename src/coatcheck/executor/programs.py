@@ -32,7 +32,7 @@ from coatcheck.errors import (
 )
 from coatcheck.executor.binding import stays_inline
 from coatcheck.executor.outcomes import TimedOut, ToolCall, ToolError, ToolOutcome
-from coatcheck.executor.threads import Turn, checked_seconds
+from coatcheck.executor.turns import Turn, checked_seconds
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.storing import put
 from coatcheck.externalize.stub import LENGTH, mark

@@ -78,7 +78,7 @@ class Table:
         return found
 
 
-def draft_of(table: Table, noun: str, *, ask: str = "", code: str = "") -> Draft:
+def draft_of(table: Table, noun: str, *, ask: str = "") -> Draft:
     """Describe a table: its size, its columns, its first rows."""
     columns = table.columns()
     least = "" if table.is_whole else "≥"
@@ -160,7 +160,7 @@ def plain_lines(text: Excerpt) -> Draft | None:
     items = [f"{safe(value, 60)} {times}" for value, times in counted[:_LISTED]]
     section = Section("", items, "different lines", len(counted), share=0.6)
     program = "print(Counter(lines).most_common(30))"
-    return Draft(lead, (section,), scope=scope, ask='lines="1:60"', code=program)
+    return Draft(lead, (section,), scope=scope, ask='lines="1:60"', program=program)
 
 
 def read_separated(text: Excerpt, separator: str) -> Table | None:
