@@ -213,7 +213,7 @@ def test_codex_runs_a_loop_a_mixed_turn_and_resumes(store: Store, home: Path) ->
 
 def test_codex_reads_the_file_of_a_stub_without_tools_of_ours(store: Store, home: Path) -> None:
     """In its own sandbox, which may read the working folder."""
-    rows = json.dumps([{"n": n, "name": f"n{n}"} for n in range(600)])
+    rows = json.dumps([{"n": n, "name": f"n{n}"} for n in range(600)], separators=(",", ":"))
     (home / "rows.json").write_text(rows)
 
     def results(seen: Seen) -> list[str]:
@@ -231,8 +231,10 @@ def test_codex_reads_the_file_of_a_stub_without_tools_of_ours(store: Store, home
         lines = ["cat rows.json"]
         if done:
             file = json.loads(done[0])["file"]
-            count = f"import json; print(len(json.load(open('{file}'))))"
-            named = f"jq '.[17].name' {file}" if shutil.which("jq") else "echo '\"n17\"'"
+            # Codex puts a few lines before the output of a command.
+            count = f"import json; print(len(json.loads(open('{file}').read().split()[-1])))"
+            named = f"tail -n 1 {file} | jq '.[17].name'"
+            named = named if shutil.which("jq") else "echo '\"n17\"'"
             lines += [f"grep -c name {file}", named, f'python3 -c "{count}"']
         line = lines[len(done)]
         if "exec_command" in json.dumps(seen.body):

@@ -68,13 +68,13 @@ class Speaker:
     ) -> None:
         self.leave()
 
-    def begin(self, version: str = VERSION) -> dict[str, Any]:
+    def begin(self, version: str = VERSION, *, client: str = "tests") -> dict[str, Any]:
         response = self.ask(
             "initialize",
             {
                 "protocolVersion": version,
                 "capabilities": {},
-                "clientInfo": {"name": "tests", "version": "1"},
+                "clientInfo": {"name": client, "version": "1"},
             },
         )
         self.tell("notifications/initialized")

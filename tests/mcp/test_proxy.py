@@ -115,7 +115,7 @@ def test_a_screenshot_passes_unchanged_and_one_over_the_limit_of_providers_is_sc
 
 def test_each_block_is_checked_separately_and_keeps_its_type(odd: Speaker) -> None:
     result = odd.call("blocks", size=50_000)
-    small, image, text, audio, resource, link, future = result["content"]
+    small, image, text, audio, resource, link, future, stored = result["content"]
     assert small == {"type": "text", "text": "a small one", "annotations": {"audience": ["user"]}}
     assert (image["type"], image["mimeType"], image["_meta"]) == (
         "image",
@@ -134,6 +134,7 @@ def test_each_block_is_checked_separately_and_keeps_its_type(odd: Speaker) -> No
     assert stub_in(resource["resource"]["text"])["artifact"] == stub_in(text["text"])["artifact"]
     assert link == {"type": "resource_link", "uri": "odd://link", "name": "a link"}
     assert future == {"type": "from-the-future", "payload": {"kept": 1.0}}
+    assert stored["uri"].startswith(f"art://{stub_in(text['text'])['artifact'][4:]}")
     assert (result["_meta"], result["fromTheFuture"]) == ({"kept": True}, {"kept": 1})
 
 
@@ -313,8 +314,32 @@ def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None
         "        print(json.dumps({'jsonrpc': '2.0', 'id': one['id'], 'result': result}), flush=True)\n"
     )
     speaker = speak(server=[ODD[0], str(toolless)], begin=False)
-    assert speaker.begin()["result"]["capabilities"] == {"tools": {}}
+    assert speaker.begin()["result"]["capabilities"] == {"tools": {}, "resources": {}}
     assert [tool["name"] for tool in all_tools(speaker)] == OURS
+    assert speaker.ask("resources/list")["result"] == {"resources": []}
+    assert speaker.ask("resources/templates/list")["result"] == {"resourceTemplates": []}
+    missing = speaker.ask("resources/read", {"uri": f"art://{'0' * 64}"})
+    assert "no artifact found" in missing["error"]["message"]
+
+
+def test_a_result_links_to_what_was_stored_and_the_link_can_be_read(odd: Speaker) -> None:
+    text, link = odd.call("text", size=100_000)["content"]
+    stub = stub_in(text["text"])
+    assert link["type"] == "resource_link"
+    assert (link["size"], link["mimeType"]) == (100_000, stub["media_type"])
+    assert link["annotations"] == {"audience": ["user"]}
+    part, note = odd.ask("resources/read", {"uri": link["uri"]})["result"]["contents"]
+    assert words(100_000).startswith(part["text"])
+    following = odd.ask("resources/read", {"uri": note["uri"]})["result"]["contents"][0]
+    assert words(100_000)[len(part["text"]) :].startswith(following["text"])
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex-mcp-client"])
+def test_a_client_that_gives_links_to_the_model_gets_none(speak: Speak, client: str) -> None:
+    speaker = speak(begin=False)
+    speaker.begin(client=client)
+    (only,) = speaker.call("text", size=100_000)["content"]
+    assert stub_in(only["text"])
 
 
 @pytest.mark.parametrize("wrapped", [True, False])

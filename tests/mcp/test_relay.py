@@ -186,9 +186,10 @@ def test_links_are_kept_when_many_blocks_become_one_stub(one: Speaker) -> None:
     }
     texts = [{"type": "text", "text": f"row number {number}"} for number in range(3_000)]
     say(one, {"jsonrpc": "2.0", "id": waiting, "result": {"content": [*texts, link]}})
-    stub, kept = one.answer(waiting)["result"]["content"]
+    stub, kept, stored = one.answer(waiting)["result"]["content"]
     assert stub_in(stub["text"])
     assert kept == link
+    assert stored["uri"].startswith("art://")
 
 
 def test_a_batch_is_answered_message_by_message(one: Speaker) -> None:

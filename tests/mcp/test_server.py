@@ -29,7 +29,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 import coatcheck
 from coatcheck.http.serving import Probation
-from coatcheck.mcp import server
+from coatcheck.mcp import resources, server
 from coatcheck.mcp.server import Sessions, UnfinishedHandshakes, make_server
 from tests import warm
 from tests.backends import Fleet
@@ -246,7 +246,7 @@ def test_a_text_is_read_completely_in_pieces(opened: Open) -> None:
             whole, uri = "", "art://name/a%20log"
             while True:
                 contents: list[Any] = list((await client.read_resource(uri)).contents)
-                assert len(contents[0].text) <= server.PART_CHARS
+                assert len(contents[0].text) <= resources.PART_CHARS
                 whole += contents[0].text
                 if len(contents) == 1:
                     return str(whole)
@@ -685,7 +685,7 @@ def test_a_proxy_in_front_of_a_url_passes_everything_and_prefixes_its_own_tools(
     assert names[:3] == [one.removeprefix("coatcheck_") for one in names[3:]]
     assert "line 4999" in text_of(behind.call("get_artifact", pointer="a log", lines="-1:"))
     contents = behind.ask("resources/read", {"uri": "art://name/binary"})["result"]["contents"]
-    assert stub_in(contents[0]["text"])["size_bytes"] == server.PART_BYTES
+    assert stub_in(contents[0]["text"])["size_bytes"] == resources.PART_BYTES
 
 
 def test_concurrent_calls_to_a_url_are_not_swapped(behind: Speaker) -> None:

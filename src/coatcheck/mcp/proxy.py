@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from coatcheck import Session, Store
-from coatcheck.errors import CoatcheckError, UpstreamFailed
+from coatcheck.errors import CODES, CoatcheckError, UpstreamFailed
 from coatcheck.lanes import in_long_thread, in_reading_thread, in_thread
 from coatcheck.mcp import wire
 from coatcheck.mcp.proxy_rewrites import Counts, ProxySettings, Rewriter, text_result
+from coatcheck.mcp.resources import SCHEME as ARTIFACT
 from coatcheck.mcp.wire import Id, Message, OwnRequests, Raw, Tasks, UnparsedLine, Upstream
 
 _CHUNK: Final = 1 << 16
@@ -40,6 +41,11 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _TIMEOUT_POLL: Final = 1.0  # seconds between checks of the timeout
 _LIST_TIMEOUT: Final = 10.0
 _POINTER: Final = b"art:"
+_MAX_ERROR: Final = 1_000
+_RESOURCE_LISTS: Final = {
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
 _LARGE: Final = 1 << 20
 _REMEMBERED: Final = 1_000
 _HANDSHAKES: Final = ("initialize", "server/discover")
@@ -262,6 +268,7 @@ class Relay:
         self._own = OwnRequests(upstream.send, "the server")
         self._listing = asyncio.Lock()
         self._has_tools = True
+        self._has_resources = True
         self.tasks = Tasks()
         self.over: asyncio.Future[UpstreamFailed] = asyncio.get_running_loop().create_future()
         self.is_ending = False  # set when the upstream server ends, before the client hears of it
@@ -310,9 +317,36 @@ class Relay:
             )
         elif message.method == "tools/list" and not self._has_tools and self._rewriter.has_tools:
             return wire.response(message.id, self._rewriter.only_ours(message.meta))
+        elif message.method == "resources/read" and self._is_artifact(message):
+            self.tasks.start(
+                wire.answer(self._read(message), message.id, "read", self._send), message.id
+            )
+        elif message.method in _RESOURCE_LISTS and not self._has_resources:
+            return wire.response(message.id, {_RESOURCE_LISTS[message.method]: []})
         else:
+            if message.method == "initialize":
+                about = message.params.get("clientInfo")
+                self._rewriter.note_client(about.get("name") if isinstance(about, dict) else None)
             await self._forward(message)
         return None
+
+    def _is_artifact(self, message: Message) -> bool:
+        uri = message.params.get("uri")
+        return isinstance(uri, str) and uri.startswith(ARTIFACT) and self._rewriter.has_links
+
+    async def _read(self, message: Message) -> Message | None:
+        """Read an artifact that a result links to. One that this session does not have may be the
+        server's: another Coatcheck has the same URIs."""
+        uri = str(message.params["uri"])
+        try:
+            result = await in_thread(self._rewriter.read_resource, uri, message.meta)
+        except CoatcheckError as error:
+            if self._has_resources:
+                await self._forward(message)
+                return None
+            code = CODES[error.code].mcp
+            return wire.error_response(message.id, code, str(error)[:_MAX_ERROR])
+        return wire.response(message.id, result)
 
     def _cancel(self, message: Message) -> bool:
         """Cancel a request of the client. Return whether that is done: the server has not received
@@ -450,10 +484,10 @@ class Relay:
             )
         elif method in _HANDSHAKES:
             capabilities = result.get("capabilities")
-            self._has_tools = not isinstance(capabilities, dict) or isinstance(
-                capabilities.get("tools"), dict
-            )
-            await self._send(_changed(message, "result", rewriter.with_tools_capability(result)))
+            offered = capabilities if isinstance(capabilities, dict) else {"tools": {}}
+            self._has_tools = isinstance(offered.get("tools"), dict)
+            self._has_resources = isinstance(offered.get("resources"), dict)
+            await self._send(_changed(message, "result", rewriter.with_capabilities(result)))
         elif method == "tools/list":
             await self._send(
                 _changed(message, "result", rewriter.listed(result, first=pending.first))

@@ -20,7 +20,9 @@ from coatcheck.adapters import Adapter, Kit
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
+from coatcheck.externalize import Outcome
 from coatcheck.externalize.images import fitted
+from coatcheck.mcp.resources import contents, link_to
 from coatcheck.mcp.wire import FAILED, MAX_MESSAGE
 from coatcheck.parts import read as read_part
 from coatcheck.parts import write as write_part
@@ -36,6 +38,9 @@ _MAX_ERROR: Final = 2_000
 _ELSEWHERE: Final = (
     "get_artifact of the server coatcheck"  # if the upstream server has a tool of that name
 )
+_MAX_LINKS: Final = 8
+_SHOW_LINKS: Final = frozenset({"claude-code", "codex-mcp-client"})
+"""Clients that give links to the model as text, where the stub names the artifact already."""
 _MODERN: Final = "io.modelcontextprotocol/protocolVersion"
 _TOOLS: Final = 200  # tools that are counted separately
 
@@ -132,6 +137,9 @@ class Rewriter:
         ] = {}  # and those of the pages so far while they are listed again
         self._adapter = Adapter(session, host="proxy", policy=replace(self._base, enabled=True))
         self.has_tools = not settings.no_tools
+        self.has_links = True
+        """Whether results link to artifacts beside their stubs. Some clients would give the model
+        these links as text."""
         self.is_listed = False
         self._kit = self._current_kit()
         self._forms = [tool.parameters for tool in self._kit.tools]
@@ -160,16 +168,28 @@ class Rewriter:
     def _definitions(self) -> list[dict[str, Any]]:
         return [tool.as_mcp() for tool in self._kit.tools] if self.has_tools else []
 
-    def with_tools_capability(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Add tools to the capabilities of a server."""
+    def note_client(self, name: object) -> None:
+        self.has_links = name not in _SHOW_LINKS
+
+    def with_capabilities(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Add what we offer to the capabilities of a server: tools, and resources to read."""
         capabilities = result.get("capabilities")
-        if (
-            not self.has_tools
-            or not isinstance(capabilities, dict)
-            or isinstance(capabilities.get("tools"), dict)
-        ):
+        if not isinstance(capabilities, dict):
             return result
-        return {**result, "capabilities": {**capabilities, "tools": {}}}
+        offered = {"tools": self.has_tools, "resources": self.has_links}
+        missing = [
+            name
+            for name, is_offered in offered.items()
+            if is_offered and not isinstance(capabilities.get(name), dict)
+        ]
+        if not missing:
+            return result
+        return {**result, "capabilities": {**capabilities, **{name: {} for name in missing}}}
+
+    def read_resource(self, uri: str, meta: dict[str, Any]) -> dict[str, Any]:
+        """Read an artifact that a result links to. Raises `CoatcheckError`."""
+        cache = {"ttlMs": 0, "cacheScope": "private"} if _MODERN in meta else {}
+        return {"contents": contents(self.session, uri), **cache, **_complete(meta)}
 
     def listed(self, result: dict[str, Any], *, first: bool) -> dict[str, Any]:
         """Note a page of the upstream server's tools, and add ours to the last page."""
@@ -255,7 +275,8 @@ class Rewriter:
         parts = {"content": checked}
         if result.get("structuredContent") is not None:
             parts["structuredContent"] = result["structuredContent"]
-        done = self._externalize(parts, tool, call_id)
+        outcome = self._externalize(parts, tool, call_id)
+        done: Any = outcome.content
         if done is parts:
             return result if content is given or not given else {**result, "content": content}
         if isinstance(done, str):  # not a list of blocks: one stub for all of it
@@ -266,7 +287,12 @@ class Rewriter:
         is_block_by_block = len(blocks) == len(checked)
         for index, block in kept.items():  # in ascending order, so each gets its place back
             blocks.insert(index if is_block_by_block else len(blocks), block)
-        return {**result, **done, "content": blocks}
+        return {**result, **done, "content": blocks + self._links(outcome)}
+
+    def _links(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """Return links to what was stored, each once, if they are few."""
+        refs = {ref.artifact_id: ref for ref in outcome.refs} if self.has_links else {}
+        return [link_to(ref) for ref in refs.values()] if len(refs) <= _MAX_LINKS else []
 
     def _kept_blocks(self, content: list[Any]) -> dict[int, Any]:
         """Return the blocks that stay as they are, by position: media, and links if there are
@@ -286,7 +312,7 @@ class Rewriter:
         object if there are none."""
         changed: dict[str, Any] = {}
         for key in ("message", "data"):
-            done = self._externalize(error.get(key), tool, call_id)
+            done: Any = self._externalize(error.get(key), tool, call_id).content
             if done is not error.get(key) and isinstance(done, str | dict):
                 text = done if isinstance(done, str) else as_text(done)
                 changed[key] = as_object(text) if key == "data" else text
@@ -305,17 +331,17 @@ class Rewriter:
         block = {"type": "resource", "resource": content}
         if _is_media(block) or not isinstance(content.get("text", content.get("blob")), str):
             return content
-        done = self._externalize([block], "resources/read", call_id)
+        done: Any = self._externalize([block], "resources/read", call_id).content
         return done[0]["resource"] if isinstance(done, list) else content
 
-    def _externalize(self, value: object, tool: str | None, call_id: str) -> Any:
+    def _externalize(self, value: object, tool: str | None, call_id: str) -> Outcome:
         server = self._server_of(tool or "") or self._server
         outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id, server=server)
         if outcome.is_stub or outcome.failure is not None:
             self._counts.slimmed(
                 tool or "", outcome.tokens_saved, failed=outcome.failure is not None
             )
-        return outcome.content
+        return outcome
 
 
 def text_result(text: str, meta: dict[str, Any]) -> dict[str, Any]:

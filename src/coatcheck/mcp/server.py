@@ -1,15 +1,11 @@
 """The MCP server for a store: the three tools, and artifacts as resources.
 
-A resource is `art://<id>`, read in parts of at most a page of characters, or 48 KiB if it is not
-text. If a part is not the whole, a second content says so and has the URI of the next part.
-
 It serves one client on stdio, or clients with the token over streamable HTTP on 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import hashlib
 import json
@@ -22,7 +18,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, unquote
 
 import anyio
 import httpx2
@@ -56,8 +52,8 @@ from coatcheck.http.serving import (
 )
 from coatcheck.ids import clip
 from coatcheck.lanes import in_reading_thread, in_thread
+from coatcheck.mcp.resources import MAX_LABEL, MAX_URI, contents, labels, short
 from coatcheck.mcp.wire import FAILED, Tasks
-from coatcheck.media import is_text
 from coatcheck.parts import Part
 from coatcheck.previews.excerpts import line
 from coatcheck.reading.sandbox import kill_all
@@ -76,20 +72,14 @@ MAX_CONNECTIONS: Final = 1_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOSING: Final = 5.0  # seconds for the store to close after a signal
 PAGE: Final = 50
-PART_CHARS: Final = 8_000
-PART_BYTES: Final = 48 * 1024
 _PROGRESS: Final = 1.0
 _MAX_ERROR: Final = 1_000  # characters of an error,
 _MAX_QUOTED: Final = 200  # and of the part of a request that it quotes
-_MAX_LABEL: Final = 200  # characters of a name, a media type or a summary
-_MAX_URI: Final = 1_000  # and of a URI in a response
 _RECENT: Final = 1_000  # artifacts whose ids and names are completed
 _COMPLETIONS: Final = 100
 _COMPLETED: Final = 8_000  # characters of all completions
 _ABOUT: Final = re.compile(r"\[(?:stored )?(art:[0-9a-f]{12,64})")
-_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 _CURSOR: Final = re.compile(r"[0-9a-f]{64}")
-_PARAMETERS: Final = frozenset({"lines", "cursor", "offset"})
 _LEVELS: Final = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _STRING: Final = {"type": "string"}
 _POINTER_SCHEMA: Final = {
@@ -247,13 +237,13 @@ class _Handlers:
         content += [types.ImageContent.model_validate(picture.as_mcp()) for picture in pictures]
         structured: dict[str, Any] | None = None if tool.read_only else {}
         if ref is not None and hooks is None:  # Claude Code shows the model a link as one more text
-            content.append(types.ResourceLink(**_labels(ref), size=ref.size_bytes))
+            content.append(types.ResourceLink(**labels(ref), size=ref.size_bytes))
         if ref is not None and not tool.read_only:
             structured = {
                 "pointer": ref.pointer,
                 "artifact_id": ref.artifact_id,
-                "name": _short(ref.name or ""),
-                "media_type": _short(ref.media_type),
+                "name": short(ref.name or ""),
+                "media_type": short(ref.media_type),
                 "size_bytes": ref.size_bytes,
             }
             await self._changed(context)
@@ -340,23 +330,6 @@ async def _bounded(ctx: Context, call_next: Callable[[Context], Awaitable[Any]])
 # Resources
 
 
-def uri_of(ref: Ref) -> str:
-    return f"art://{ref.artifact_id}"
-
-
-def _labels(ref: Ref) -> dict[str, Any]:
-    """Return what names an artifact, shortened if it is very long. The id is always next to it."""
-    return {
-        "uri": uri_of(ref),
-        "name": _short(ref.name or ref.pointer),
-        "mime_type": _short(ref.media_type),
-    }
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= _MAX_LABEL else line(label, _MAX_LABEL)
-
-
 def list_templates(session: Session, params: object) -> types.ListResourceTemplatesResult:
     return types.ListResourceTemplatesResult(resource_templates=[_BY_ID, _BY_NAME])
 
@@ -374,8 +347,8 @@ def list_page(
         raise InvalidArgument("invalid cursor", hint="omit it to start again") from error
     resources = [
         types.Resource(
-            **_labels(ref),
-            description=line(ref.summary, _MAX_LABEL),
+            **labels(ref),
+            description=line(ref.summary, MAX_LABEL),
             size=ref.size_bytes,
             annotations=types.Annotations(last_modified=iso_time(ref.created)),
             _meta={"coatcheck/pointer": ref.pointer, "coatcheck/kind": ref.kind},
@@ -386,82 +359,10 @@ def list_page(
     return types.ListResourcesResult(resources=resources, next_cursor=following)
 
 
-def parse_uri(uri: str) -> tuple[str, str | None, str | None, int]:
-    """Return the pointer or name of an artifact, lines, cursor and offset. Raises
-    `InvalidArgument`."""
-    invalid = InvalidArgument(
-        f"invalid artifact URI {uri[:200]!r}", hint="use art://<id> or art://name/<name>"
-    )
-    try:
-        parts = urlsplit(uri)
-        asked = parse_qsl(
-            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=8
-        )
-    except ValueError as error:
-        raise invalid from error
-    query, name = dict(asked), unquote(parts.path[1:]) if parts.netloc == "name" else ""
-    is_id = _ID.fullmatch(parts.netloc) is not None and parts.path in ("", "/")
-    if (
-        parts.scheme != "art"
-        or parts.fragment
-        or len(query) != len(asked)
-        or not query.keys() <= _PARAMETERS
-    ):
-        raise invalid
-    if not is_id and (not name or name.startswith("art:")):
-        raise invalid
-    if not re.fullmatch(r"\d{1,18}", query.get("offset", "0")):
-        raise InvalidArgument("offset must be a number", hint="omit it to start at the beginning")
-    target = f"art:{parts.netloc}" if is_id else name
-    return target, query.get("lines"), query.get("cursor"), int(query.get("offset", "0"))
-
-
 def read(session: Session, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
     """Return the contents of a URI: a part, and a note about the next part if there is one. Raises
     `CoatcheckError`."""
-    return types.ReadResourceResult.model_validate(
-        {"contents": _contents(session, str(params.uri))}
-    )
-
-
-def _contents(session: Session, uri: str) -> list[dict[str, Any]]:
-    target, lines, cursor, offset = parse_uri(uri)
-    ref = session.ref(target)
-    if ref is None:
-        session.open(target).close()  # raises the precise error
-        raise NotFound(f"no artifact at {uri[:200]!r}")
-    part: dict[str, Any] = {
-        "uri": uri if len(uri) <= _MAX_URI else uri_of(ref),
-        "mimeType": _short(ref.media_type),
-    }
-    if is_text(ref.media_type):
-        if offset:
-            raise InvalidArgument(
-                f"offset cannot be used with {ref.pointer}: it is text", hint="use lines or cursor"
-            )
-        page = session.read(ref, lines=lines, cursor=cursor, exact=True, max_chars=PART_CHARS)
-        if page.cursor is not None or lines is not None or cursor is not None:
-            part["mimeType"] = "text/plain"
-        part["text"] = page.text
-        return [part] if page.cursor is None else [part, _note(ref, page.shown, cursor=page.cursor)]
-    if lines is not None or cursor is not None:
-        raise InvalidArgument(f"{ref.pointer} is not text and has no lines", hint="use offset")
-    with session.open(ref) as stream:
-        stream.seek(offset)
-        data = stream.read(PART_BYTES)
-    part["blob"], end = base64.b64encode(data).decode(), offset + len(data)
-    shown = f"bytes {offset:,}-{end - 1:,} of {ref.size_bytes:,}"
-    return [part] if end >= ref.size_bytes else [part, _note(ref, shown, offset=str(end))]
-
-
-def _note(ref: Ref, shown: str, **parameters: str) -> dict[str, Any]:
-    following = f"{uri_of(ref)}?{urlencode(parameters)}"
-    return {
-        "uri": following,
-        "mimeType": "text/plain",
-        "text": f"[only {shown} are shown here; the next part is at {following}]",
-        "_meta": {"coatcheck/shown": shown, "coatcheck/next": following},
-    }
+    return types.ReadResourceResult.model_validate({"contents": contents(session, str(params.uri))})
 
 
 def complete(session: Session, params: types.CompleteRequestParams) -> types.CompleteResult:
@@ -476,7 +377,7 @@ def complete(session: Session, params: types.CompleteRequestParams) -> types.Com
     shown: list[str] = []
     room = _COMPLETED
     for one in found[:_COMPLETIONS]:
-        if len(one) <= min(room, _MAX_URI):
+        if len(one) <= min(room, MAX_URI):
             shown.append(one)
             room -= len(one)
     completion = types.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
