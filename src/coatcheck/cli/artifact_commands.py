@@ -136,7 +136,7 @@ def get(
 @click.option("--last", is_flag=True, help="With --grep: the last matches first, page by page.")
 @click.option(
     "--query",
-    help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.",
+    help="'shape', a JSONPath ('$.items[0]'), DuckDB SQL (FROM artifact), or 'page 3' of a PDF.",
 )
 @click.option("--diff", metavar="OLDER", help="Changes since another artifact.")
 @click.option(
