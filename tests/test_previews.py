@@ -737,7 +737,9 @@ PIECES = st.one_of(
          b"<!--", b"def f", b"func (", b"diff --git a/x b/x\n", b"@@ -1,9 +1,9 @@\n", b"+++ b/", b"ERROR ",
          b"2031-01-01 00:00:00 ", b'{"a":1}', b"null", b"PK\x05\x06", b"PK\x01\x02", b"%PDF-", b"\x89PNG\r\n\x1a\n",
          b"\xff\xd8\xff\xc0", b"RIFF", b"WEBP", b"GIF89a", b"\x1f\x8b\x08\x08", b"\xff\xfe", b"\xef\xbb\xbf",
-         b"     1\xe2\x86\x92", b"--- FAIL: "]
+         b"     1\xe2\x86\x92", b"--- FAIL: ", b"| a | b |\n| --- | --- |\n", b"- a: 1\n  b: 2\n", b"Key: value\n",
+         b"[(1, datetime.datetime(2020, 1, 1)), ", b'"""', b"commit 0123456\nDate:   \x1b[31m soon\n", b"<table><tr>",
+         b'{"a": {"b": [{"c": 1}]}, ', b"a,b,c\n1,2,3\n", b"src/a.py:1:2: E501 long\n", b"NAME  READY\nweb   1/1\n"]
     ),
 )  # fmt: skip
 

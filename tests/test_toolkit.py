@@ -221,7 +221,7 @@ ORDERS = {
         ("item 299", 'read as grep="item 299"; match 1 of 1', '1:#/items/299 {"id":299,'),
         ("titles of item 299", 'read as grep="titles|item|299"; matches 1-', "1:"),
         ("SELECT max(id) AS m FROM artifact", "1 row, 1 column; artifact is #/items", "m\n299"),
-        ("SELECT max(id) AS m FROM orders", "orders is artifact; artifact is #/items", "m\n299"),
+        ("SELECT max(id) AS m FROM orders", "artifact is #/items; orders is artifact", "m\n299"),
         ('SELECT max(id) AS m FROM "{}#/items"', "1 row, 1 column", "m\n299"),
         ("$.nothing", "0 results; nothing matches: $ has total, items, pages", ""),
     ],

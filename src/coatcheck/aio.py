@@ -253,13 +253,14 @@ def toolkit(
     redact: Literal["store"] | None = None,
     handles: AsyncToolExecutor | ToolExecutor | None = None,
     only: Iterable[Purpose] | None = None,
+    code: bool = True,
 ) -> list[AsyncTool]:
     """Return the tools of a session, as `coatcheck.toolkit` does."""
     bound = None if session is None else _plain(session)
     known = handles._wrapped if isinstance(handles, AsyncToolExecutor) else handles
     tools = coatcheck.toolkit(
         bound, style=style, prefix=prefix, max_chars=max_chars, max_store_bytes=max_store_bytes,
-        redact=redact, handles=known, only=only,
+        redact=redact, handles=known, only=only, code=code,
     )  # fmt: skip
     return [_async_tool(tool, bound) for tool in tools]
 

@@ -204,7 +204,8 @@ class _Replay:
             for one in call.inputs:
                 self._add(one)
             is_cold = call.gap > self._prices.cache_seconds
-            if self._stubs and (pages := self._pages(call)):
+            pages = self._pages(call) if self._stubs else []
+            if pages:
                 self._call(QUESTION_TOKENS * len(pages), is_cold)
                 is_cold = False
                 self._new += sum(map(estimate, pages))
@@ -356,7 +357,8 @@ def total(audited: Iterable[Audited]) -> Audited:
 
 def usual_folders() -> list[Path]:
     """Return the existing folders where known hosts keep session files."""
-    return [path for one in HOSTS if (path := Path(one).expanduser()).is_dir()]
+    paths = [Path(one).expanduser() for one in HOSTS]
+    return [path for path in paths if path.is_dir()]
 
 
 def ratio_plot(

@@ -97,7 +97,8 @@ def _is_small(session: CoreSession, target: Any, asked: Mapping[str, Any]) -> bo
     if asked.get("cursor") or asked.get("code"):
         return False
     for name, quick in (("grep", _PATTERN), ("query", _QUERY)):
-        if (value := asked.get(name)) and not (isinstance(value, str) and quick.fullmatch(value)):
+        value = asked.get(name)
+        if value and not (isinstance(value, str) and quick.fullmatch(value)):
             return False
     try:
         refs = [session.ref(one) for one in (target, asked.get("diff")) if one]

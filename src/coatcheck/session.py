@@ -53,9 +53,9 @@ class Session(CoreSession):
         is a regular expression in RE2 syntax (or `literal` text), with `context` lines around each
         match; by default 2 in indented JSON and accessibility snapshots, else none, and "auto" adds
         as many as a short page has room for. `count` gives numbers alone, and `last` begins with
-        the last matches. `query` is `"shape"`, a JSONPath, SQL on the table
-        `artifact`, or `"text"` of a document. `diff` is another artifact to compare with. `code` is
-        a Python program over the whole content: it finds `text`, `lines` and `data` (JSON or rows),
+        the last matches. `query` is `"shape"`, a JSONPath, DuckDB SQL on the tables of the
+        artifact, or `"text"` of a document. `diff` is another artifact to compare with. `code` is a
+        Python program over the whole content: it finds `text`, `lines` and `data` (JSON or rows),
         and the page is what it prints, with its last value (extra `programs`). Lines are shown as
         on a terminal, without colours and with progress bars in their final state, unless `exact`.
         Raises `NotFound`, `Expired` and `InvalidArgument`, with messages that a model can act

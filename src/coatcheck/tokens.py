@@ -223,7 +223,8 @@ def _spread(text: _Text, pieces: int, size: int) -> list[_Text]:
     """Pieces of this many characters of a long text, spread evenly from its beginning to its
     end."""
     step = len(text) - size
-    return [text[(at := number * step // (pieces - 1)) : at + size] for number in range(pieces)]
+    starts = [number * step // (pieces - 1) for number in range(pieces)]
+    return [text[start : start + size] for start in starts]
 
 
 def at_most(data: bytes, tokens: int) -> bool:

@@ -23,7 +23,7 @@ from coatcheck.executor import (
     ToolExecutor,
     ToolOutcome,
 )
-from coatcheck.executor.threads import BUFFER
+from coatcheck.executor.attempts import BUFFER
 from tests.backends import Backend, run_python
 from tests.executor.conftest import LONG, after_it_began
 

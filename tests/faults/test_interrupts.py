@@ -309,6 +309,7 @@ PUBLIC: dict[str, dict[str, Any]] = {
         "unpin": lambda w, _: w.session.unpin(w.ref),
         "viewed": lambda w, _: w.session.viewed().get("text"),
         "version": lambda w, _: w.session.version(w.ref),
+        "write_file": lambda w, _: w.session.write_file(w.ref, w.folder / "files"),
     },
     "ToolExecutor": {
         "arun": lambda w, _: asyncio.run(w.executor.arun(w.call())),

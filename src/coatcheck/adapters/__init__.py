@@ -113,7 +113,7 @@ def are_same(new: Sequence[object], old: Sequence[object]) -> bool:
 
 
 def can_be_read(session: Session, outcome: Outcome, policy: Policy) -> bool:
-    """Whether the model can read the results behind these stubs: with a tool of ours, or in files
+    """Whether the model can read what is behind a result's stubs: with a tool of ours, or in files
     if the policy names a folder. A file that is missing is written."""
     if policy.read_tool is not None or policy.files is None:
         return True

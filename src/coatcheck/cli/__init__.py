@@ -49,7 +49,7 @@ _GROUPS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
             ),
             "get": ("artifact_commands", "Write the content of an artifact."),
             "read": ("artifact_commands", "Print one page of an artifact."),
-            "program": ("artifact_commands", "Run a Python program over artifacts."),
+            "program": ("artifact_commands", "Run a Python program over artifacts, in a sandbox."),
             "search": ("artifact_commands", "Find the artifacts of a session that match WORDS."),
             "ls": ("artifact_commands", "List the artifacts that a session sees, newest first."),
             "show": ("artifact_commands", "Show the record and a preview of an artifact."),

@@ -136,7 +136,7 @@ def get(
 @click.option("--last", is_flag=True, help="With --grep: the last matches first, page by page.")
 @click.option(
     "--query",
-    help="'shape', a JSONPath ('$.items[0]'), SQL on the table artifact, or 'page 3' of a PDF.",
+    help="'shape', a JSONPath ('$.items[0]'), DuckDB SQL (FROM artifact), or 'page 3' of a PDF.",
 )
 @click.option("--diff", metavar="OLDER", help="Changes since another artifact.")
 @click.option(
@@ -194,7 +194,7 @@ def read(
 @click.option("--raw", is_flag=True, help="Write the exact text even to a terminal.")
 @cli.session_options
 def program(file: IO[str], raw: bool, session_id: str, url: str | None, as_json: bool) -> None:
-    """Run a Python program over the artifacts of a session, in a sandbox.
+    """Run a Python program over artifacts, in a sandbox.
 
     FILE is '-' for stdin. The program opens artifacts with artifact("art:...") and prints what it
     finds. For one artifact, 'read --code' has text, lines and data ready."""

@@ -15,7 +15,7 @@ from coatcheck.executor.outcomes import (
 )
 from coatcheck.executor.programs import ProgramCall, ProgramOutcome, Programs
 from coatcheck.executor.run import ToolExecutor
-from coatcheck.executor.threads import Turn
+from coatcheck.executor.turns import Turn
 
 __all__ = [
     "PASS_POINTER", "ArtifactReference", "Description", "Handle", "Pointer", "ProgramCall",

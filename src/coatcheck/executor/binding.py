@@ -301,7 +301,8 @@ class BoundTool:
             found[name] = (
                 {"type": "string", "description": _WANTED[wanted]} if wanted in _WANTED else {}
             )
-            if wanted not in _WANTED and (adapter := self._adapters.get(name)) is not None:
+            adapter = self._adapters.get(name)
+            if wanted not in _WANTED and adapter is not None:
                 with contextlib.suppress(pydantic.PydanticUserError, TypeError, NameError):
                     adapter.json_schema()
                     adapters.append((name, "validation", adapter))

@@ -23,10 +23,12 @@ from typing import Any, Final
 from coatcheck._toolkit import Description
 from coatcheck.checks import whole
 from coatcheck.errors import InvalidArgument, NotFound
-from coatcheck.executor import threads
+from coatcheck.executor.attempts import Attempt
 from coatcheck.executor.binding import bind, nearest
+from coatcheck.executor.jobs import Job
 from coatcheck.executor.outcomes import Handle, Running, ToolCall, ToolOutcome
-from coatcheck.executor.threads import Turn
+from coatcheck.executor.threads import Workers, start_thread
+from coatcheck.executor.turns import Deadlines, Turn, checked_seconds
 from coatcheck.executor.waiting import Waiting, busy, not_begun, refused
 from coatcheck.externalize import Policy, configured
 from coatcheck.externalize.policy import READ_ARGUMENTS, READ_TOOL
@@ -68,12 +70,12 @@ class ToolExecutor:
         self.session = session
         self._tools = bind(tools)
         self._given_policy = policy
-        self._timeout = threads.checked_seconds(timeout, "timeout")
+        self._timeout = checked_seconds(timeout, "timeout")
         self._most = max_workers
-        self._workers = threads.Workers(max_workers)
+        self._workers = Workers(max_workers)
         self._lock = threading.RLock()
         self._abandoned_calls = 0
-        self._started: dict[str, tuple[Handle, threads.Job]] = {}
+        self._started: dict[str, tuple[Handle, Job]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +96,7 @@ class ToolExecutor:
         that control-C in the main thread is raised. Once `turn` is over, nothing is stored.
 
         A function that has no time limit runs in this thread, unless an event loop runs here."""
-        attempt = threads.Attempt(self._count_abandoned)
+        attempt = Attempt(self._count_abandoned)
         return self._conduct(
             call, self._effective(timeout), turn or Turn(), None, attempt, may_run_here=True
         )
@@ -172,7 +174,7 @@ class ToolExecutor:
             for key in ended[: max(0, len(ended) - FINISHED + 1)]:
                 del self._started[key]
             self._started[handle.id] = handle, job
-        if is_full or not threads.start_thread(job.conduct):
+        if is_full or not start_thread(job.conduct):
             message = (
                 f"{call.name} was not started: too many calls are running; "
                 "wait for one to end, then try again"
@@ -235,7 +237,7 @@ class ToolExecutor:
         accepted = tuple(name for name in possible if reader.accepts(name))
         return replace(policy, read_tool=reader.name, read_arguments=accepted, resolves=resolves)
 
-    def _find(self, handle: Handle | str) -> tuple[Handle, threads.Job]:
+    def _find(self, handle: Handle | str) -> tuple[Handle, Job]:
         key = handle.id if isinstance(handle, Handle) else handle
         found = self._started.get(key)
         if found is None:
@@ -251,16 +253,16 @@ class ToolExecutor:
         timeout: float | None,
         turn: Turn,
         loop: asyncio.AbstractEventLoop | None,
-    ) -> threads.Job:
+    ) -> Job:
         run = functools.partial(self._conduct, call, self._effective(timeout), turn, loop)
-        return threads.Job(run, threads.Attempt(self._count_abandoned))
+        return Job(run, Attempt(self._count_abandoned))
 
-    def _submit(self, job: threads.Job) -> None:
+    def _submit(self, job: Job) -> None:
         """Queue a job. One that a tool submits gets its own thread, because its caller may occupy a
         worker."""
         if not _inside.get():
             self._workers.submit(job)
-        elif not threads.start_thread(job):
+        elif not start_thread(job):
             job()
 
     def _conduct(
@@ -269,7 +271,7 @@ class ToolExecutor:
         timeout: float | None,
         turn: Turn,
         loop: asyncio.AbstractEventLoop | None,
-        attempt: threads.Attempt,
+        attempt: Attempt,
         *,
         may_run_here: bool = False,
     ) -> ToolOutcome:
@@ -277,7 +279,7 @@ class ToolExecutor:
         if tool is None:
             return refused(call, "unknown_tool", self._unknown(call.name))
         policy = self._policy
-        deadlines = threads.Deadlines(turn, timeout)
+        deadlines = Deadlines(turn, timeout)
         if deadlines.turn_is_over:
             return not_begun(call)
         if self._abandoned_calls >= self._most:
@@ -298,12 +300,9 @@ class ToolExecutor:
         elif not begin(work):
             return busy(call)
         outcome = Waiting(self.session, policy, call, attempt, deadlines).outcome()
-        object.__setattr__(
-            outcome, "duration", time.monotonic() - began
-        )  # it is new, so nobody else has it
-        return outcome
+        return replace(outcome, duration=time.monotonic() - began)
 
-    def _collected(self, call: ToolCall, job: threads.Job, turn: Turn) -> ToolOutcome:
+    def _collected(self, call: ToolCall, job: Job, turn: Turn) -> ToolOutcome:
         try:
             return job.outcome.result(turn.left())
         except TimeoutError:
@@ -322,7 +321,7 @@ class ToolExecutor:
         return f"there is no tool {clip(name)}{nearest(name, names)}{known}"
 
     def _effective(self, timeout: float | None) -> float | None:
-        return self._timeout if timeout is None else threads.checked_seconds(timeout, "timeout")
+        return self._timeout if timeout is None else checked_seconds(timeout, "timeout")
 
     def _count_abandoned(self, change: int) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from coatcheck.executor import threads
+from coatcheck.executor.attempts import Attempt, Ending, Failed, OutputStream
 from coatcheck.executor.binding import BadCall
 from coatcheck.executor.outcomes import (
     ArtifactReference,
@@ -19,6 +19,7 @@ from coatcheck.executor.outcomes import (
     ToolError,
     ToolOutcome,
 )
+from coatcheck.executor.turns import Cancelled, Deadlines, TurnOver
 from coatcheck.externalize import Outcome, Policy
 from coatcheck.externalize.savings import UNCOUNTED
 from coatcheck.ids import clip
@@ -41,14 +42,14 @@ class Waiting:
     session: Session
     policy: Policy
     call: ToolCall
-    attempt: threads.Attempt
-    deadlines: threads.Deadlines
+    attempt: Attempt
+    deadlines: Deadlines
 
     def outcome(self) -> ToolOutcome:
         """Wait for the tool and store its output. Raises only what interrupts the waiting
         thread."""
         try:
-            output = threads.OutputStream(self.attempt, self.deadlines)
+            output = OutputStream(self.attempt, self.deadlines)
             head = output.head()
             shown = None
             if self.attempt.yields:
@@ -59,15 +60,15 @@ class Waiting:
                 )
             if output.time_was_up:
                 return self._timed_out("call", shown)
-            if isinstance(output.ending, threads.Failed):
+            if isinstance(output.ending, Failed):
                 return self._failed(output.ending.error, shown)
             if shown is None and output.ending is not None:
                 shown = self._shown(output.ending.value)
             assert shown is not None
             return self._returned(shown)
-        except threads.TurnOver:
+        except TurnOver:
             return self._timed_out("turn", None)
-        except threads.Cancelled:
+        except Cancelled:
             return refused(self.call, "cancelled", f"{self.call.name} was cancelled")
         except Exception as error:  # noqa: BLE001 - a value's own methods may raise anything when it is serialized
             why = "".join(traceback.format_exception_only(error))
@@ -90,20 +91,20 @@ class Waiting:
             else Result(**fields, failure=shown.failure)
         )
 
-    def _small(self, head: bytes, ending: threads.Ending | None) -> Outcome | None:
+    def _small(self, head: bytes, ending: Ending | None) -> Outcome | None:
         """Return the outcome of output that fits in memory. Partial output is stored however small
         it is."""
         value: str | bytes = decode_text(head) if self.attempt.is_text else head
-        if ending is not None and not isinstance(ending, threads.Failed):
+        if ending is not None and not isinstance(ending, Failed):
             return self._shown(value)
         if not head:
             return None
         return self._kept(self._shown(value, cut=PARTIAL), value)
 
-    def _large(self, head: bytes, output: threads.OutputStream) -> Outcome:
+    def _large(self, head: bytes, output: OutputStream) -> Outcome:
         """Stream large output into the store. If that fails, show its beginning."""
         shown = self._shown(output)
-        is_whole = output.ending is not None and not isinstance(output.ending, threads.Failed)
+        is_whole = output.ending is not None and not isinstance(output.ending, Failed)
         if shown.failure is None and is_whole:
             return shown
         if shown.ref is not None:  # its stub was written before the tool failed
@@ -133,7 +134,7 @@ class Waiting:
         """Externalize a value: the store step. A shrinking function for the tool does not apply to
         its errors. `cut` is what is missing from the value."""
         if self.deadlines.turn_is_over:
-            raise threads.TurnOver
+            raise TurnOver
         policy = self.policy
         if is_error and callable(policy.tools.get(self.call.name)):
             policy = replace(policy, tools={})
@@ -176,7 +177,7 @@ class Waiting:
         """Return the text of an error, and its ref if it was large enough to be stored."""
         try:
             shown = self._shown(whole, is_error=True)
-        except threads.TurnOver:
+        except TurnOver:
             return _cut(whole), None
         return f"{line}\n{shown.text}" if shown.is_stub else _cut(shown.text), shown.ref
 

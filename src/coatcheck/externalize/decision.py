@@ -285,7 +285,8 @@ class ReadRates:
     def rate_for(self, result: _Judged, session: CoreSession) -> float:
         """Return the rate for a result in a known situation: the same as last time if it is judged
         again, so that a prompt that is built twice is the same."""
-        if (found := self._used.get(result)) is None:
+        found = self._used.get(result)
+        if found is None:
             found = self._used[result] = self.rate(session, result.tool)
             bound(self._used)
         return found
@@ -296,7 +297,8 @@ class ReadRates:
             self._saved = _loaded(session.store)
         total = _Rate()
         for rates in (self._saved, self._new):
-            if (one := rates.get(_rate_name(tool))) is not None:
+            one = rates.get(_rate_name(tool))
+            if one is not None:
                 total.add(one)
         found = (_TRUST + total.reads) / (_TRUST + total.expected)
         return min(max(found, _BOUNDS[0]), _BOUNDS[1])

@@ -85,7 +85,8 @@ class ShownResult:
 def listing(text: str) -> Listing | None:
     """Return the listing that a text begins with, whether all of its lines are numbered or only
     some. None if it has too few lines."""
-    if (found := _SPARSE.match(text)) is not None:
+    found = _SPARSE.match(text)
+    if found is not None:
         return _read_sparse(text[found.end() :], int(found[1]), int(found[2]))
     start = _NUMBERED.match(text)
     if start is None:
@@ -125,7 +126,8 @@ def _is_numbered(first: int, at: int) -> bool:
 def sparse(text: str) -> str | None:
     """Return a listing with the numbers of its first line and of every tenth. None if the text is
     not a listing, or would not be shorter."""
-    if _NUMBERED.match(text) is None or (found := listing(text)) is None:
+    found = listing(text) if _NUMBERED.match(text) else None
+    if found is None:
         return None
     first, last = found.first, found.first + len(found.lines) - 1
     body: list[str] = []

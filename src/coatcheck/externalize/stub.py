@@ -20,7 +20,7 @@ import hmac
 import json
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -145,24 +145,17 @@ def _hint(pointer: str, about: Facts, policy: Policy) -> str:
     tool, takes = policy.read_tool, policy.read_arguments
     if tool is None or "pointer" not in takes:
         return _hint_without_tool(pointer, policy)
-    ways = [way for way in _ways(about) if _argument_of(way) in takes]
-    if about.preview.part and ways and _argument_of(ways[0]) == "code":
-        ways = [way for way in ways if way != about.preview.ask]  # it is for a part of the content
+    ways = _possible_ways(about, takes)
     if not ways:
         reads = "reads" if about.tokens is not None else "describes"
         return f'{tool}(pointer="{pointer}") {reads} it; {_REPEATING}'
-    if ways[0].endswith('="…"'):  # a first call must work as it is
-        ways.insert(0, "")
-    first, *others = ways
+    first = "" if ways[0].endswith('="…"') else ways[0]  # a first call must work as it is
     target = pointer
     if about.preview.part and first in ("", about.preview.ask):
         target += f"#{about.preview.part}"
-    arguments = [f'pointer="{target}"', first] if first else [f'pointer="{target}"']
-    hint = f"{tool}({', '.join(arguments)})"
-    for way in others:
-        if _argument_of(way) != _argument_of(first):
-            hint += f" or {way}"
-            break
+    call = f'{tool}(pointer="{target}", {first})' if first else f'{tool}(pointer="{target}")'
+    others = [way for way in ways if _argument_of(way) != _argument_of(first)]
+    hint = f"{call} or {others[0]}" if others else call
     return f"{hint} reads it; {_REPEATING}"
 
 
@@ -179,6 +172,15 @@ def _hint_without_tool(pointer: str, policy: Policy) -> str:
     return f'pass "{pointer}" as an argument to a tool, and it gets the stored value; {_REPEATING}'
 
 
+def _possible_ways(about: Facts, takes: Collection[str]) -> list[str]:
+    """Return the ways to read an artifact that a tool with these arguments has."""
+    ways = [way for way in _ways(about) if _argument_of(way) in takes]
+    has_program = bool(ways) and _argument_of(ways[0]) == "code"
+    if has_program and about.preview.part:  # the other call is for a part of the content
+        return [way for way in ways if way != about.preview.ask]
+    return ways
+
+
 def _ways(about: Facts) -> list[str]:
     """Return arguments with which to read an artifact, the best one first."""
     ask, media_type = about.preview.ask, about.media_type
@@ -192,7 +194,7 @@ def _ways(about: Facts) -> list[str]:
         usual = ['grep="…"', 'lines="1:80"']
     else:
         usual = ['lines="1:80"', 'grep="…"']
-    program = f'code="{about.preview.code}"' if about.preview.code else ""
+    program = f'code="{about.preview.program}"' if about.preview.program else ""
     return [way for way in (program, ask, *usual) if way]
 
 
@@ -388,16 +390,16 @@ def tag_of(key: bytes, text: str) -> str | None:
         json.loads(text)
     except (ValueError, RecursionError):
         return None
-    strings = [string for string in _STRING.findall(text) if " ~" in string]
-    inside = [
-        (string, one) for string in strings if (one := _marked(key, json.loads(string))) is not None
-    ]
-    if len(inside) != 1:
+    marked: list[tuple[str, _Marked]] = []
+    for string in _STRING.findall(text):
+        inside = _marked(key, json.loads(string)) if " ~" in string else None
+        if inside is not None:
+            marked.append((string, inside))
+    if len(marked) != 1:
         return None
-    ((string, found),) = inside
-    written = sum(
-        map(len, _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)])
-    )
+    ((string, found),) = marked
+    characters = _CHARACTER.findall(string, 1)[found.start : found.start + len(found.text)]
+    written = sum(map(len, characters))
     return found.tag if len(text) - min(written, _longest_json(found.text)) <= SLACK else None
 
 

@@ -122,7 +122,8 @@ def _text_in(text: str, kind: re.Match[str]) -> str | None:
 
 def _only_text(value: object) -> str | None:
     """Return the text in a block, a list of blocks or a result, if it is all there is in it."""
-    if isinstance(value, dict) and isinstance(content := value.get("content"), list):
+    content = value.get("content") if isinstance(value, dict) else None
+    if isinstance(value, dict) and isinstance(content, list):
         structured = value.get("structuredContent", value.get("structured_content"))
         differs = structured is not None and repeated(content, structured) is None
         if differs or _has_more(value, ("content", "structuredContent", "structured_content")):

@@ -120,7 +120,8 @@ class ReadOptions(NoOptions):
     last: Annotated[bool, _about("Begin with the last matches of grep.")] = False
     query: (
         Annotated[
-            str, _about('"shape", a JSONPath, SQL on the table artifact, or "text" of a document.')
+            str,
+            _about('"shape", a JSONPath, DuckDB SQL (FROM artifact), or "text" of a document.'),
         ]
         | None
     ) = None

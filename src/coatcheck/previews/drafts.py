@@ -93,7 +93,7 @@ class Draft:
 
     `shown` says what the lead is from, in our own words, never in those of the content. `scope` is
     the suffix for figures that are from a part of the content; empty if they are from all of it.
-    `ask` and `part` are the first read. `code` is a program that a careful engineer would run
+    `ask` and `part` are the first read. `program` is one that a careful engineer would run
     first, where counting or grouping is likely. `written` replaces all of them for a form that
     depends on the limit."""
 
@@ -103,7 +103,7 @@ class Draft:
     scope: str = ""
     ask: str = ""
     part: str = ""
-    code: str = ""
+    program: str = ""
     written: Callable[[int], Preview | None] | None = None
 
     def render(self, limit: int) -> Preview | None:
@@ -128,7 +128,7 @@ class Draft:
             if section.noun
         ]
         covered = ", ".join([one for one in (self.shown, *counts) if one]) + self.scope
-        return Preview(text, covered, self.ask, self.part, self.code)
+        return Preview(text, covered, self.ask, self.part, self.program)
 
 
 Form = Callable[["Excerpt"], Draft | None]

@@ -177,14 +177,14 @@ class Preview:
     """A preview of content. `shown` describes it in our own words and never quotes the content.
 
     `ask` is the argument of the first read that a careful engineer would make of this content, e.g.
-    `grep="ERROR|FATAL"`, and `part` the path to the part of a JSON document that it is for. `code`
-    is a program to run instead, if the agent can."""
+    `grep="ERROR|FATAL"`, and `part` the path to the part of a JSON document that it is for.
+    `program` is Python to run instead, if the agent can."""
 
     text: str
     shown: str
     ask: str = ""
     part: str = ""
-    code: str = ""
+    program: str = ""
 
 
 PROSE: Final = 600

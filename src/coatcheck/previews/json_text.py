@@ -105,7 +105,7 @@ def described(document: object, scope: str = "", *, lead: str = "", note: str = 
         scope=scope,
         ask=ask,
         part=part,
-        code=_program(first),
+        program=_program(first),
     )
 
 
@@ -436,7 +436,7 @@ def broken_json(text: Excerpt) -> Draft | None:
     key = next(iter(document), "") if isinstance(document, dict) else ""
     if first is not None:
         key = _telling_key(first.rows[0]).rpartition(".")[2]
-    return replace(found, ask=grep(f'"{key}"') if key else "", part="", code="")
+    return replace(found, ask=grep(f'"{key}"') if key else "", part="", program="")
 
 
 def _several_values(text: Excerpt, whole: str) -> Draft:

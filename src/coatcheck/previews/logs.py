@@ -102,7 +102,7 @@ def log(text: Excerpt) -> Draft | None:
         shown="levels and times",
         scope=scope,
         ask=ask,
-        code="" if levels else program,
+        program="" if levels else program,
     )
 
 
