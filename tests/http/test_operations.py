@@ -127,6 +127,17 @@ def test_the_same_content_is_stored_once(client: httpx2.Client, opened: Store) -
 # Reading
 
 
+def test_a_program_reads_an_artifact(client: httpx2.Client, session: Session) -> None:
+    pytest.importorskip("pydantic_monty")
+    session.put(LOG, name="log")
+    path = path_of("s", "log", "/read")
+    count = "len([line for line in lines if 'ERROR' in line])"
+    assert answer(client.get(path, params={"code": count}))["text"] == "20"
+    failed = client.get(path, params={"code": "1 / 0"})
+    assert (failed.status_code, failed.json()["error"]["code"]) == (400, "program_failed")
+    assert "division by zero" in failed.json()["error"]["message"]
+
+
 def test_a_page_is_the_same_as_from_the_session(client: httpx2.Client, session: Session) -> None:
     session.put(LOG, name="log")
     path = path_of("s", "log", "/read")

@@ -869,3 +869,25 @@ def test_the_arguments_of_a_shell_line_are_not_guessed(person: Person) -> None:
     file = person.write_config("cursor", json.dumps({"mcpServers": {"a": {"command": line}}}))
     assert "shell command line" in person.run("cursor", "--wrap", "--write").stderr
     assert servers("cursor", file) == {"a": {"command": line}}
+
+
+@pytest.mark.parametrize("client", ["claude-code", "codex", "gemini", "opencode"])
+def test_with_files_servers_are_wrapped_and_no_entry_of_ours_is_added(
+    client: str, person: Person
+) -> None:
+    file = person.write_config(client)
+    before, had = file.read_bytes(), servers(client, file)
+    person.run(client, "--wrap", "--files", "--session", "work", "--write")
+    now = servers(client, file)
+    assert list(now) == list(had)
+    for name, entry in had.items():
+        expected = ["proxy", "--files", ".coatcheck", "--session", "work", "--", *words_of(entry)]
+        assert after_launcher(now[name]) == expected
+    person.run(client, "--undo", "--write")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["codex", "--files"], ["cursor", "--wrap", "--files"]])
+def test_files_are_for_agents_that_read_them(words: list[str], person: Person) -> None:
+    person.write_config(words[0])
+    assert "--files needs --wrap" in person.run(*words, code=2).stderr

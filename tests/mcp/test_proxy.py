@@ -322,6 +322,22 @@ def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None
     assert "no artifact found" in missing["error"]["message"]
 
 
+def test_with_files_the_stub_names_a_file_and_no_tools_are_added(
+    speak: Speak, tmp_path: Path
+) -> None:
+    speaker = speak("--files", str(tmp_path / ".coatcheck"))
+    assert not set(OURS) & {tool["name"] for tool in all_tools(speaker)}
+    stub = stub_in(text_of(speaker.call("text", size=100_000)))
+    assert Path(stub["file"]).read_text() == words(100_000)
+    assert Path(stub["file"]).parent == tmp_path / ".coatcheck"
+    assert "get_artifact" not in stub["hint"]
+
+
+def test_a_result_stays_if_its_file_cannot_be_written(speak: Speak, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert text_of(speak("--files", str(tmp_path)).call("text", size=100_000)) == words(100_000)
+
+
 def test_a_result_links_to_what_was_stored_and_the_link_can_be_read(odd: Speaker) -> None:
     text, link = odd.call("text", size=100_000)["content"]
     stub = stub_in(text["text"])

@@ -28,7 +28,7 @@ from coatcheck.cli import (
 )
 from coatcheck.cli.terminal import diff_lines, print_error, print_note, print_text
 from coatcheck.config import SESSION_TTL
-from coatcheck.install.clients import CLIENTS, SCOPES, Scope, find_here
+from coatcheck.install.clients import CLIENTS, READING_FILES, SCOPES, Scope, find_here
 
 if TYPE_CHECKING:
     from coatcheck import Store
@@ -181,6 +181,11 @@ def mcp(
     help="Add no tools; 'coatcheck mcp' with the same --session offers them.",
 )
 @click.option(
+    "--files",
+    metavar="FOLDER",
+    help="Results are files in this folder too, for an agent that reads files. Adds no tools.",
+)
+@click.option(
     "--timeout", type=_DURATION, metavar="SECONDS", default=600.0, show_default=True, help=_TIMEOUT
 )
 @click.option(
@@ -207,6 +212,7 @@ def proxy(
     max_tokens: int | None,
     inline: tuple[str, ...],
     no_tools: bool,
+    files: str | None,
     timeout: float,
     max_message: int,
     report: bool,
@@ -231,6 +237,8 @@ def proxy(
         raise usage_error("specify exactly one of -- COMMAND, --url and --config")
     if header and not address:
         raise usage_error("--header needs --url")
+    if no_tools and files is not None:
+        raise usage_error("--no-tools and --files cannot be used together")
     if no_tools and session_id is None:
         raise usage_error("--no-tools needs --session: another server must offer the tools for it")
     from coatcheck.collect import collecting_daily
@@ -248,8 +256,16 @@ def proxy(
         policy = configured(store.settings)
         if max_tokens is not None:
             policy = policy.limited(max_tokens=max_tokens)
+        if files is not None:
+            policy = replace(policy, files=os.path.abspath(files))
         settings = ProxySettings(
-            policy, frozenset(inline), timeout, max_message * _MIB, no_tools, name
+            policy,
+            frozenset(inline),
+            timeout=timeout,
+            max_message=max_message * _MIB,
+            no_tools=no_tools,
+            only_files=files is not None,
+            server=name,
         )
         try:
             status = run(upstream, store.lasting_session(session_id, ttl=ttl), settings, counts)
@@ -267,6 +283,11 @@ def proxy(
     "--plugin",
     is_flag=True,
     help="Install the plugin for Claude Code: it covers Bash, Read and all tools.",
+)
+@click.option(
+    "--files",
+    is_flag=True,
+    help="With --wrap: results are files in .coatcheck of the working folder; no tools of ours.",
 )
 @click.option(
     "--tools",
@@ -301,6 +322,7 @@ def install(
     server: tuple[str, ...],
     wrap: bool,
     plugin: bool,
+    files: bool,
     tools: bool,
     write: bool,
     undo: bool,
@@ -322,6 +344,8 @@ def install(
     if tools and not plugin:
         raise usage_error("--tools needs --plugin")
     _check_wrap_options(server, wrap=wrap, undo=undo)
+    if files and (not wrap or client not in READING_FILES):
+        raise usage_error(f"--files needs --wrap, and one of {', '.join(sorted(READING_FILES))}")
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
     place = find_here(client, scope, None if plugin else file)
@@ -339,6 +363,7 @@ def install(
         session_id=session_id,
         url=url,
         tools=tools,
+        files=files,
     )
     if write and not plan.is_empty:
         plan.write()
@@ -394,6 +419,7 @@ def _plan_install(
     session_id: str | None,
     url: str | None,
     tools: bool,
+    files: bool,
 ) -> Plan | PluginPlan:
     """Plan the plugin in `folder`, wrapped servers, or an entry of our own."""
     from coatcheck.install.clients import launcher
@@ -410,7 +436,7 @@ def _plan_install(
     options = ["--session", session_id or f"{client}-{FOLDER}", *store]
     if wrap:
         is_chosen = bool(session_id or url)
-        return plan_wrap(place, servers, start, options, own=name, is_chosen=is_chosen)
+        return plan_wrap(place, servers, start, options, own=name, is_chosen=is_chosen, files=files)
     return plan_entry(place, name, {"command": start[0], "args": [*start[1:], "mcp", *options]})
 
 

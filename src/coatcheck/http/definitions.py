@@ -125,6 +125,10 @@ class ReadOptions(NoOptions):
         ]
         | None
     ) = None
+    code: (
+        Annotated[str, _about("A Python program over the whole content; answers what it prints.")]
+        | None
+    ) = None
     diff: Annotated[str, _about("Another artifact to compare with.")] | None = None
     exact: Annotated[bool, _about("Show lines as they are stored.")] = False
     cursor: (

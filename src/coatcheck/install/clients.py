@@ -170,6 +170,12 @@ CLIENTS: Final[Mapping[str, Client]] = {
 _DEFAULT_HOMES: Final = {"CODEX_HOME": ".codex"}  # the other variables replace the home folder
 
 
+FILES: Final = ".coatcheck"
+"""The folder of results as files, in the working folder."""
+READING_FILES: Final = frozenset({"claude-code", "codex", "gemini", "opencode"})
+"""Clients whose agent reads files, and that start servers in the working folder."""
+
+
 def find_config(
     name: str,
     scope: Scope,
@@ -319,15 +325,22 @@ def _command_line(entry: object) -> list[str] | None:
 
 
 def wrap(
-    client: Client, entry: object, start: Sequence[str], options: Sequence[str], *, named: bool
+    client: Client,
+    entry: object,
+    start: Sequence[str],
+    options: Sequence[str],
+    *,
+    named: bool,
+    files: bool = False,
 ) -> dict[str, Any]:
-    """Return the entry of a server behind the proxy. `named` means that the user named it. Raises
-    `InvalidArgument` with the reason if it cannot be put there."""
+    """Return the entry of a server behind the proxy. `named` means that the user named it. With
+    `files`, its results are files in the working folder. Raises `InvalidArgument` with the reason
+    if it cannot be put there."""
     if after_launcher(entry) is not None:
         raise _unchanged("it already runs through the proxy, or is Coatcheck itself")
     if not isinstance(entry, dict):
         raise _unchanged("its entry is not an object")
-    before = [*start[1:], "proxy", "--no-tools"]
+    before = [*start[1:], "proxy", *(("--files", FILES) if files else ("--no-tools",))]
     if "command" not in entry:
         url, env, kept = _url_of(client, entry, named=named)
         wrapped = {"command": start[0], "args": [*before, "--url", url, *options], **kept}

@@ -167,11 +167,13 @@ def plan_wrap(
     *,
     own: str,
     is_chosen: bool,
+    files: bool = False,
 ) -> Plan:
     """Plan to put the named servers, or all, behind the proxy. Notes list the servers that stay as
     they are.
 
-    All servers share one session. The tools for reading are in one more server with the name `own`.
+    All servers share one session. The tools for reading are in one more server with the name `own`,
+    unless the agent reads `files`.
     If that is already there and the user did not choose `options`, its session and store are
     used."""
     plan = Plan(config)
@@ -182,11 +184,12 @@ def plan_wrap(
     for name in _names_to_wrap(config, servers, names, own=own):
         entry = servers[name]
         try:
-            wrapped = wrap(config.client, entry, start, options, named=bool(names))
+            is_named = bool(names)
+            wrapped = wrap(config.client, entry, start, options, named=is_named, files=files)
             _replace_entry(plan, name, entry, wrapped)
         except InvalidArgument as error:
             plan.notes.append(f"{name!r} is left unchanged: {error}")
-    if not plan.is_empty:
+    if not plan.is_empty and not files:
         plan.add(own, {"command": start[0], "args": [*start[1:], "mcp", *options]})
         if before not in (None, list(options)):
             plan.notes.append(_KEPT)

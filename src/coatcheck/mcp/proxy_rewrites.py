@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from coatcheck import Limit, Policy, Session
-from coatcheck.adapters import Adapter, Kit
+from coatcheck.adapters import Adapter, Kit, can_be_read
 from coatcheck.checks import is_whole
 from coatcheck.errors import UpstreamFailed
 from coatcheck.executor import resolve_arguments
@@ -88,14 +88,16 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
     """`inline` names tools whose results stay unchanged. `timeout` 0 means no timeout. With
-    `no_tools`, another server with the same session offers the tools for reading. `server` is the
-    name of the upstream server in figures."""
+    `no_tools`, another server with the same session offers the tools for reading. With
+    `only_files`, nobody does: the agent reads the files that the policy names. `server` is the name
+    of the upstream server in figures."""
 
     policy: Policy
     inline: frozenset[str] = frozenset()
     timeout: float = 600.0
     max_message: int = MAX_MESSAGE
     no_tools: bool = False
+    only_files: bool = False
     server: str = ""
 
 
@@ -136,7 +138,8 @@ class Rewriter:
             str, UpstreamTool
         ] = {}  # and those of the pages so far while they are listed again
         self._adapter = Adapter(session, host="proxy", policy=replace(self._base, enabled=True))
-        self.has_tools = not settings.no_tools
+        self.has_tools = not settings.no_tools and not settings.only_files
+        self._has_reader = not settings.only_files
         self.has_links = True
         """Whether results link to artifacts beside their stubs. Some clients would give the model
         these links as text."""
@@ -235,6 +238,7 @@ class Rewriter:
         }
         is_taken = not self.has_tools and kit.policy.read_tool in self._tools
         reader = _ELSEWHERE if is_taken else kit.policy.read_tool
+        reader = reader if self._has_reader else None
         return replace(
             kit, policy=replace(self._base, read_tool=reader, tools={**limits, **self._base.tools})
         )
@@ -337,6 +341,8 @@ class Rewriter:
     def _externalize(self, value: object, tool: str | None, call_id: str) -> Outcome:
         server = self._server_of(tool or "") or self._server
         outcome = self._kit.result(self.session, value, tool=tool, call_id=call_id, server=server)
+        if not can_be_read(self.session, outcome, self._kit.policy):
+            return Outcome(as_text(value), value)
         if outcome.is_stub or outcome.failure is not None:
             self._counts.slimmed(
                 tool or "", outcome.tokens_saved, failed=outcome.failure is not None
