@@ -43,6 +43,7 @@ from coatcheck import ToolCall, ToolExecutor, tokens
 from coatcheck.errors import CoatcheckError
 
 _TENTH: Final = 0.1
+_POINTER: Final = re.compile(r"art:[0-9a-f]{12,}")
 
 
 class Unable(Exception):
@@ -200,15 +201,24 @@ def program(task: Task, session: coatcheck.Session) -> Spent:
         tools=list(toolbox.tools),
         approve=lambda call: None if call.name in task.approved else True,
     )
-    outcome = owner.run(task.program)
     spent = Spent()
-    spent.add({"code": task.program}, outcome.text)
-    while outcome.waiting is not None:
-        outcome = owner.resume(outcome.waiting.token, task.program, approved=True)
-        spent.tokens += tokens.exact(outcome.text)
+    outcome = _ran(owner, task.program, spent)
+    if outcome.error is not None and task.again:
+        pointer = _POINTER.search(outcome.text)
+        code = task.again.replace("POINTER", pointer[0] if pointer else "")
+        outcome = _ran(owner, code, spent)
     if _last_json(outcome.text) != json.loads(json.dumps(toolbox.answer)):
         raise Unable(f"the answer is wrong: {outcome.text}"[:300])
     return spent
+
+
+def _ran(owner: Any, code: str, spent: Spent) -> Any:
+    outcome = owner.run(code)
+    spent.add({"code": code}, outcome.text)
+    while outcome.waiting is not None:
+        outcome = owner.resume(outcome.waiting.token, code, approved=True)
+        spent.tokens += tokens.exact(outcome.text)
+    return outcome
 
 
 def _called(tool: Callable[..., Any], arguments: dict[str, Any], spent: Spent) -> Any:

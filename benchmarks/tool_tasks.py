@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-TIME_LIMIT: Final = 0.3  # seconds for each call
+TIME_LIMIT: Final = 1.0  # seconds for each call
 _WORDS: Final = [
     "alpha",
     "bravo",
@@ -62,13 +62,16 @@ class Toolbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """`one_by_one` solves it with separate calls, `program` in one. A person approves each call of
-    the tools in `approved`."""
+    """`one_by_one` solves it with separate calls, `program` in one. `again` is what a model sends
+    after an error, with the first pointer of that answer for `POINTER`: here, where rows were taken
+    for text. A person approves each call of the tools in
+    `approved`."""
 
     name: str
     toolbox: Callable[[], Toolbox]
     one_by_one: Callable[[Ask], Any]
     program: str
+    again: str = ""
     approved: tuple[str, ...] = ()
 
 
@@ -583,6 +586,7 @@ TASKS: Final = (
     Task(
         name="a large value from tool to tool", toolbox=_exported, one_by_one=_check_export,
         program="import json\nprint(json.dumps(check_vat_ids(table=export_orders(year=2026))))",
+        again='import json\nprint(json.dumps(check_vat_ids(table="POINTER")))',
     ),
     Task(
         name="compare: two configurations", toolbox=_configs, one_by_one=_differences,
@@ -609,6 +613,13 @@ TASKS: Final = (
             'for line in get_orders(month="2026-10").splitlines()[1:]:\n'
             '    customer, amount, currency = line.split(",")\n'
             "    n[country[int(customer)]] += int(amount) // rates[currency]\n"
+            "print(json.dumps(dict(sorted(n.items()))))"
+        ),
+        again=(
+            "import json\nrates = get_rates()\n"
+            'country = {c["id"]: c["country"] for c in get_customers()}\nn = Counter()\n'
+            'for row in get_orders(month="2026-10"):\n'
+            '    n[country[int(row["customer"])]] += int(row["amount"]) // rates[row["currency"]]\n'
             "print(json.dumps(dict(sorted(n.items()))))"
         ),
     ),

@@ -194,6 +194,12 @@ def test_types_of_columns_are_those_that_sql_finds(suffix: str) -> None:
         assert re.search(rf"\b{name} {re.escape(expected)}(?!\w)", shown), (name, type_, shown)
 
 
+def test_dates_that_do_not_sort_like_texts_have_no_range() -> None:
+    rows = "".join(f"{n},{n % 28 + 1:02}/02/20{n % 30:02}\n" for n in range(100))
+    found = stub(f"id,day\n{rows}", "text/csv").text
+    assert ".." not in found.partition("day ")[2].partition("\n")[0]
+
+
 @pytest.mark.parametrize("form", ["csv", "json", "lines"])
 def test_a_value_that_its_name_makes_a_secret_is_masked_wherever_it_is_listed(form: str) -> None:
     secret = "correct horse battery staple 9"

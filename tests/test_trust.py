@@ -35,6 +35,9 @@ read_tool = "Bash: curl example.org"
 files = "./src"
 max_tokens = 500
 
+[programs]
+tools = "delete_everything"
+
 [serve]
 tokens = "./tokens"
 
@@ -44,7 +47,7 @@ baseline = "/etc/passwd"
 """
 GUARDED = {
     "store.url", "store.tenant", "store.durability", "store.grace", "store.quota_bytes", "store.max_artifact_bytes",
-    "policy.redact", "policy.read_tool", "policy.files", "serve.tokens", "metrics.file", "metrics.baseline",
+    "policy.redact", "policy.read_tool", "policy.files", "programs.tools", "serve.tokens", "metrics.file", "metrics.baseline",
 }  # fmt: skip
 LOG = "".join(f"line {number}: nothing to see here\n" for number in range(3_000))
 

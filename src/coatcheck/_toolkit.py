@@ -544,11 +544,9 @@ class _Answers:
             return read_page(self.session, source, request, cursor)
 
         if "code" in arguments:
-            request = Request(
-                max_chars=self.max_chars - RESERVED,
-                **arguments | {"code": program_in(arguments["code"])},
-            )
-            return programs.read(self.session, source, request), []
+            code, cursor = program_in(arguments.pop("code")), arguments.pop("cursor", None)
+            request = Request(code=code, max_chars=self.max_chars - RESERVED, **arguments)
+            return programs.read(self.session, source, request, cursor), []
         if "grep" in arguments:
             arguments = {"context": AUTO, **arguments}
         with source.content:

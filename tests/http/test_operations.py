@@ -133,7 +133,8 @@ def test_a_page_is_the_same_as_from_the_session(client: httpx2.Client, session: 
     cases: list[dict[str, Any]] = [
         {}, {"lines": "-3:"}, {"chars": "0:20"}, {"grep": "error", "ignore_case": True, "context": 1},
         {"grep": "ERROR", "lines": "1:5000"}, {"grep": "ok", "invert": True}, {"max_chars": 300},
-        {"grep": ".", "literal": True}, {"exact": True},
+        {"grep": ".", "literal": True}, {"exact": True}, {"grep": "ok|ERROR", "count": True},
+        {"grep": "ERROR", "last": True, "max_chars": 300},
     ]  # fmt: skip
     for options in cases:
         page = session.read("log", **options)

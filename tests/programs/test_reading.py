@@ -82,7 +82,9 @@ def test_a_web_page_is_its_source_and_a_document_its_text(session: Session) -> N
     assert answer(session, page, "text.count('<p>')") == "1"
     pytest.importorskip("pypdf")
     printed = session.read(session.put(PDF.read_bytes()), query="text").text
-    assert answer(session, PDF.read_bytes(), "text") == printed
+    found = session.read(session.put(PDF.read_bytes()), code="text")
+    assert found.text == printed
+    assert "of the text of page" in found.shown
 
 
 def test_binary_content_is_bytes(session: Session) -> None:
@@ -247,6 +249,14 @@ def test_a_model_reads_by_a_program(session: Session) -> None:
     assert text.splitlines()[0].startswith(f"[{ref.pointer}; ")
     assert "the program's output, 6 characters" in text.splitlines()[0]
     assert text.splitlines()[1] == "451500"
+
+
+@pytest.mark.parametrize("other", [{"cursor": "abcdefgh"}, {"grep": "a"}, {"context": 2}])
+def test_a_model_that_combines_a_program_gets_an_answer(session: Session, other: dict) -> None:
+    ref = session.put("a\n")
+    text = toolkit(session)[0].run(pointer=ref.pointer, code="1", **other)
+    assert text.startswith("[error: ")
+    assert "arguments are not the cause" not in text
 
 
 def test_a_fence_around_a_program_does_not_count(session: Session) -> None:

@@ -60,6 +60,7 @@ def test_a_match_in_code_names_the_definitions_around_it() -> None:
         "13:            self.needle = data",
         "16=class Store > async def get(self) -> bytes",
         "17:        return self.needle",
+        "--",
         "20:needle = Store()",
     ]
     assert grep(GO) == [
@@ -137,8 +138,25 @@ def test_a_match_in_test_output_names_its_test() -> None:
         "3:    assert needle",
         "4=TestTwo.test_two",
         "5:E   needle",
+        "--",
         "7:FAILED needle",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("=== RUN   TestA/sub\n    a_test.go:10: needle\n", "1=TestA/sub"),
+        ("running 2 tests\n---- tests::a stdout ----\nneedle\n", "2=tests::a"),
+        (
+            f"..F\n{'=' * 70}\nFAIL: test_x (a.Case)\n{'-' * 70}\nneedle\n",
+            "3=FAIL: test_x (a.Case)",
+        ),
+        ("FAIL src/a.test.ts\n  ● suite › does x\n\n    needle\n", "2=● suite › does x"),
+    ],
+)
+def test_a_match_in_the_output_of_another_runner_names_its_test(text: str, expected: str) -> None:
+    assert grep(text)[0] == expected
 
 
 def test_a_match_in_a_part_of_an_artifact_has_the_pointer_of_the_whole() -> None:

@@ -142,3 +142,13 @@ def test_a_search_from_the_end_that_takes_too_long_continues_by_cursor(
     assert "searched back to line" in page.shown
     monkeypatch.setattr("coatcheck.reading.grep_last.SEARCH_SECONDS", 10.0)
     assert read(content, cursor=page.cursor).text == "1:needle"
+
+
+def test_many_matches_before_few_are_left_to_the_next_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coatcheck.reading.matches._MAX_BYTES", 400_000)
+    text = "needle and more of it\n" * 9_000 + "hay\n" * 30_000 + "the last needle\n"
+    first, second, *_ = pages(content_of(text), Request(grep="needle", last=True))
+    assert first.text == "39001:the last needle"
+    assert "the cursor continues from there" in first.shown
+    assert numbers(second)[-1] == 9_000
+    assert second.shown.endswith("-9000 of 9,001 in 39,001 lines")

@@ -203,9 +203,8 @@ class Programs:
         max_chars = max(1_000, self._settings["page.max_chars"] - _RESERVED)
         try:
             printed = run(program, host, self.limits, deadline=turn.end)
-            parents = tuple(host.contents.read)
             request = Request(code=code, max_chars=max_chars)
-            page = page_of(session, "", printed, request, parents)
+            page = page_of(host.contents, "", printed, request)
         except _Waits as waits:
             token = secrets.token_hex(8)
             waiting = Waiting(f"{token}-{self._tag(token, code)}", waits.call)
@@ -518,7 +517,7 @@ class _Calls:
             session = self.contents.session
             with session.content(pointer or "") as content:
                 self.contents.read[content.ref.artifact_id] = None
-                return value_of(content)
+                return value_of(content, self.contents.notes)
         except CoatcheckError as error:
             return raised(error)
 

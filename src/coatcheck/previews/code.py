@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -300,8 +300,6 @@ def _end_before(plain: bytes, end: int, one: Definition) -> int:
     return one.at
 
 
-@cache
 def _outside(indent: int) -> re.Pattern[bytes]:
-    """A pattern for a line that is indented at most that much, other than a comment. There are as
-    many as indentations, up to `_DEEPEST`."""
+    """A pattern for a line that is indented at most that much, other than a comment."""
     return re.compile(rb"\n[ \t]{0,%d}[^\s#/*]" % min(indent, _DEEPEST))

@@ -109,7 +109,7 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
         nulls += values.count(None)
         values = [value for value in values if value is not None]
     if not values:
-        return Column(name, "VARCHAR", "always null", 0, nulls)
+        return Column(name, "NULL", "", 0, nulls)
     if all(issubclass(kind, dict) for kind in kinds):
         keys = _keys_inside(cast("Sequence[dict[str, object]]", values))
         return Column(name, "STRUCT", keys + _nulls(nulls), 0, nulls)
@@ -239,19 +239,27 @@ def _first(values: Sequence[object]) -> object:
 def _range(type_: str, distinct: Collection[object]) -> str:
     """The least and the largest value; empty if texts of different forms cannot be compared."""
     if type_ not in _NUMERIC:
-        texts = cast("Collection[str]", distinct)
-        low, high = min(texts), max(texts)
-        has_zone = type_ == "TIMESTAMPTZ"
-        if len(set(map(len, texts))) > 1 or (has_zone and len({one[-6:] for one in texts}) > 1):
-            is_utc = has_zone and all(one.endswith("Z") for one in texts)
-            return f"{low}..{high}" if is_utc else ""
-        return f"{low}..{high}"
+        return _range_of_times(type_, cast("Collection[str]", distinct))
     if isinstance(next(iter(distinct)), str):
         kind = float if type_ == "DOUBLE" else int
         read = list(map(kind, cast("Collection[str]", distinct)))
         return f"{_number(min(read))}..{_number(max(read))}"
     numbers = cast("Collection[float]", distinct)
     return f"{_number(min(numbers))}..{_number(max(numbers))}"
+
+
+def _range_of_times(type_: str, texts: Collection[str]) -> str:
+    """The first and the last of dates or times, if their texts sort like them: all in one form,
+    with the year first, and in one zone."""
+    low, high = min(texts), max(texts)
+    if len(set(map(len, texts))) > 1:
+        return ""
+    begins_with_year = low[:4].isdigit() and high[:4].isdigit() and low[4] == high[4]
+    if type_ != "TIME" and not begins_with_year:
+        return ""
+    if type_ == "TIMESTAMPTZ" and len({one[-6:].lstrip("0123456789.:") for one in texts}) > 1:
+        return ""
+    return f"{low}..{high}"
 
 
 def _number(value: object) -> str:

@@ -105,8 +105,8 @@ def read(
     code = _checked(request.code)
     source = target if isinstance(target, Source) else source_of(session, target)
     with source.content as content:
-        start = _start(content, source.pointer, code)
         contents = Contents(session, {content.ref.artifact_id: None})
+        start = _start(content, source.pointer, code, contents.notes)
         program = Program(code, _now(content.ref), start.inputs, BEFORE + start.source)
         try:
             printed = run(program, contents)
@@ -116,7 +116,7 @@ def read(
                 error.hint = start.missing[missing[1]]
             raise
         cut = truncation_in(content)
-    page = page_of(session, source.pointer, printed, request, tuple(contents.read))
+    page = page_of(contents, source.pointer, printed, request)
     return page if cut is None else replace(page, cut=str(cut))
 
 
@@ -125,7 +125,7 @@ def run_alone(session: CoreSession, request: Request) -> Page:
     code = _checked(request.code)
     contents = Contents(session)
     printed = run(Program(code, NO_TIME, {}, BEFORE), contents)
-    return page_of(session, "", printed, request, tuple(contents.read))
+    return page_of(contents, "", printed, request)
 
 
 def _checked(code: str | None) -> str:
@@ -135,21 +135,20 @@ def _checked(code: str | None) -> str:
     return code or ""
 
 
-def page_of(
-    session: CoreSession, pointer: str, printed: str, request: Request, parents: Sequence[str]
-) -> Page:
-    """Return the output as a page, or its beginning and the pointer of an artifact with all of
-    it."""
-    text, code = printed.removesuffix("\n"), request.code or ""
+def page_of(contents: Contents, pointer: str, printed: str, request: Request) -> Page:
+    """Return the output of a program that had these contents as a page, or its beginning and the
+    pointer of an artifact with all of it."""
+    session, text, code = contents.session, printed.removesuffix("\n"), request.code or ""
     if not printed:
         return Page("", NOTHING, pointer, None)
-    shown = f"the program's output, {count(len(text), 'character')}"
+    length = f"the program's output, {count(len(text), 'character')}"
+    shown = ", ".join([length, *contents.notes])
     if len(text) <= request.max_chars:
         return Page(text, shown, pointer, None)
     about = About(
         tool=TOOL,
         summary=clip(mask(f"output of a program: {code}"), 300),
-        parents=tuple(parents),
+        parents=tuple(contents.read),
         request=mask(json.dumps({"code": code[:_MAX_REQUEST]}, ensure_ascii=False)),
     )
     ref = put(session, text, about)
@@ -167,10 +166,12 @@ def page_of(
 
 @dataclass(slots=True)
 class Contents:
-    """The artifacts that a program opens, in one session. `read` has their ids, in order."""
+    """The artifacts that a program opens, in one session. `read` has their ids, in order, and
+    `notes` which parts of documents it has as text."""
 
     session: CoreSession
     read: dict[str, None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     names: frozenset[str] = _FUNCTIONS
     later: frozenset[str] = frozenset()
 
@@ -194,7 +195,7 @@ class Contents:
 
     def _artifact(self, target: object) -> tuple[str, str | bytes]:
         with self._opened(target).content as content:
-            return value_of(content)
+            return value_of(content, self.notes)
 
     def _lines_of(self, target: object, lines: object) -> str:
         return self._page(target, lines=lines).text
@@ -237,16 +238,21 @@ def raised(error: Exception) -> object:
     return Raised(kind, mask(str(error)))
 
 
-def value_of(content: Content) -> tuple[str, str | bytes]:
+def value_of(content: Content, notes: list[str]) -> tuple[str, str | bytes]:
     """Return the form of a content and what the sandbox makes a value of: JSON, rows of a table,
-    the text of a text or a document, or the bytes of anything else."""
+    the text of a text or a document, or the bytes of anything else. Which part of a document the
+    text covers is added to `notes`."""
     content, form = recognized(content)
     if form == "other":
         return "bytes", _bytes(content, MAX_BINARY)
     if form in ("text", "page"):
         text = decoded(_bytes(content, MAX_TEXT))
         return _form(content, text), text
-    return "text", _document(content, form)
+    from coatcheck.reading import documents  # few programs need it
+
+    text_content, note = documents.as_text(content, form, is_searched=False)
+    notes.append(note)
+    return "text", _bytes(text_content, MAX_TEXT).decode()
 
 
 @dataclass(slots=True)
@@ -259,7 +265,7 @@ class _Start:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def _start(content: Content, pointer: str, code: str) -> _Start:
+def _start(content: Content, pointer: str, code: str, notes: list[str]) -> _Start:
     """Prepare what a program names: parsing what it does not takes time and memory."""
     names = names_in(code)
     wanted = {"text", "lines"} & names
@@ -272,7 +278,7 @@ def _start(content: Content, pointer: str, code: str) -> _Start:
         size = f"the content has {content.size:,} bytes, a program gets up to {MAX_TEXT:,}"
         start.missing = dict.fromkeys(wanted, f"{size}: {_PARTS}")
         return start
-    form, body = value_of(content)
+    form, body = value_of(content, notes)
     if isinstance(body, bytes):
         start.inputs["data"] = body
         start.missing = dict.fromkeys(wanted, "the content is binary: data has its bytes")
@@ -332,12 +338,6 @@ def _bytes(content: Content, limit: int) -> bytes:
             hint=_PARTS,
         )
     return b"".join(content.chunks())
-
-
-def _document(content: Content, form: Any) -> str:
-    from coatcheck.reading import documents
-
-    return documents.text_of(content, form).text
 
 
 def _rows(content: Content) -> str | None:

@@ -30,7 +30,7 @@ _SUBJECT: Final = lazy_pattern(rb"\n\n {4}(\S[^\n]*)")
 _TEST: Final = lazy_pattern(
     rb"^(?:_{3,}+ (?P<pytest>\S[^\n]{0,200}?) _{3,}+$"
     rb"|={20,}\n(?P<unittest>(?:FAIL|ERROR): \w[^\n]{0,200}$)"
-    rb"|(?P<go>=== RUN +\S+|[ \t]*--- FAIL: \S+)"
+    rb"|(?:=== RUN +|[ \t]*--- FAIL: )(?P<go>\S+)"
     rb"|---- (?P<rust>\S+) stdout ----$"
     rb"|(?P<jest>  \xe2\x97\x8f [^\n]{1,200}$)"
     rb"|(?P<end>={3,}+[^=\n]{0,200}+={3,}+$|Ran \d+ tests? in |(?:FAIL|ok|PASS)\b))",

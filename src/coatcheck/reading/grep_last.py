@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Final, TypeAlias
 
+from coatcheck.errors import LimitExceeded
 from coatcheck.reading.grep_page import GrepPage
 from coatcheck.reading.matches import SEARCH_SECONDS, Found, Place, Row, Search, collect
 
@@ -33,18 +34,28 @@ def last_matches(search: Search, end: Place, layout_of: Callable[[Found], LayOut
     """Find the last matches before a place that fit on a page.
 
     Ever larger windows before the place are searched, until there are more matches in one than
-    fit."""
+    fit. If a window has too many to collect, or takes too long, the page has those of the one
+    before. Raises `LimitExceeded` if that is the first."""
     deadline = monotonic() + SEARCH_SECONDS / 2
     size = _FIRST_WINDOW
+    done: LastMatches | None = None
     while True:
         first, found = _collect_window(search, end, size)
+        if found.stopped is not None or found.following is not None:
+            if done is None:
+                raise LimitExceeded(
+                    "searching from the end takes too long here",
+                    hint="use a simpler pattern, or leave out last",
+                )
+            return done
         rows, page = _largest_end(found.rows, layout_of(found))
         if rows is not found.rows:
             return LastMatches(found, page, _place_of(rows))
         if first <= search.ranges[0][0]:
             return LastMatches(found, page, None)
+        done = LastMatches(found, page, Place(first), is_late=True)
         if monotonic() > deadline:
-            return LastMatches(found, page, Place(first), is_late=True)
+            return done
         size *= 4
 
 

@@ -230,7 +230,8 @@ class _Painter:
             headed = f"{layout.label(entered.number)}={entered.text}\n{text}"
             # An entry that fills a page by itself has no room for more.
             text = headed if page.entries or len(headed) <= self._room else text
-        if page.entries and self._form.context and is_apart:
+        has_left = self._entered > 0 and self._enclosure is None
+        if page.entries and is_apart and (self._form.context or has_left):
             text = "--\n" + text
         room = self._room - len(text) - bool(page.entries)
         if room < 0:
@@ -241,8 +242,8 @@ class _Painter:
             page.hits.append((row.number, body))
         self._last_number = row.number
         self._group_start = group_start
-        if entered is not None:
-            self._entered = entered.number
+        if entered is not None or (has_left and is_apart):
+            self._entered = entered.number if entered is not None else 0
         page.is_repaired |= row.line.is_repaired and REPLACEMENT in body
         if entry.is_cut:
             page.is_cut = True

@@ -213,7 +213,7 @@ class _Collector:
         self._due = place.due
         self._next = place.number
         self._chars = max(search.max_chars, _LEAST)
-        self._bytes = _MAX_BYTES
+        self._bytes = _MAX_BYTES if search.before is None else _MAX_BYTES // 4
         self.found = Found()
 
     def begin_range(self, number: int) -> None:

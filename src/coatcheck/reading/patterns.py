@@ -186,8 +186,9 @@ class Pattern:
             parts = ((line.start, line.end) for line in each_line(lines, start, end))
         for first, last in parts:
             for found in self._capturing.finditer(lines[first:last]):
-                if found[1] is not None:
-                    yield found[1]
+                value = found[1]
+                if value is not None:
+                    yield value
 
     def _hits_and_runs(
         self, lines: bytes, start: int, end: int, long: int | None
