@@ -533,7 +533,7 @@ def filing(store: Store, tmp_path: Path) -> Hooks:
     return Hooks(Adapter(store, host=HOST, policy=policy, only=()), server=PLUGIN_SERVER)
 
 
-@pytest.mark.parametrize("tool", KNOWN.keys() - {"Agent"})
+@pytest.mark.parametrize("tool", sorted(KNOWN.keys() - {"Agent"}))
 def test_without_our_tools_the_stub_names_a_file_and_no_tool(tool: str, filing: Hooks) -> None:
     stub = stub_in(after(filing, tool, KNOWN[tool]))
     assert Path(stub["file"]).read_text() == LONG
