@@ -92,7 +92,7 @@ def type_of_values(values: Iterable[Any]) -> str:
     """The type of a column of JSON values."""
     known = [value for value in values if value is not None]
     if not known:
-        return "NULL"
+        return TEXT
     kinds = {_kind(value) for value in known}
     if kinds == {"BIGINT", "DOUBLE"}:
         return "DOUBLE"

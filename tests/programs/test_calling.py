@@ -82,6 +82,18 @@ def test_a_text_that_is_json_is_a_value(session: Session) -> None:
     assert outcome.page.text == "[1, 2]"
 
 
+def test_a_table_goes_from_tool_to_tool_as_text(session: Session) -> None:
+    def export() -> str:
+        return "id,name\n" + "1,one\n" * 50
+
+    def check(table: str) -> int:
+        return len(table.splitlines())
+
+    outcome = made(session, export, check).run("table = export()\ncheck(table=table), table[:7]")
+    assert outcome.page is not None
+    assert outcome.page.text == "(51, 'id,name')"
+
+
 def test_a_large_result_stays_in_the_program_and_in_the_store(session: Session) -> None:
     def log() -> str:
         return "a line of the log\n" * 100_000

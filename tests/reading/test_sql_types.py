@@ -28,8 +28,7 @@ def types_in_sql(content: Content) -> dict[str, str]:
     described = run_sql("DESCRIBE artifact", {"artifact": content}).text
     described = described.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")  # its other name
     return {
-        row["column_name"]: row["column_type"].strip('"')
-        for row in csv.DictReader(io.StringIO(described))
+        row["column_name"]: row["column_type"] for row in csv.DictReader(io.StringIO(described))
     }
 
 

@@ -75,6 +75,7 @@ _POINTERS: Final = 8
 _SHOWN: Final = 300  # characters of arguments, and of an error, in a record
 _OUTPUT: Final = 2_000  # characters of the output in a record
 _PRINTED: Final = 1_000
+_PARSED: Final = ("json", "jsonl", "bytes")
 _MAX_ARGUMENTS: Final = 16 << 20
 _MAX_NAME: Final = 200
 _TOKEN: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{32})")
@@ -517,7 +518,9 @@ class _Calls:
             session = self.contents.session
             with session.content(pointer or "") as content:
                 self.contents.read[content.ref.artifact_id] = None
-                return value_of(content, self.contents.notes)
+                form, body = value_of(content, self.contents.notes)
+                # A table stays text, as the tool returned it: another tool may take it.
+                return (form if form in _PARSED else "text"), body
         except CoatcheckError as error:
             return raised(error)
 

@@ -101,6 +101,8 @@ class Worker:
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._killed: Reason | None = None
+        self.has_begun = False
+        """Whether the last step of the program was started."""
 
     def run(
         self,
@@ -138,7 +140,8 @@ class Worker:
                     timer = threading.Timer(deadline - time.monotonic(), self.kill, ("deadline",))
                     timer.daemon = True
                     timer.start()
-                for step in steps:
+                for number, step in enumerate(steps, start=1):
+                    self.has_begun = number == len(steps)
                     self._drive(
                         session.feed_start(
                             step.source, inputs=dict(step.inputs), print_callback=printed

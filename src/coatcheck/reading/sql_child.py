@@ -266,6 +266,8 @@ def _set_types(database: duckdb.DuckDBPyConnection, name: str) -> str:
     mixed = []
     for column, kind, *_ in database.execute(f"DESCRIBE {name}").fetchall():
         at = _name(column)
+        if kind == '"NULL"':  # without any value
+            database.execute(f"ALTER TABLE {name} ALTER {at} TYPE VARCHAR")
         if kind == "HUGEINT":  # also of small integers, if some are negative
             with suppress(duckdb.ConversionException):
                 database.execute(f"ALTER TABLE {name} ALTER {at} TYPE BIGINT")
@@ -481,7 +483,7 @@ def _columns(database: duckdb.DuckDBPyConnection) -> str:
     for table, column, kind in rows:
         is_plain = _PLAIN.fullmatch(column) and column.casefold() not in reserved
         name = column if is_plain else _name(column)
-        kind = kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ").strip('"')
+        kind = kind.replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
         columns.setdefault(table, []).append(f"{name} {line(kind, _LONGEST_TYPE)}")
     if len(columns) == 1:
         (listed,) = columns.values()
