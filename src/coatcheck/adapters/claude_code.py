@@ -141,11 +141,11 @@ class Hooks:
         if name == "PreToolUse":
             return self._before(host_id, tool, given, schema)
         done: dict[str, Any] = {}
-        if self._can_read(str(event.get("agent_type") or ""), str(event.get("cwd") or "")):
-            if name == "PostToolUse" and not self._is_page(tool, given):
-                done = self._after(host_id, tool, call_id, event.get("tool_response"))
-            elif name == "PostToolUseFailure":
-                done = self._failed(host_id, tool, call_id, event.get("error"))
+        can_read = self._can_read(str(event.get("agent_type") or ""), str(event.get("cwd") or ""))
+        if can_read and name == "PostToolUse" and not self._is_page(tool, given):
+            done = self._after(host_id, tool, call_id, event.get("tool_response"))
+        if can_read and name == "PostToolUseFailure":
+            done = self._failed(host_id, tool, call_id, event.get("error"))
         if gone and not done.get("additionalContext"):
             done["additionalContext"] = _GONE.format(", ".join(gone))
         return _output(name, **done) if done else {}

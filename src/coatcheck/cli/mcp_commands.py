@@ -343,9 +343,7 @@ def install(
         raise usage_error("--plugin is for claude-code, without --wrap and --name")
     if tools and not plugin:
         raise usage_error("--tools needs --plugin")
-    _check_wrap_options(server, wrap=wrap, undo=undo)
-    if files and (not wrap or client not in READING_FILES):
-        raise usage_error(f"--files needs --wrap, and one of {', '.join(sorted(READING_FILES))}")
+    _check_wrap_options(client, server, wrap=wrap, undo=undo, files=files)
     if not _ENTRY_NAME.fullmatch(name):
         raise usage_error("--name may have letters, digits, - and _, at most 64")
     place = find_here(client, scope, None if plugin else file)
@@ -386,7 +384,11 @@ def _plugin_folder(scope: Scope, file: Path | None) -> Path:
     return plugin_folder(scope, file)
 
 
-def _check_wrap_options(servers: tuple[str, ...], *, wrap: bool, undo: bool) -> None:
+def _check_wrap_options(
+    client: str, servers: tuple[str, ...], *, wrap: bool, undo: bool, files: bool
+) -> None:
+    if files and (not wrap or client not in READING_FILES):
+        raise usage_error(f"--files needs --wrap, and one of {', '.join(sorted(READING_FILES))}")
     if servers and not wrap:
         raise usage_error("SERVER needs --wrap")
     if undo and wrap:

@@ -324,9 +324,6 @@ class Relay:
         elif message.method in _RESOURCE_LISTS and not self._has_resources:
             return wire.response(message.id, {_RESOURCE_LISTS[message.method]: []})
         else:
-            if message.method == "initialize":
-                about = message.params.get("clientInfo")
-                self._rewriter.note_client(about.get("name") if isinstance(about, dict) else None)
             await self._forward(message)
         return None
 
@@ -369,6 +366,9 @@ class Relay:
         if method == "tasks/result":
             tool = self._tools.get(str(params.get("taskId")))
         tool = tool if isinstance(tool, str) else None
+        about = params.get("clientInfo")
+        if method == "initialize" and isinstance(about, dict):
+            self._rewriter.note_client(about.get("name"))
         until = time.monotonic() + self._timeout if method in _TIMED else math.inf
         self._pending[message.id] = PendingRequest(
             method, tool, params.get("cursor") is None, message.meta, until
