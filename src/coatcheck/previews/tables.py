@@ -16,6 +16,7 @@ from operator import methodcaller
 from typing import Final
 
 from coatcheck.deferred import lazy_pattern
+from coatcheck.redaction import mask
 
 from .columns import Column, no_row, of_cells, safe
 from .drafts import Draft, Section
@@ -151,11 +152,13 @@ def plain_lines(text: Excerpt) -> Draft | None:
     column = of_cells("", lines, no_row)
     part = f"{scope.removeprefix(', ')}: " if scope else ""
     lead = f"{part}{some(len(lines), 'line')}, {column.distinct} different"
-    counted = sorted(Counter(lines).items(), key=lambda item: -item[1])
+    # A line may be a secret because of the line before it, so all of the text is masked at once.
+    shown = [each for each in mask(whole).split("\n") if each.strip()]
+    counted = sorted(Counter(shown).items(), key=lambda item: -item[1])
     if column.distinct == len(lines):
-        ends = [safe(lines[at], 60) for at in (0, 1, 2, -1)]
+        ends = [safe(each, 60) for each in (*shown[:3], shown[-1])]
         span = f" ({column.type} {column.detail})" if ".." in column.detail else ""
-        listed = ", ".join([*ends[:3], "…", ends[3]])
+        listed = ", ".join([*ends[:-1], "…", ends[-1]])
         return Draft(lead + span, (Section("", [listed]),), scope=scope, ask='lines="1:60"')
     items = [f"{safe(value, 60)} {times}" for value, times in counted[:_LISTED]]
     section = Section("", items, "different lines", len(counted), share=0.6)
