@@ -26,6 +26,7 @@ from coatcheck.ids import clip, digest_of
 from coatcheck.media import BINARY, JSON
 from coatcheck.previews.excerpts import count, line
 from coatcheck.reading.page import MAX_RESULT, BoundedLines, QueryResult
+from coatcheck.reading.records import distinct
 from coatcheck.reading.sandbox import Message, Pool, serve
 from coatcheck.reading.text import sample_of
 
@@ -260,7 +261,7 @@ def _table(sheet: _Sheet) -> _Table:
     used = [at for at, name in enumerate(header) if name != "" or _has_values(below, at)]
     names = [" ".join(str(header[at]).split()) or _letters(sheet.left + at) for at in used]
     rows = [[None if row[at] == "" else row[at] for at in used] for row in below]
-    return _Table(first, _distinct(names), rows)
+    return _Table(first, distinct(names), rows)
 
 
 def _first_wide(rows: list[list[Cell]]) -> int:
@@ -271,20 +272,6 @@ def _first_wide(rows: list[list[Cell]]) -> int:
 
 def _has_values(rows: list[list[Cell]], column: int) -> bool:
     return any(row[column] != "" for row in rows)
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """The names, with numbers for those that are there before."""
-    taken: set[str] = set()
-    found = []
-    for base in names:
-        name, number = base, 1
-        while name.casefold() in taken:
-            name = f"{base}_{number}"
-            number += 1
-        taken.add(name.casefold())
-        found.append(name)
-    return found
 
 
 def _is_header(row: list[Cell]) -> bool:
