@@ -109,7 +109,7 @@ def of_values(name: str, values: Sequence[object], rows: int, row: Row) -> Colum
         nulls += values.count(None)
         values = [value for value in values if value is not None]
     if not values:
-        return Column(name, "NULL", "", 0, nulls)
+        return Column(name, "VARCHAR", "always null", 0, nulls)
     if all(issubclass(kind, dict) for kind in kinds):
         keys = _keys_inside(cast("Sequence[dict[str, object]]", values))
         return Column(name, "STRUCT", keys + _nulls(nulls), 0, nulls)
