@@ -302,24 +302,55 @@ def test_a_final_line_and_a_report_show_the_savings(speak: Speak, place: Path) -
     )
 
 
-def test_a_server_without_tools_gets_three(speak: Speak, tmp_path: Path) -> None:
-    toolless = tmp_path / "toolless.py"
-    toolless.write_text(
+@pytest.fixture
+def bare_server(tmp_path: Path) -> list[str]:
+    """A server without tools and resources."""
+    file = tmp_path / "bare_server.py"
+    file.write_text(
         "import json, sys\n"
         "for line in sys.stdin:\n"
         "    one = json.loads(line)\n"
-        "    if one.get('method') == 'initialize':\n"
+        "    if 'id' not in one:\n"
+        "        continue\n"
+        "    answer = {'error': {'code': -32601, 'message': 'Method not found'}}\n"
+        "    if one['method'] == 'initialize':\n"
         "        info = {'name': 'x', 'version': '1'}\n"
         "        result = {'protocolVersion': '2025-06-18', 'capabilities': {}, 'serverInfo': info}\n"
-        "        print(json.dumps({'jsonrpc': '2.0', 'id': one['id'], 'result': result}), flush=True)\n"
+        "        answer = {'result': result}\n"
+        "    print(json.dumps({'jsonrpc': '2.0', 'id': one['id'], **answer}), flush=True)\n"
     )
-    speaker = speak(server=[ODD[0], str(toolless)], begin=False)
+    return [ODD[0], str(file)]
+
+
+def test_a_server_without_tools_gets_three(speak: Speak, bare_server: list[str]) -> None:
+    speaker = speak(server=bare_server, begin=False)
     assert speaker.begin()["result"]["capabilities"] == {"tools": {}, "resources": {}}
     assert [tool["name"] for tool in all_tools(speaker)] == OURS
     assert speaker.ask("resources/list")["result"] == {"resources": []}
     assert speaker.ask("resources/templates/list")["result"] == {"resourceTemplates": []}
     missing = speaker.ask("resources/read", {"uri": f"art://{'0' * 64}"})
     assert "no artifact found" in missing["error"]["message"]
+
+
+def test_an_empty_list_of_resources_has_the_fields_of_the_newest_version(
+    speak: Speak, bare_server: list[str]
+) -> None:
+    speaker = speak(server=bare_server)
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+    fields = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
+    resources = speaker.ask("resources/list", {"_meta": meta})["result"]
+    assert resources == {"resources": [], **fields}
+    templates = speaker.ask("resources/templates/list", {"_meta": meta})["result"]
+    assert templates == {"resourceTemplates": [], **fields}
+
+
+def test_a_client_that_gets_no_links_hears_from_the_server_that_it_has_no_resources(
+    speak: Speak, bare_server: list[str]
+) -> None:
+    speaker = speak(server=bare_server, begin=False)
+    capabilities = speaker.begin(client="claude-code")["result"]["capabilities"]
+    assert capabilities == {"tools": {}}
+    assert speaker.ask("resources/list")["error"]["code"] == -32601
 
 
 def test_with_files_the_stub_names_a_file_and_no_tools_are_added(

@@ -1,6 +1,7 @@
 """Real servers, called by the official client directly and behind a proxy. The client sees the
-same, except for the three added tools, the stubs in place of large results, and the schemas of
-results that may become stubs.
+same, except for the three added tools, the stubs in place of large results, the links beside these
+stubs, the schemas of results that may become stubs, and the capability `resources` of a server
+without resources.
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ async def everything(client: Client, watched: Watched, calls: Calls) -> dict[str
 
 
 def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> dict[str, Any]:
-    """Undo the three changes of the proxy. If nothing differs after that, there were no others."""
+    """Undo the changes of the proxy to tools and results. If nothing differs after that, there were
+    no others."""
     tools = seen["tools"].get("tools", [])
     kept = [
         {k: v for k, v in one.items() if k != "outputSchema"}
@@ -191,8 +193,53 @@ def without_changes(seen: dict[str, Any], session: coatcheck.Session | None) -> 
         if one["name"] not in OURS
     ]
     undone = {**seen, "tools": {**seen["tools"], "tools": kept}}
-    whole = {key: _unstubbed(value, session) for key, value in undone.items()}
+    whole = {
+        key: _unstubbed(_without_links(value, session), session) for key, value in undone.items()
+    }
     return json.loads(json.dumps(whole))  # type: ignore[no-any-return]
+
+
+def _without_links(result: Any, session: coatcheck.Session | None) -> Any:
+    """Check that a result ends with one link to each artifact of its stubs and has no other of our
+    links, and remove them."""
+    if not isinstance(result, dict) or not isinstance(result.get("content"), list):
+        return result
+    blocks = result["content"]
+    links = [block for block in blocks if block.get("uri", "").startswith("art://")]
+    kept = blocks[: len(blocks) - len(links)]
+    linked = []
+    if session is not None:
+        refs = [session.ref(pointer) for pointer in _stubbed_in({**result, "content": kept})]
+        linked = [
+            {
+                "type": "resource_link",
+                "uri": f"art://{ref.artifact_id}",
+                "name": ref.name or ref.pointer,
+                "mimeType": ref.media_type,
+                "size": ref.size_bytes,
+                "annotations": {"audience": ["user"]},
+            }
+            for ref in refs
+            if ref is not None
+        ]
+        assert None not in refs
+    assert blocks[len(kept) :] == linked
+    return {**result, "content": kept}
+
+
+def _stubbed_in(value: Any) -> list[str]:
+    """The pointers of the stubs in a result, each once."""
+    if isinstance(value, str) and value.startswith('{"stub"'):
+        return [str(json.loads(value)["artifact"])]
+    if isinstance(value, dict) and "stub" in value:
+        return [str(value["artifact"])]
+    parts: list[Any] = []
+    if isinstance(value, dict):
+        parts = list(value.values())
+    elif isinstance(value, list):
+        parts = value
+    found = [pointer for part in parts for pointer in _stubbed_in(part)]
+    return list(dict.fromkeys(found))
 
 
 def _unstubbed(value: Any, session: coatcheck.Session | None) -> Any:
@@ -255,6 +302,8 @@ def same_but_for_the_changes(
     with coatcheck.open(place) as store:
         session = store.session(SESSION)
         expected, found = without_changes(bare, None), without_changes(proxied, session)
+    if "resources" not in bare["capabilities"]:
+        expected |= _with_empty_resources(expected)
     stubbed = {key for key in found if json.dumps(bare[key]) != json.dumps(proxied[key])}
     for key in expected:
         if key in stubbed and key.startswith(("resource ", "from template ")):
@@ -264,6 +313,15 @@ def same_but_for_the_changes(
     names = [tool["name"] for tool in proxied["tools"]["tools"]]
     assert set(names[-3:]) == OURS
     return bare, proxied
+
+
+def _with_empty_resources(expected: dict[str, Any]) -> dict[str, Any]:
+    """What the proxy adds to a server without resources."""
+    return {
+        "capabilities": {**expected["capabilities"], "resources": {}},
+        "resources": plain(types.ListResourcesResult(resources=[])),
+        "templates": plain(types.ListResourceTemplatesResult(resource_templates=[])),
+    }
 
 
 def _typed_as_stub(expected: Any, found: Any) -> Any:

@@ -321,8 +321,13 @@ class Relay:
             self.tasks.start(
                 wire.answer(self._read(message), message.id, "read", self._send), message.id
             )
-        elif message.method in _RESOURCE_LISTS and not self._has_resources:
-            return wire.response(message.id, {_RESOURCE_LISTS[message.method]: []})
+        elif (
+            message.method in _RESOURCE_LISTS
+            and not self._has_resources
+            and self._rewriter.has_links
+        ):
+            empty = self._rewriter.no_resources(_RESOURCE_LISTS[message.method], message.meta)
+            return wire.response(message.id, empty)
         else:
             await self._forward(message)
         return None

@@ -165,8 +165,11 @@ class Rewriter:
 
     def only_ours(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Return the list of tools for a server that has none."""
-        cache = {"ttlMs": 0, "cacheScope": "private"} if _MODERN in meta else {}
-        return {"tools": self._definitions(), **cache, **_complete(meta)}
+        return {"tools": self._definitions(), **_cache(meta), **_complete(meta)}
+
+    def no_resources(self, key: str, meta: dict[str, Any]) -> dict[str, Any]:
+        """Return an empty list of resources or templates for a server that has none."""
+        return {key: [], **_cache(meta), **_complete(meta)}
 
     def _definitions(self) -> list[dict[str, Any]]:
         return [tool.as_mcp() for tool in self._kit.tools] if self.has_tools else []
@@ -191,8 +194,7 @@ class Rewriter:
 
     def read_resource(self, uri: str, meta: dict[str, Any]) -> dict[str, Any]:
         """Read an artifact that a result links to. Raises `CoatcheckError`."""
-        cache = {"ttlMs": 0, "cacheScope": "private"} if _MODERN in meta else {}
-        return {"contents": contents(self.session, uri), **cache, **_complete(meta)}
+        return {"contents": contents(self.session, uri), **_cache(meta), **_complete(meta)}
 
     def listed(self, result: dict[str, Any], *, first: bool) -> dict[str, Any]:
         """Note a page of the upstream server's tools, and add ours to the last page."""
@@ -387,6 +389,11 @@ def _is_media(block: object) -> bool:
 
 def _is_link(block: object) -> bool:
     return isinstance(block, dict) and block.get("type") == "resource_link"
+
+
+def _cache(meta: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a list and a resource must have since 2026-07-28."""
+    return {"ttlMs": 0, "cacheScope": "private"} if _MODERN in meta else {}
 
 
 def _complete(meta: dict[str, Any]) -> dict[str, Any]:
