@@ -164,11 +164,7 @@ def _described(function: Function) -> dict[str, Any]:
             schema = next(choice for choice in schema["anyOf"] if choice["type"] != "null")
         properties[one.name] = schema | ({"description": notes[0]} if notes else {})
         required += [one.name] if one.default is inspect.Parameter.empty else []
-    parameters: dict[str, Any] = {
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-    }
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
     parameters |= {"required": required} if required else {}
     text = (function.__doc__ or "").partition("\n\nArgs:")[0]
     return {"name": function.__name__, "description": text, "parameters": parameters}
