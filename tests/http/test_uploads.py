@@ -336,6 +336,8 @@ def test_a_signal_lets_requests_in_progress_finish(tmp_path: Path, number: int, 
         thread = threading.Thread(target=upload, args=(web,))
         thread.start()
         assert begun.wait(60)
+        # The client may have sent its bytes before the server has accepted the connection.
+        wait_until(lambda: any((tmp_path / "store" / "tmp").iterdir()))
         web.process.send_signal(number)
         wait_until(lambda: not accepts(web))
         proceed.set()
