@@ -374,7 +374,7 @@ def test_a_conversation_that_a_gateway_has_changed_continues_on_a_full_disk(
         person.say("find it")
         person.give("a first result\n" * 9_000)
         _fill_up(small_disk)
-        _fill_log(store)  # the gateway may still be recording, so the room differs
+        _fill_log(store)  # the room that is left there differs from run to run
 
         def continue_conversation() -> None:
             person.say("find more")
