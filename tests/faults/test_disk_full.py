@@ -317,11 +317,12 @@ def _fill_up(disk: Path) -> None:
 
 def _fill_log(store: Store) -> None:
     """Use up the room that the write-ahead log still has on a full disk."""
-    session = store.session("another", ttl=None)
-    for size in (60_000, 4_000, 100, 1):
-        with contextlib.suppress(StoreFull):
-            for _ in range(10_000):
-                session.record("filler", bytes(size))
+    with contextlib.suppress(StoreFull):
+        session = store.session("another", ttl=None)
+        for size in (60_000, 4_000, 100, 1):
+            with contextlib.suppress(StoreFull):
+                for _ in range(10_000):
+                    session.record("filler", bytes(size))
 
 
 def _searching(seen: Seen) -> Turn:
