@@ -152,30 +152,40 @@ def _key_item(key: str, value: object) -> tuple[str, ...]:
     """A key in ever more words: alone, with the type and size of its value, with its beginning."""
     name = masked_line(key, 40) or '""'
     if isinstance(value, dict):
-        if not value:
-            return (name, f"{name} {{}}")
-        least = "≥" if isinstance(value, CutDict) else ""
-        listed = ", ".join(masked_line(str(inner), 24) for inner in islice(value, 4))
-        more = f", +{len(value) - 4}" if len(value) > 4 else ""
-        sized = f"{name} {{{least}{some(len(value), 'key')}}}"
-        variants = [name, sized, f"{name} {{{least}{listed}{more}}}"]
-        if len(value) <= _INNER:
-            inside = [_key_item(str(inner), one)[1] for inner, one in value.items()]
-            variants.append(f"{name} {{{least}{', '.join(inside)}}}")
-        return tuple(variants)
+        return _object_item(name, value)
     if isinstance(value, list):
-        least = "≥" if isinstance(value, CutList) else ""
-        if not value:
-            return (name, f"{name} []")
-        sized = f"{name} [{least}{len(value)}]"
-        if isinstance(value[0], (dict, list)):
-            return (name, sized)
-        return (name, sized, f"{name} [{least}{len(value)}: {_listed(value)}]")
-    if isinstance(value, str):
-        shown = f'"{safe(value, _VALUE, key)}"'
-        size = f" ({'≥' if isinstance(value, CutText) else ''}{len(value)} characters)"
-        return (name, f"{name} {shown}" + (size if len(value) > _VALUE else ""))
-    return (name, f"{name} {json.dumps(value)[:_VALUE]}")
+        return _array_item(name, value)
+    if not isinstance(value, str):
+        return (name, f"{name} {json.dumps(value)[:_VALUE]}")
+    shown = f'{name} "{safe(value, _VALUE, key)}"'
+    if len(value) > _VALUE:
+        least = "≥" if isinstance(value, CutText) else ""
+        shown += f" ({least}{len(value)} characters)"
+    return (name, shown)
+
+
+def _object_item(name: str, value: dict[str, object]) -> tuple[str, ...]:
+    if not value:
+        return (name, f"{name} {{}}")
+    least = "≥" if isinstance(value, CutDict) else ""
+    listed = ", ".join(masked_line(str(inner), 24) for inner in islice(value, 4))
+    more = f", +{len(value) - 4}" if len(value) > 4 else ""
+    sized = f"{name} {{{least}{some(len(value), 'key')}}}"
+    variants = [name, sized, f"{name} {{{least}{listed}{more}}}"]
+    if len(value) <= _INNER:
+        inside = [_key_item(str(inner), one)[1] for inner, one in value.items()]
+        variants.append(f"{name} {{{least}{', '.join(inside)}}}")
+    return tuple(variants)
+
+
+def _array_item(name: str, value: list[object]) -> tuple[str, ...]:
+    if not value:
+        return (name, f"{name} []")
+    least = "≥" if isinstance(value, CutList) else ""
+    sized = f"{name} [{least}{len(value)}]"
+    if isinstance(value[0], (dict, list)):
+        return (name, sized)
+    return (name, sized, f"{name} [{least}{len(value)}: {_listed(value)}]")
 
 
 def _listed(values: Sequence[object]) -> str:
