@@ -90,7 +90,7 @@ def test_the_command_of_a_hint_works_as_it_is(
     hint = stub_of(session, value, folder, commands=commands)["hint"]
     command, found, _ = hint.partition(" reads it")
     if not found:
-        assert hint.startswith("the file has all of it")
+        assert hint.startswith("the file has all that is stored")
         return
     assert command.split()[0] in commands
     done = subprocess.run(["sh", "-c", command], check=True, capture_output=True, text=True)
