@@ -35,7 +35,9 @@ def file_hint(file: str, about: Facts, commands: tuple[str, ...], *, is_masked: 
     """Say how to look into the file of an artifact. `is_masked` says whether secrets are masked in
     the file too."""
     command = _command(about, commands)
-    hint = f"{command} {shlex.quote(file)} reads it" if command else "the file has all that is stored"
+    hint = "the file has all that is stored"
+    if command:
+        hint = f"{command} {shlex.quote(file)} reads it"
     if MARK not in about.preview.text:
         return hint
     where = "in the file too" if is_masked else "in the preview, not in the file"
